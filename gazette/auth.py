@@ -76,8 +76,7 @@ class Claims:
 
 class Signer(Protocol):
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """Return a token for the claims, valid from now for ``lifetime_s``; empty if none is
-        needed."""
+        """Return a token for the claims, valid from now for ``lifetime_s``; empty if none is needed."""
         ...
 
 
@@ -218,8 +217,7 @@ class KeyedAuth:
 def _selector(value: Any) -> LabelSelector:
     """Return the selector of the claim ``sel``: everything if the claim is absent or null.
 
-    Raise ``NotAllowed`` for a claim with an unknown part: a misspelled field would grant
-    everything.
+    Raise ``NotAllowed`` for a claim with an unknown part: a misspelled field would grant everything.
     """
     if value is None:
         return EVERYTHING

@@ -1,8 +1,8 @@
 """One task of a backfill: build the state of one shard, and stage it.
 
-A task is a value that goes to whatever runs it: a thread, a process, an executor of a Spark cluster. Any
-number of attempts at it may run, one after the other or at once, and end whenever they like: each has
-objects of its own, and it is the manifest that chooses.
+A task is a value that any runner takes: a thread, a process, an executor of a Spark cluster. Any
+number of its attempts may run, one after the other or at once, and end at any time. Each has its
+own objects, and the manifest chooses one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gazette.stores.state_builder import BuiltState, StateBuilder
 _FRAGMENT_LENGTH: Final = 1 << 20
 
 OnRead = Callable[[int], None]
-"""Called with how many bytes of the history were read."""
+"""Called with the number of bytes of the history that were read."""
 
 
 def _ignore(_bytes: int) -> None:
@@ -47,25 +47,25 @@ def _ignore(_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Everything that building one shard takes. ``backfill`` is its name, or an object that pickles."""
+    """All input for building one shard. ``backfill`` is its name, or an object that pickles."""
 
     backfill: str | Backfill
     spec: ShardSpec
     access: Access
     runs: tuple[CommittedRun, ...]
-    """Of the history: those that may hold messages of the shard, in the order of their journals."""
+    """Runs of the history that may hold messages of the shard, in the order of their journals."""
     checkpoint: Checkpoint
     staging: str
     run_id: str
     partitions: tuple[Partition, ...] = ()
-    """What the publisher's mapping chooses from, if the history is not the shards' sources."""
+    """Partitions that the publisher's mapping chooses from, if the history is not the shards' sources."""
     fqn: str = ""
     overwrite: bool = False
     scratch: Path | None = None
     claim: BackfillClaim | None = None
-    """Of a shard whose state is in a database."""
+    """Set for a shard whose state is in a database."""
     verify: bool = False
-    """Whether what is written to a database is compared with a replay, before it is committed."""
+    """True to compare a state in a database with a replay before it is committed."""
 
     def load(self) -> Backfill:
         return load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
@@ -81,7 +81,7 @@ class Attempt:
 
 
 def journal_spec(journal: str, content_type: str) -> JournalSpec:
-    """A specification that says of a journal what an application may ask: its name and content."""
+    """Return a specification with what an application may ask of a journal: its name and content."""
     return JournalSpec(
         journal,
         1,
@@ -93,7 +93,7 @@ def journal_spec(journal: str, content_type: str) -> JournalSpec:
 def read_messages(
     task: ShardTask, backfill: Backfill, access: OpenAccess, on_read: OnRead = _ignore
 ) -> Batches:
-    """The committed messages of a task's shard, in order per journal. Raises what reading them does."""
+    """Yield the committed messages of a task's shard, in order per journal. Raise what reads raise."""
     application = backfill.new_application()
     keep = _filter(task, backfill)
     minimum = {split_journal_meta(one.journal)[0]: one.min_offset for one in task.spec.sources}
@@ -118,7 +118,7 @@ def read_messages(
 
 
 def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
-    """Whether a message is of the shard; None if all of them are."""
+    """Return the test that a message is the shard's; None if all messages are."""
     if not backfill.history:
         return None
     mapping = shard_mapping(backfill, task.partitions)
@@ -127,19 +127,19 @@ def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bo
 
 
 def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mapping[Any]:
-    """The publisher's mapping, over the sources of all selected shards. Raises ``Invalid``."""
+    """Return the publisher's mapping, over the sources of all selected shards. Raise ``Invalid``."""
     all_of_them = Partitions(sorted(partitions))
     mapping = backfill.mapping(lambda: all_of_them)
     if mapping is None:
         raise Invalid(
-            f"{type(backfill).__name__} has a history of its own, and no mapping() to shards",
+            f"{type(backfill).__name__} has its own history, but no mapping() to shards",
             hint="Return the publisher's mapping: modulo_mapping(partitions, key), for example.",
         )
     return mapping
 
 
 def counted(batches: Batches) -> tuple[Batches, Callable[[], int]]:
-    """The same batches, and a function that gives how many messages have passed."""
+    """Return the same batches, and a function that returns how many messages have passed."""
     count = 0
 
     def passing() -> Iterator[Sequence[Envelope[Any]]]:
@@ -159,7 +159,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
         with task.access.open() as access:
             messages, count = counted(read_messages(task, backfill, access, on_read))
             backfill.build(builder.shard, builder.store, messages)
-            for _ in messages:  # What build() did not want to see is part of the history, too.
+            for _ in messages:  # Messages that build() did not read are part of the history, too.
                 pass
         return count()
 
@@ -169,17 +169,17 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
 def build_state(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int]
 ) -> Attempt:
-    """Build a state by ``fill``, which gives how many messages it took, and stage it. Blocks.
+    """Build a state by ``fill``, which returns how many messages it took, and stage it. Block.
 
-    Raises ``NotAllowed`` when the shard's database has a state already, ``Fenced`` when somebody has
-    opened that since the run began, and what ``fill``, the store and the staging area do. Whatever
-    happens, nothing of the build is left on the local disk.
+    Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
+    owner has opened that state since the run began. Raise what ``fill``, the store and the staging
+    area raise. In all cases, nothing of the build is left on the local disk.
     """
     staging = open_staging(task.staging)
     rng = random.SystemRandom()
     attempt = f"{rng.getrandbits(64):016x}"
     application: Application[Any] = backfill.new_application()
-    # Of processes before this one, which were killed.
+    # Directories of earlier processes that were killed.
     sweep(task.scratch, SystemClock().now())
     with scratch_directory(BUILDS, task.scratch) as scratch:
         directory = scratch / "state"
@@ -196,7 +196,7 @@ def _build(
 ) -> BuiltState:
     facts = {"verified": True} if task.verify else {}
     if task.claim is not None and builder.held.is_of(task.claim.token):
-        # An attempt before this one has committed to the database: that is the state.
+        # An earlier attempt has committed to the database: its state is the result.
         return builder.in_place(task.checkpoint, facts)
     try:
         if builder.held.checkpoint != Checkpoint():
@@ -206,7 +206,7 @@ def _build(
         count = _fill_verified(task, backfill, fill, builder) if task.verify else fill(builder)
         return builder.finish(task.checkpoint, messages=count, facts=facts)
     except Fenced:
-        # Another attempt was faster, or a shard that is live.
+        # Another attempt was faster, or the shard is live.
         if not builder.is_done:
             raise
         return builder.in_place(task.checkpoint, facts)
@@ -223,9 +223,9 @@ def has_state(shard: str) -> NotAllowed:
 def _fill_verified(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int], builder: StateBuilder
 ) -> int:
-    """Fill a database, and compare with a replay. Raises ``Corrupt``, before anything is committed.
+    """Fill a database, and compare it with a replay. Raise ``Corrupt`` before anything is committed.
 
-    Both happen in the transaction of the build: the replay is undone by a savepoint.
+    Both happen in the transaction of the build: a savepoint undoes the replay.
     """
     store, shard = builder.store, builder.shard
     if not store.has_savepoints:
@@ -252,9 +252,9 @@ def _fill_verified(
 
 def differs_from_replay(shard: str, told: str) -> Corrupt:
     return Corrupt(
-        f"the built state of {shard} is not what a replay through the application gives ({told})",
-        hint="Nothing of it was published. Make build() or fold() of the Backfill do what the"
-        " application does.",
+        f"the built state of {shard} differs from a replay through the application ({told})",
+        hint="Nothing of it was published. Make build() or fold() of the Backfill do what the "
+        "application does.",
     )
 
 
@@ -264,20 +264,20 @@ def _stage(
     name = state_name(task.run_id, task.spec.id, attempt)
     if built.log:
         staging.put(name, builder.path)
-    # Its description comes last: a state that has one is whole.
+    # Write its description last: a state with a description is complete.
     staging.create(f"{name}.json", built.to_json())
     hit("backfill.staged", task.spec.id)
     return Attempt(task.spec.id, attempt, built)
 
 
 def staged_attempt(staging: Staging, run_id: str, shard: str, attempt: str) -> Attempt:
-    """An attempt as it was staged. Raises ``NotFound``."""
+    """Return a staged attempt. Raise ``NotFound``."""
     name = state_name(run_id, shard, attempt)
     data = staging.find(f"{name}.json")
     if data is None:
         raise NotFound(
             "a staged state is gone, although the run needs it",
-            hint="Somebody removed it: run the backfill again with a new --run-id.",
+            hint="It was removed: run the backfill again with a new --run-id.",
             object=name,
         )
     return Attempt(shard, attempt, BuiltState.from_json(data))

@@ -1,4 +1,4 @@
-"""What a run knows of states in databases before it builds any: it looks, and changes nothing.
+"""Reads of states in databases before a run builds any. They change nothing.
 
 Blocking; decisions are pure. `gazette.stores.claims` has the reasons.
 """
@@ -21,10 +21,10 @@ from gazette.stores.state_builder import OfflineShard, claimable
 def look(
     backfill: Backfill, specs: Collection[ShardSpec], fqn: Callable[[str], str]
 ) -> dict[str, Held]:
-    """What databases hold of those shards that have no recovery log, by shard.
+    """Return, by shard, what databases hold of shards that have no recovery log.
 
-    Raises ``Invalid`` for stores that cannot be claimed, or without the prefix of shards' keys;
-    ``Unavailable``.
+    Raise ``Invalid`` for stores that cannot be claimed, and without the prefix of shards' keys.
+    Raise ``Unavailable``.
     """
     held: dict[str, Held] = {}
     for spec in specs:
@@ -43,14 +43,14 @@ def look(
 def require_claimable(held: Mapping[str, Held], token: str, *, overwrite: bool) -> None:
     """Require that a run with this token may write states, or has written them.
 
-    Raises ``NotAllowed`` for those that would have to be overwritten, ``Fenced`` for those of the run
-    that somebody has opened since.
+    Raise ``NotAllowed`` for states that would have to be overwritten. Raise ``Fenced`` for states
+    of the run that an owner has opened since.
     """
     for shard, one in held.items():
         if one.is_followed(token):
             raise Fenced(
-                "the shard has run since this run gave it its state, which is not touched any more",
-                hint="If it is to be built anew nonetheless, take a new --run-id.",
+                "the shard has run since this run gave it its state, so the state stays",
+                hint="To build it again all the same, give a new --run-id.",
                 shard=shard,
             )
         if one.checkpoint != Checkpoint() and not one.is_of(token) and not overwrite:
@@ -58,30 +58,30 @@ def require_claimable(held: Mapping[str, Held], token: str, *, overwrite: bool) 
 
 
 def require_in_force(held: Mapping[str, Held], token: str) -> None:
-    """Require that databases hold what a run with a manifest has committed. Raises ``Fenced``."""
+    """Require that databases hold what a run with a manifest has committed. Raise ``Fenced``."""
     for shard, one in held.items():
         if not one.is_of(token):
             raise Fenced(
                 "another backfill has replaced the state that this run has built",
-                hint="Run it again with a new --run-id, if this one is to be in force.",
+                hint="Run it again with a new --run-id, if this state is the one that shall count.",
                 shard=shard,
             )
 
 
 def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
-    """Require that the states of these shards in a database can be compared. Raises ``Invalid``."""
+    """Require that the states of these shards in a database can be compared. Raise ``Invalid``."""
     if shards and type(backfill).content is Backfill.content:
         raise Invalid(
-            f"{type(backfill).__name__} does not say what --verify is to compare in a database",
+            f"{type(backfill).__name__} does not say what --verify compares in a database",
             path="--verify",
             hint="Implement content() of the Backfill: the shard's rows, by store.execute().",
         )
 
 
 def claims_of(held: Mapping[str, Held], token: str) -> dict[str, BackfillClaim]:
-    """With which the run's attempts may write, by shard."""
+    """Return, by shard, the claims with which the run's attempts may write."""
     return {shard: BackfillClaim(one.fence, token) for shard, one in held.items()}
 
 
 def _no_commit() -> Any:
-    raise Bug("a state that is looked at does not change")
+    raise Bug("a state that is only read does not change")

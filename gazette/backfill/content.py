@@ -20,9 +20,9 @@ _OURS: Final = "gazette_checkpoint"
 
 
 def content_of(store: Any) -> Iterator[Any]:
-    """Rows of all tables, keys and values of all column families, or entries of the document.
+    """Yield the rows of all tables, the entries of all column families, or those of the document.
 
-    Without the checkpoint. Raises ``Invalid`` for a store that it does not know.
+    Leave out the checkpoint. Raise ``Invalid`` for an unknown store.
     """
     if isinstance(store, SQLiteStore):
         return sqlite_rows(store.connection)
@@ -37,7 +37,7 @@ def content_of(store: Any) -> Iterator[Any]:
 
 
 def sqlite_rows(connection: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """(table, row) of a SQLite database, ordered by all columns."""
+    """Yield (table, row) of a SQLite database, ordered by all columns."""
     tables = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         " ORDER BY name"
@@ -68,7 +68,7 @@ def _entries(store: JSONFileStore[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place at which two contents differ, None where one has ended."""
+    """The first place at which two contents differ; None where one has ended."""
 
     place: int
     first: Any
@@ -87,7 +87,7 @@ def _told(value: Any) -> str:
 
 
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:
-    """Where two contents differ first; None if they do not."""
+    """Return where two contents differ first; None if they do not."""
     for place, (one, other) in enumerate(itertools.zip_longest(first, second, fillvalue=_END)):
         if one is _END or other is _END or one != other:
             return Difference(place, None if one is _END else one, None if other is _END else other)
@@ -95,10 +95,10 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 
 
 class Spooled:
-    """Rows that wait in a file, to be compared with others.
+    """Rows in a file, which wait to be compared with others.
 
-    They are pickled, since ``content`` of a Backfill may give any values. The file has no name: no other
-    process can write to it.
+    They are pickled, since ``content`` of a Backfill may return any values. The file has no name:
+    no other process can write to it.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -111,7 +111,7 @@ class Spooled:
             pickle.dump(_plain(row), self._file)
 
     def read(self) -> Iterator[Any]:
-        """The rows from the first on. What is read was written by this process."""
+        """Yield the rows from the first on. Only this process wrote what is read."""
         self._file.seek(0)
         while True:
             try:
@@ -132,12 +132,12 @@ class Spooled:
 
 
 def _plain(row: Any) -> Any:
-    """Rows of SQLAlchemy are tuples that do not survive their statement."""
+    """Copy a row of SQLAlchemy: its rows do not survive their statement."""
     return tuple(row) if isinstance(row, tuple) else row
 
 
 def in_transaction(store: Any) -> Any:
-    """A store of a database as `Backfill.content` may read it, while nothing is committed."""
+    """Return the store of a database as `Backfill.content` may read it, before the commit."""
     return _InTransaction(store)
 
 
@@ -150,6 +150,6 @@ class _InTransaction:
 
     def query(self, *_arguments: Any, **_parameters: Any) -> Any:
         raise NotAllowed(
-            "query() sees what is committed, and not the state that is compared",
+            "query() sees only committed rows, and not the state that is compared",
             hint="Read it with store.execute() in content() of the Backfill.",
         )

@@ -1,12 +1,12 @@
-"""The end of a run: built states are handed to their shards.
+"""The end of a run: shards take over the built states.
 
 ::
 
     note ──► fence ──► play the former state ──► acknowledge what it owes ──► append ──► note
                                                                                  all shards: publish
 
-Whoever dies at an arrow leaves the former state in force, with its hints, up to the last one; what it owes
-may be there already, and is appended again by whoever comes next.
+A driver that dies at any arrow but the last leaves the former state in force, with its hints. What
+that state owes may be appended already; the next owner then appends it again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Handover:
-    """Of one run. Loop-bound. ``require_idle`` requires that shards are idle, and as they were listed."""
+    """Hand-over of one run. Loop-bound. ``require_idle`` requires that shards are idle and unchanged."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class Handover:
         self._rng = rng
         self._former: dict[str, FormerState] = {}
         self._forgotten: set[str] = set()
-        """Shards whose former states cannot be read, which is not to matter."""
+        """Shards with an unreadable former state, which the user has accepted."""
         self._ends: Mapping[JournalName, Offset] = {}
 
     async def look(self, listed: Sequence[ListedShard], held: Mapping[str, Held]) -> None:
-        """Read the states that shards have, of databases those that are ``held``: `require_published` judges
-        them, and `run` need not read those again that are not written to until then.
+        """Read the states that shards have; those in databases are in ``held``.
 
-        Raises ``NotAllowed`` for a state that cannot be read, unless that is not to matter, and for one
-        that belongs to another application.
+        `require_published` judges them. `run` reads a state again only if it was written to
+        meanwhile. Raise ``NotAllowed`` for a state of another application, and for an unreadable
+        one unless the user has accepted that.
         """
         self._progress.begin("reading former states", 0)
         for shard in listed:
@@ -99,15 +99,15 @@ class Handover:
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
     ) -> None:
-        """Require that a history that ends there loses nothing of what shards publish.
+        """Require that a history with these ends loses nothing of what shards publish.
 
-        Raises ``NotAllowed``, unless that is not to matter.
+        Raise ``NotAllowed``, unless the user has accepted that.
         """
         self._ends = ends
         self._require_published({one.spec.id: one.spec for one in listed}, self._former)
 
     def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
-        """Require of new states, which go on at these checkpoints, the same within transactions."""
+        """Require the same within transactions, of new states that continue at these checkpoints."""
         publishes = self._backfill.discard_publications
         with self._forgiving():
             require_whole(self._former, checkpoints, publishes=publishes)
@@ -133,9 +133,9 @@ class Handover:
     ) -> None:
         """Append the attempts of these shards, in their order, and publish all of them.
 
-        Raises ``Conflict`` or ``Fenced`` when somebody touched a shard meanwhile, ``NotAllowed`` when one
-        is live or its former state cannot be read; nothing was published then (see
-        `Publication.publish`). Cancellation: the same, and a run that is resumed goes on from here.
+        Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``NotAllowed`` when one
+        is live or its former state cannot be read. Then nothing was published (see `Publication.publish`).
+        The same holds after a cancellation, and a resumed run continues from here.
         """
         self._progress.begin("appending", sum(one.built.size for one in attempts))
         targets: list[tuple[Target, int]] = []
@@ -150,27 +150,27 @@ class Handover:
             await self._records.remove(attempt)
 
     async def _unpublished(self, targets: list[tuple[Target, int]]) -> list[tuple[Target, int]]:
-        """Without those that an interrupted driver has published: of many shards, it may be some."""
+        """Return the targets without those that an interrupted driver has published."""
         pending = []
         for target, base in targets:
             stored = None
             if target.built.log:
-                with suppress(NotFound):  # What that means is for the publication to say.
+                with suppress(NotFound):  # The publication decides what a missing shard means.
                     stored = await self._shards.get_hints(target.id)
             if stored is None or not is_published(target.built, stored):
                 pending.append((target, base))
         return pending
 
     async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:
-        """Have a state in its log, once. Where it begins there. Raises ``Conflict`` for a live shard."""
+        """Append a state to its log, once. Return where it begins. Raise ``Conflict`` for a live shard."""
         built, records = attempt.built, self._records
         if (base := await records.appended(attempt)) is not None:
             try:
                 await self.publication.require_ours(built)
             except Fenced:
-                pass  # It is there, but behind somebody else's fence: append it anew.
+                pass  # It is there, but behind a newer fence: append it again.
             else:
-                # What the former state owed was in place before.
+                # The acknowledgements that the former state owed were appended before.
                 self._progress.add(built.size)
                 return base
         await self._require_idle([shard])
@@ -178,7 +178,7 @@ class Handover:
         before = self.publication.appended_bytes
 
         async def note(head: int) -> None:
-            """For `runs`: if the driver dies now, nobody else knows of what is in the log."""
+            """Note for `runs` that the log has our bytes: no other record exists if the driver dies now."""
             await self._require_idle([shard])
             await records.note_appending(attempt, head, f"{self._rng.getrandbits(32):08x}")
 
@@ -192,7 +192,7 @@ class Handover:
         return base
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
-        """Append what the state owes that a log holds up to ``end``: nobody can commit to it any more."""
+        """Append the acknowledgements that a log owes up to ``end``: no owner can commit to it any more."""
         if spec.id in self._forgotten:
             return
         former = self._former.get(spec.id)
@@ -207,7 +207,7 @@ class Handover:
         await reach("backfill.acknowledged", spec.id, self._clock)
 
     async def _read(self, spec: ShardSpec) -> FormerState | None:
-        """None: it cannot be read, which is not to matter."""
+        """Return the former state; None if it is unreadable and the user has accepted that."""
         settings = self._settings
         try:
             stored = await self._shards.get_hints(spec.id)

@@ -1,7 +1,7 @@
-"""What an application says about its backfill: `Backfill`, and how messages are replayed by default.
+"""The application's description of its backfill: `Backfill`, and the default replay of messages.
 
-A backfill folds the history of a shard's sources away from the shard. The application has a class of
-it beside its `Application`::
+A backfill folds the history of a shard's sources away from the shard. The application has a class
+for it beside its `Application`::
 
     class WordCountBackfill(Backfill):
         application = WordCount
@@ -13,8 +13,8 @@ it beside its `Application`::
                     counts[envelope.message.word] += 1
             store.executemany("INSERT INTO counts VALUES (?, ?)", sorted(counts.items()))
 
-Without ``build``, the application itself consumes the messages, as the live shard would: right for every
-application that does not publish, and as slow as it is.
+Without ``build``, the application itself consumes the messages, as the live shard would. That is
+right for every application that does not publish, and as slow as the application.
 """
 
 from __future__ import annotations
@@ -43,33 +43,37 @@ REPLAY_MESSAGES: Final = 1 << 18
 
 
 class Backfill:
-    """Subclass, set ``application``, and name it to ``gazctl shards backfill module:Class``.
+    """Subclass, set ``application``, and pass it to ``gazctl shards backfill module:Class``.
 
-    One object is made in every process that builds states, without arguments.
+    Every process that builds states creates one object of it, without arguments.
     """
 
     application: ClassVar[Callable[[], Application[Any]]]
-    """Makes the application: its class, mostly. Its ``new_store`` opens what is built."""
+    """Creates the application: usually its class. Its ``new_store`` opens what is built."""
 
     history: ClassVar[str] = ""
-    """Selector of the journals that hold the history. Empty: each shard's own sources. Otherwise
-    ``mapping`` says which shard a message belongs to, and sources that are not part of the history are
-    consumed from their beginning: let nothing be in both."""
+    """Selector of the journals that hold the history. Empty: each shard's own sources.
+
+    If set, ``mapping`` says which shard a message belongs to. Sources outside the history are
+    consumed from their beginning: no message may be in both.
+    """
 
     partitions: ClassVar[str] = ""
     """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
 
     uuid_field: ClassVar[str] = "uuid"
-    """The field of JSON messages that holds their UUID, with dots where it is within others."""
+    """The field of JSON messages that holds their UUID; nested fields are joined by dots."""
 
     discard_publications: ClassVar[bool] = False
-    """Whether what the application publishes during a replay is dropped, since it has been published
-    when the messages were live; otherwise publishing is an error. Set it also beside a ``build`` that
-    publishes nothing, of an application that does: then the history has to end where a state ends that is
-    replaced, and nothing is lost or published twice."""
+    """True to drop what the application publishes during a replay; otherwise publishing is an error.
+
+    The live shard has published it already. Set it also beside a ``build`` that publishes nothing,
+    if the application does publish. Then the history has to end where the replaced state ends, so
+    that nothing is lost or published twice.
+    """
 
     def new_application(self) -> Application[Any]:
-        """The application whose store is built. Raises ``Invalid`` if the class names none."""
+        """Return the application whose store is built. Raise ``Invalid`` if the class names none."""
         make = getattr(type(self), "application", None)
         if make is None:
             raise Invalid(
@@ -80,60 +84,74 @@ class Backfill:
         return application
 
     def message_type_of(self, application: Application[Any], journal: JournalSpec) -> type[Any]:
-        """The type that messages decode to. Default: the application's, which it need not be: a
-        type with fewer fields decodes faster."""
+        """Return the type that messages decode to. Default: the application's.
+
+        It may be another type: one with fewer fields decodes faster.
+        """
         return application.message_type_of(journal)
 
     def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
-        """The function by which the publisher chooses the partition of a message, of the journals that
-        match ``partitions``: `modulo_mapping`, `rendezvous_mapping` (not a random one, which does not
-        choose the same twice). A message of the history belongs to the shards that have its partition
-        as a source. Only with a ``history``."""
+        """Return the publisher's function from a message to its partition, among those of
+        ``partitions``.
+
+        Use `modulo_mapping` or `rendezvous_mapping`, not a random one, which chooses differently
+        each time. A message of the history belongs to the shards that have its partition as a
+        source. Only with a ``history``.
+        """
         return None
 
     def build(self, shard: OfflineShard, store: Any, messages: Batches) -> None:
-        """Make the state of one shard from its committed messages, in order per journal.
+        """Build the state of one shard from its committed messages, in order per journal.
 
-        ``store`` is what ``new_store`` opened, with nothing in it. It is committed after this, with
-        the checkpoint; ``shard.commit()`` commits on the way what would not fit into memory.
+        ``store`` is what ``new_store`` opened, with nothing in it. It is committed after this call,
+        with the checkpoint. ``shard.commit()`` commits earlier what would not fit into memory.
         """
         replay(self.new_application(), shard, store, messages, discard=self.discard_publications)
 
     fields: ClassVar[str] = ""
-    """Fields of messages that ``fold`` reads, as of CREATE TABLE: ``word string, n long``."""
+    """Fields of messages that ``fold`` reads, as in CREATE TABLE: ``word string, n long``."""
 
     meta: ClassVar[Sequence[str]] = ()
-    """What ``fold`` reads beside them, where the order of messages matters: ``journal``, ``offset``,
-    ``clock`` and the other columns of a table, each with ``_`` before its name."""
+    """Columns that ``fold`` reads beside them, where the order of messages matters.
+
+    They are ``journal``, ``offset``, ``clock`` and the other columns of a table, each with ``_``
+    before its name.
+    """
 
     order: ClassVar[Sequence[str]] = ()
-    """Columns by which ``load`` gets its rows in order. Default: all that ``fold`` gives."""
+    """Columns that order the rows of ``load``. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """On Spark: put rows of one journal together before they go to ``fold``, where that gives the same.
+        """On Spark: combine rows of one journal before ``fold``, where the result stays the same.
 
-        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``, and so must be what it gives: with sums in
-        the place of summands, say. It is called with any rows, and with what it gave itself. It spares what
-        is most of a fold that Java makes: that all rows of a task go there, and not a few.
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``, and so must be the result: with
+        sums in place of summands, for example. It is called with any rows, and with its own
+        results. It saves most of the cost of a fold in Java: otherwise all rows of a task go to
+        Java, and not a few.
         """
         return rows
 
     def fold(self, frame: Any) -> Any:
-        """On Spark: fold the committed rows of all shards as a DataFrame, with the columns ``fields``,
-        those of ``meta``, and ``shard``, which is to be kept. Then ``load`` gets each shard's rows.
-        Without an implementation ``build`` is called there as well."""
+        """On Spark: fold the committed rows of all shards as a DataFrame.
+
+        It has the columns ``fields``, those of ``meta``, and ``shard``, which must be kept. Then
+        ``load`` gets each shard's rows. Without an implementation ``build`` is called on Spark too.
+        """
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
-        """On Spark: write what ``fold`` gave for one shard, as Arrow record batches, in order."""
+        """On Spark: write what ``fold`` returned for one shard, as Arrow record batches, in order."""
         raise Invalid(
-            f"{type(self).__name__} has a fold(), and no load() for what it gives",
+            f"{type(self).__name__} has a fold(), but no load() for its result",
             hint="Implement load(shard, store, batches).",
         )
 
     def clear(self, shard: OfflineShard, store: Any) -> None:
-        """Remove the shard's state from a database that shards share (`SQLStore`), with ``--overwrite``.
-        Its statements, by ``store.execute``, and the new state are one transaction."""
+        """Remove the shard's state from a database that shards share (`SQLStore`), with
+        ``--overwrite``.
+
+        Its statements, by ``store.execute``, and the new state are one transaction.
+        """
         raise Invalid(
             "the shard has a state already, and the backfill does not say how to remove it",
             shard=shard.id,
@@ -141,10 +159,10 @@ class Backfill:
         )
 
     def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
-        """What ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`.
+        """Yield what ``--verify`` compares, in a fixed order. Default: `gazette.backfill.content`.
 
-        Of a database that shards share (`SQLStore`) it is to be implemented: the rows of this shard,
-        by ``store.execute``, since the transaction that is compared has not been committed.
+        Implement it for a database that shards share (`SQLStore`): yield the rows of this shard, by
+        ``store.execute``, since the compared transaction has not been committed.
         """
         from gazette.backfill.content import content_of
 
@@ -152,9 +170,9 @@ class Backfill:
 
 
 def load_backfill(name: str) -> Backfill:
-    """Make the backfill ``module:Class``, or that of a file ``path.py:Class``.
+    """Create the backfill ``module:Class``, or that of a file ``path.py:Class``.
 
-    Raises ``Invalid`` for what cannot be imported, or is no `Backfill`.
+    Raise ``Invalid`` if it cannot be imported, or is not a `Backfill`.
     """
     module_name, separator, class_name = name.rpartition(":")
     if not separator or not module_name or not class_name:
@@ -196,14 +214,14 @@ def load_backfill(name: str) -> Backfill:
 
 
 def _of_application(application: type[Application[Any]]) -> Backfill:
-    """A backfill that replays messages through an application."""
+    """Return a backfill that replays messages through an application."""
     kind = type(f"{application.__name__}Backfill", (Backfill,), {"application": application})
     made: Backfill = kind()
     return made
 
 
 class _NoPublisher:
-    """What a replayed application publishes with."""
+    """The publisher of a replayed application."""
 
     def __init__(self, *, discard: bool) -> None:
         self._discard = discard
@@ -214,7 +232,7 @@ class _NoPublisher:
         if self._discard:
             return lambda *_args, **_kwargs: resolved(None)
         raise NotAllowed(
-            "the application publishes, and a backfill would publish its history once more",
+            "the application publishes, and a backfill would publish its history again",
             hint="Set discard_publications = True in the Backfill, or implement build().",
         )
 
@@ -229,11 +247,11 @@ def replay(
 ) -> None:
     """Have an application consume committed messages, in transactions of many.
 
-    The last transaction is left to the caller to commit. Raises what callbacks do.
+    The caller commits the last transaction. Raise what callbacks raise.
     """
     if application.deliver_acks:
         raise Invalid(
-            f"{type(application).__name__} wants acknowledgements, which a backfill leaves out",
+            f"{type(application).__name__} needs acknowledgements, which a backfill leaves out",
             hint="Implement build() of the Backfill.",
         )
     publisher: Any = _NoPublisher(discard=discard)
@@ -270,7 +288,7 @@ class _Transaction:
         self._running = False
 
     def consume(self, messages: Sequence[Envelope[Any]]) -> None:
-        """Have messages consumed; the transaction ends in front of each that is deferred, as on a shard."""
+        """Have messages consumed. As on a shard, a transaction ends before each deferred message."""
         if self._consumed >= REPLAY_MESSAGES and self._shard.commits_on_the_way:
             self._commit()
         while (done := self._deliver(messages)) < len(messages):
@@ -293,7 +311,8 @@ class _Transaction:
             )
         if not self._shard.commits_on_the_way:
             raise Invalid(
-                "the application defers messages, and its store cannot be committed on the way",
+                "the application defers messages, and its store cannot commit before the end "
+                "of the build",
                 shard=self._shard.id,
                 hint="Implement build() of the Backfill.",
                 **place,
@@ -307,7 +326,7 @@ class _Transaction:
         return deliver_in_halves(messages, self._attempt)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Have messages consumed. A batch that is deferred has had no effect, as on a shard."""
+        """Have messages consumed. As on a shard, a deferred batch has had no effect."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]

@@ -1,8 +1,8 @@
-"""What runs of backfills have left: the runs of a staging area, and everything that no run needs.
+"""Leftovers of backfills: the runs of a staging area, and everything that no run needs.
 
-Three places can hold such *orphans*: the staging area (attempts that do not count, what died in mid-upload),
-recovery logs (branches that no hints name), and local disks (builds whose process has died). A database
-holds none: what was not committed is gone.
+Three places can hold such *orphans*. The staging area has attempts that do not count, and
+incomplete uploads. Recovery logs have branches that no hints name. Local disks have builds whose
+process has died. A database holds none: what was not committed is gone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunInfo:
     backfill: str
     shards: int
     step: str
-    """The last one that is done: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
+    """The last step that is done: ``begun``, ``planned``, ``built``, ``appended`` or ``published``."""
     objects: int
     bytes: int
     changed_s: float
@@ -58,7 +58,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Something that nothing needs. ``changed_s`` in Unix seconds, zero where it is not known."""
+    """An object that nothing needs. ``changed_s`` in Unix seconds, zero if unknown."""
 
     kind: str
     where: str
@@ -70,7 +70,7 @@ class Orphan:
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """Noted before a state is appended to a log: that ``author`` writes there, from ``begin`` on."""
+    """Note made before a state is appended to a log: ``author`` writes there, from ``begin`` on."""
 
     log: str
     author: int
@@ -79,7 +79,7 @@ class Intent(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes) -> Intent:
-        """Raises ``Corrupt``."""
+        """Decode a note. Raise ``Corrupt``."""
         try:
             return msgspec.json.decode(data, type=cls)
         except msgspec.MsgspecError as error:
@@ -87,7 +87,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 def list_runs(staging: Staging) -> list[RunInfo]:
-    """All runs. Blocks. Raises what the staging area does, and ``Corrupt`` for what is no plan."""
+    """Return all runs. Block. Raise what the staging area raises, and ``Corrupt`` for a bad plan."""
     return [_info(staging, run, objects) for run, objects in sorted(runs_of(staging).items())]
 
 
@@ -106,7 +106,7 @@ def _info(staging: Staging, run: str, objects: Sequence[StagedObject]) -> RunInf
 
 
 def step_of(names: Iterable[str], shards: int) -> str:
-    """The last step that is done, of a run with these objects."""
+    """Return the last step that is done, of a run with these objects."""
     found = set(names)
     if PUBLISHED in found:
         return "published"
@@ -117,10 +117,10 @@ def step_of(names: Iterable[str], shards: int) -> str:
 
 
 def staged_orphans(staging: Staging) -> list[Orphan]:
-    """Objects that no run needs, however young. Blocks.
+    """Return objects that no run needs, of any age. Block.
 
-    Of a run that has no manifest yet those are the states that another attempt has staged as well, and
-    what is not whole: it may be that an attempt is about to complete it.
+    For a run without a manifest these are states that another attempt has staged as well, and
+    incomplete ones: their attempt may be about to complete them.
     """
     found: list[Orphan] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -133,20 +133,20 @@ def staged_orphans(staging: Staging) -> list[Orphan]:
 
 
 def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObject, str]]:
-    """Of a run that is not built: all attempts of a shard but one, and what is not whole."""
+    """Return incomplete objects, and all attempts but one of each shard, of a run that is not built."""
     whole = [
         shard_of(one.name)
         for one in objects
         if one.name.startswith(f"{run}/{STATES}") and one.name.endswith(".json")
     ]
-    kept = dict(whole)  # As a run that is resumed does: the last of each shard.
+    kept = dict(whole)  # A resumed run keeps the last of each shard too.
     found: list[tuple[StagedObject, str]] = []
     for one in objects:
         if not one.name.startswith(f"{run}/{STATES}"):
             continue
         shard, attempt = shard_of(one.name)
         if (shard, attempt) not in whole:
-            found.append((one, "not whole: its attempt died, or is about to complete it"))
+            found.append((one, "incomplete: its attempt died, or is about to complete it"))
         elif kept[shard] != attempt:
             found.append((one, "another attempt has built the same state"))
     return found
@@ -157,7 +157,7 @@ def _staged(one: StagedObject, reason: str) -> Orphan:
 
 
 def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
-    """Local directories of processes that have died, of this machine. Blocks."""
+    """Return local directories, on this machine, of processes that have died. Block."""
     return [
         Orphan(
             SCRATCH,
@@ -172,14 +172,14 @@ def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
 
 
 def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]:
-    """By shard, what was ever about to be appended to its log, in order of where. Blocks."""
+    """Return, by shard, all notes of appends to its log, in order of their offsets. Block."""
     found: dict[str, list[tuple[Intent, StagedObject]]] = {}
     for run, objects in runs_of(staging).items():
         for one in objects:
             if not one.name.startswith(f"{run}/{APPENDING}"):
                 continue
             shard = appending_shard(one.name)
-            with suppress(NotFound):  # Removed meanwhile.
+            with suppress(NotFound):  # It was removed meanwhile.
                 intent = Intent.from_json(staging.read(one.name))
                 found.setdefault(shard, []).append((intent, one))
     return {shard: sorted(pairs, key=lambda pair: pair[0].begin) for shard, pairs in found.items()}
@@ -188,8 +188,11 @@ def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]
 async def branch_orphans(
     intents: dict[str, list[tuple[Intent, StagedObject]]], shards: ShardClient
 ) -> list[Orphan]:
-    """Branches of logs that no hints name: a state was appended, in part or whole, and not published,
-    or the shard has gone on without it. Raises what asking for hints does."""
+    """Return branches of logs that no hints name.
+
+    A state was appended, in part or whole, and not published, or the shard has continued without
+    it. Raise what a request for hints raises.
+    """
     limit = asyncio.Semaphore(_CALLS_MAX)
 
     async def one(shard: str) -> list[Orphan]:
@@ -218,7 +221,7 @@ async def branch_orphans(
 
 
 def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> set[Intent]:
-    """Those that hints name: of several by the same author, the last that begins before what they name."""
+    """Return the notes that hints name: the author's last one that begins before what they name."""
     found: set[Intent] = set()
     for hints in stored:
         if hints is None:

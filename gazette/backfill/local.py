@@ -1,10 +1,10 @@
-"""Runs the tasks of a backfill on this machine: no JVM, and nothing to install.
+"""Runner of a backfill's tasks on this machine, without a JVM or any installation.
 
-Each task is a process of its own, as many at once as asked for, so that Python's lock does not keep them
-on one core. They end with the driver, however that ends.
+Each task is its own process, with a given number at once. So Python's lock does not keep them on
+one core. The processes end with the driver, however that ends.
 
-Tasks, attempts and errors pass as pickles. Only the driver and the processes that it started hold the ends
-of those pipes, and a task is the driver's own code.
+Tasks, attempts and errors pass as pickles. Only the driver and the processes that it started hold
+the ends of those pipes. A task is the driver's own code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LocalRunner:
     """Builds with ``jobs`` processes; with one job, or one task, in this process."""
 
     def __init__(self, jobs: int = 0, *, run_bytes: int = RUN_BYTES) -> None:
-        """``jobs`` zero: as many as there are cores."""
+        """Create a runner; ``jobs=0`` is one for each core."""
         self.jobs = jobs or os.cpu_count() or 1
         self._run_bytes = run_bytes
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class LocalRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> Folded:
-        """The first pass: which messages have committed. Raises what reading does."""
+        """Make the first pass: find which messages have committed. Raise what reading raises."""
         with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
             def one(run: Run) -> RunSummary:
@@ -70,13 +70,13 @@ class LocalRunner:
             return fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """All tasks, in their order. Raises the first error, and ends what still runs."""
+        """Build all tasks, and return attempts in their order. Raise the first error, and end the others."""
         if self.jobs == 1 or len(tasks) == 1:
             return [self._here(task, on_read) for task in tasks]
         with concurrent.futures.ThreadPoolExecutor(min(self.jobs, len(tasks))) as pool:
             futures = [pool.submit(self._in_process, task, on_read) for task in tasks]
             try:
-                # As soon as any of them fails, not only when those before it are done.
+                # Raise as soon as any of them fails, not only when those before it are done.
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException:
@@ -85,7 +85,7 @@ class LocalRunner:
             return [future.result() for future in futures]
 
     def stop(self) -> None:
-        """End what runs; its callers get ``Closed``. Any thread."""
+        """End running tasks; their callers get ``Closed``. Any thread."""
         with self._lock:
             self._stopped = True
             for child in self._children:
@@ -108,7 +108,7 @@ class LocalRunner:
             assert child.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 _send(child.stdin, (sys.path, task))
-            # It stays open: its end tells the child that nobody waits any more.
+            # Keep the pipe open: its end tells the child that the driver has gone.
             while (message := _receive(child.stdout)) is not None:
                 if isinstance(message, int):
                     on_read(message)
@@ -153,7 +153,7 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """The next value, or None at the end. What is received was made by our own code."""
+    """Return the next value, or None at the end. Our own code made what is received."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
@@ -163,7 +163,7 @@ def _receive(stream: IO[bytes]) -> Any:
 
 
 def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
-    """A child's part: one task, whose outcome it tells. Ends when the driver does."""
+    """Run a child's part: one task, whose outcome it sends. End when the driver does."""
     received = _receive(stdin)
     if received is None:
         return 1
@@ -190,7 +190,7 @@ def _end_with(stdin: IO[bytes]) -> None:
 
 
 def portable(error: BaseException, shard: str) -> BaseException:
-    """An error that can be sent to another process."""
+    """Return an error that can be sent to another process."""
     try:
         loaded = pickle.loads(pickle.dumps(error))  # noqa: S301
         if type(loaded) is type(error) and str(loaded) == str(error):

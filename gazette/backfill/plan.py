@@ -1,7 +1,7 @@
-"""What a run builds: which shards, from which bytes of which journals, and which messages have committed.
+"""The plan of a run: its shards, the bytes of journals that it reads, and the committed messages.
 
-A plan is made once per run and kept in the staging area, so that a run which is resumed, on whatever
-machine, reads the same bytes.
+A plan is made once per run and kept in the staging area. So a resumed run reads the same
+bytes, on any machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOST_TOLD: Final = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is kept of a run. ``ends`` are the offsets up to which each journal is read."""
+    """The kept plan of a run. ``ends`` are the offsets up to which each journal is read."""
 
     backfill: str
     shards: list[str]
@@ -42,23 +42,23 @@ class Plan(msgspec.Struct, frozen=True):
     created: str
     begins: dict[str, int] = {}
     token: str = ""
-    """By which attempts know in a database what others of the same run have committed."""
+    """Token by which an attempt knows what others of the same run have committed in a database."""
     verified: list[str] = []
-    """Shards whose databases are written to only if a replay gives the same."""
+    """Shards whose databases are written to only if a replay gives the same state."""
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes) -> Plan:
-        """Raises ``Corrupt``."""
+        """Decode a plan. Raise ``Corrupt``."""
         try:
             return msgspec.json.decode(data, type=cls)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"not the plan of a backfill: {error}") from error
 
     def require_same(self, name: str, shards: Sequence[str]) -> None:
-        """Require that a run is resumed as what it is. Raises ``Conflict``."""
+        """Require that a run is resumed with the same backfill and shards. Raise ``Conflict``."""
         if (self.backfill, self.shards) != (name, list(shards)):
             raise Conflict(
                 f"the run is one of {self.backfill} for {len(self.shards)} shards, and not this",
@@ -68,14 +68,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Up to where the history is read: to its end, to given offsets, or to what was stored by a time."""
+    """End of the history: its present end, given offsets, or what was stored by a time."""
 
     offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
     until_s: float = 0
 
 
 def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
-    """The journals that shards read, and from where on. Raises ``Invalid`` if they disagree on that."""
+    """Return the journals that shards read, with their first offsets. Raise ``Invalid`` if these differ."""
     found: dict[JournalName, Offset] = {}
     for spec in specs:
         for source in spec.sources:
@@ -98,10 +98,10 @@ def take(
     ends: Mapping[JournalName, Offset] | None = None,
     begins: Mapping[JournalName, Offset] | None = None,
 ) -> Snapshot:
-    """Fix what is read. Blocks. ``ends`` and ``begins`` are those of a plan that is resumed.
+    """Fix what is read. Block. ``ends`` and ``begins`` are those of a plan that is resumed.
 
-    Raises ``Invalid`` for bounds of journals that are not part of it, ``NotFound`` for journals that
-    are not there, ``NotYet`` where a journal has a gap that may yet be filled.
+    Raise ``Invalid`` for bounds of journals outside the history. Raise ``NotFound`` for absent
+    journals. Raise ``NotYet`` where a journal has a gap that may yet be filled.
     """
     if backfill.history:
         base = Selection(selector=LabelSelector.parse(backfill.history))
@@ -119,7 +119,8 @@ def take(
     content_types = _content_types(access, base)
     if strangers := sorted(base.end.keys() - content_types.keys()):
         raise Invalid(
-            f"offsets are given of journals that are not read: {', '.join(strangers[:_LOST_TOLD])}",
+            "offsets are given for journals that are not read: "
+            f"{', '.join(strangers[:_LOST_TOLD])}",
             path="--offsets",
         )
     application = backfill.new_application()
@@ -139,7 +140,7 @@ def take(
 
 
 def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
-    """`take_snapshot`, whose errors name the flag. Raises ``Invalid``, and what else it does."""
+    """Call `take_snapshot`; errors name the flag. Raise ``Invalid``, and what else it raises."""
     try:
         return take_snapshot(access, chosen)
     except Invalid as error:
@@ -154,13 +155,13 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
-    """What the publisher's mapping chooses from. Blocks. Raises ``Invalid``, ``NotFound``."""
+    """Return what the publisher's mapping chooses from. Block. Raise ``Invalid`` or ``NotFound``."""
     if not backfill.history:
         return ()
     if not backfill.partitions:
         raise Invalid(
-            f"{type(backfill).__name__} has a history of its own, and does not say which journals its"
-            " messages were mapped to",
+            f"{type(backfill).__name__} has its own history, but does not say to which "
+            "journals its messages were mapped",
             hint="Set the class attribute partitions to the publisher's selector.",
         )
     selector = LabelSelector.parse(backfill.partitions)
@@ -195,7 +196,7 @@ def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName
 
 
 def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:
-    """How messages of a type lie in a journal."""
+    """Return how messages of a type are encoded in a journal."""
     message = ""
     if content_type == CONTENT_PROTO_FIXED:
         message = f"{message_type.__module__}:{message_type.__qualname__}"
@@ -203,7 +204,7 @@ def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> Mes
 
 
 def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
-    """By journal, where the last fragment ends that was stored by a time."""
+    """Return, by journal, the end of the last fragment that was stored by a time."""
     return {
         journal.journal: max(
             (
@@ -218,9 +219,9 @@ def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
 
 
 def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoint:
-    """The checkpoint of a shard that has consumed the history of its sources, and no more.
+    """Return the checkpoint of a shard that has consumed exactly the history of its sources.
 
-    ``application`` is the name of the one to which the state belongs.
+    ``application`` is the name of the owner of the state.
     """
     sources = {}
     for source in spec.sources:
@@ -231,8 +232,9 @@ def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoi
 
 
 def require_replayable(folded: Folded) -> None:
-    """Require that the live shard can read what is pending at the snapshot's end: it will need it, once
-    that commits. Raises ``Corrupt`` if the journal has lost it.
+    """Require that the live shard can read what is pending at the snapshot's end.
+
+    It needs those messages once they commit. Raise ``Corrupt`` if the journal has lost them.
     """
     for journal in folded.snapshot.journals:
         pieces = journal.pieces
@@ -241,8 +243,8 @@ def require_replayable(folded: Folded) -> None:
             if begin is None or any(piece.begin <= begin < piece.end for piece in pieces):
                 continue
             raise Corrupt(
-                "a transaction is open at the end of the history, and its begin is lost: a state that"
-                " was folded past it would miss its messages when it commits",
+                "a transaction is open at the end of the history, and its begin is lost: the "
+                "state would miss its messages when it commits",
                 hint="End the history before it, with --offsets.",
                 journal=journal.journal,
                 producer=producer.hex(),
@@ -267,9 +269,9 @@ def tasks_of(
     claims: Mapping[str, BackfillClaim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
-    """A task for each shard. Raises ``Invalid``, ``Corrupt``.
+    """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``.
 
-    ``application`` is the name of the application that is to own the states; empty: that of the backfill's.
+    ``application`` is the name of the owner of the states; empty for that of the backfill's application.
     """
     require_replayable(folded)
     application = application or name_of(backfill.new_application())

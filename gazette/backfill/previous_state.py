@@ -1,19 +1,20 @@
-"""What the state that a shard had before still owes: acknowledgements of what it published last.
+"""Debts of the state that a shard had before: acknowledgements of what it published last.
 
-A transaction of a shard that publishes is committed by its checkpoint, and only then do acknowledgements
-make what it published visible, journal by journal. If the shard ended in between, its next owner finds
-them in the checkpoint, as *ACK intents*, and appends them before it commits anything. A backfill replaces
-that checkpoint, so it pays what is owed:
+The checkpoint of a shard's transaction commits what the transaction published. Only then do
+acknowledgements make it visible, journal by journal. If the shard ended in between, its next owner
+finds them in the checkpoint, as *ACK intents*. It appends them before it commits anything. A
+backfill replaces that checkpoint, so it must do the same:
 
-- Of a **recovery log** the driver plays the former state back, and again if the log has grown until its own
-  fence is there: from then on nobody can commit to that state, so its checkpoint is the last one. It
-  appends the intents before it appends, let alone publishes, anything of the new state.
-- A **database** commits the new state on whichever machine builds it. There the intents of the row that the
-  transaction has locked go on in the new checkpoint, whose shard appends them when it starts
+- Of a **recovery log** the driver plays the former state back. It repeats that if the log has grown
+  before its own fence was there. After the fence no owner can commit to that state, so its
+  checkpoint is the last one. The driver appends the intents before it appends or publishes
+  anything of the new state.
+- A **database** commits the new state on the machine that builds it. The transaction has locked the
+  row, whose intents go on in the new checkpoint. The shard appends them when it starts
   (`gazette.stores.claims`).
 
-Either way they may be appended again, by whoever comes next: a reader passes over an acknowledgement that
-it has seen. They also roll back what the former state had begun to publish, and never committed.
+Either way a later owner may append them again: a reader skips an acknowledgement that it has seen.
+They also roll back what the former state had begun to publish, and never committed.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _FILES: Final = "state"
 
 @dataclass(frozen=True, slots=True)
 class FormerState:
-    """What is known of the state that a shard has until it gets another."""
+    """Facts of the state that a shard has until it gets another."""
 
     checkpoint: Checkpoint = Checkpoint()
-    """Empty: there is no state."""
+    """Empty if there is no state."""
     head: Offset = -1
-    """Where its recovery log ended when it was read; -1: its state is in a database."""
+    """End of its recovery log when it was read; -1 if its state is in a database."""
 
 
 async def read_former(
@@ -70,11 +71,12 @@ async def read_former(
     pool: BlockingPool,
     scratch: Path | None,
 ) -> FormerState:
-    """The state that a shard's recovery log holds, at the log's end.
+    """Read the state at the end of a shard's recovery log.
 
-    The log is played back as a promotion does, onto the local disk, which takes as long and as much room.
-    Raises ``NotAllowed`` when the log does not allow that, or the state's store is not known, ``Broken`` when
-    the local disk does not, and ``Retryable`` when it may be done later. Cancellation leaves nothing.
+    The log is played back onto the local disk, which takes as much time and disk space as a
+    promotion. Raise ``NotAllowed`` when the log is unreadable, or the state's store is not known.
+    Raise ``Broken`` when the local disk fails, and ``Retryable`` when a later attempt may succeed.
+    Cancellation leaves nothing.
     """
     stored_hints = dict.fromkeys(
         one for one in (stored.primary, *stored.backups) if one is not None
@@ -93,7 +95,7 @@ async def read_former(
             return FormerState(found, recovered.write_head)
         except (Retryable, Broken):
             raise
-        except Exception as error:  # what the application's own store raises, too
+        except Exception as error:  # It also covers what the application's own store raises.
             if isinstance(error, OSError) or (
                 isinstance(error, GazetteError) and "errno" in error.facts
             ):
@@ -103,11 +105,11 @@ async def read_former(
                     " --scratch-dir.",
                 ) from error
             raise NotAllowed(
-                f"the former state of {spec.id} cannot be read, so nobody knows whether it owes"
-                f" acknowledgements of what it published last ({error})",
-                hint="Mend its log, or let a member recover it; with"
-                " --forget-publications the state is replaced nonetheless: if the shard published, what it"
-                " published last may never become visible.",
+                f"the former state of {spec.id} cannot be read, so it may owe "
+                f"acknowledgements of what it published last ({error})",
+                hint="Repair its log, or let a member recover it. With --forget-publications the "
+                "state is replaced all the same: if the shard published, its last messages "
+                "may never become visible.",
                 log=spec.recovery_log,
             ) from error
 
@@ -115,7 +117,10 @@ async def read_former(
 def _checkpoint_in(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str
 ) -> Checkpoint:
-    """Of files that were played back, whichever store wrote them: the application's may be another now."""
+    """Return the checkpoint in files that were played back, whichever store wrote them.
+
+    The application may use another store now.
+    """
     if not any(directory.iterdir()):
         return Checkpoint()
     with ShardState(directory, log=spec.recovery_log) as state:
@@ -127,7 +132,7 @@ def _checkpoint_in(
 
 
 def _checkpoint_of(state: ShardState) -> Checkpoint | None:
-    """None, if the state is of a store that is none of Gazette's."""
+    """Return the checkpoint, or None if the state is of a store that is not Gazette's."""
     if state.kind is StateKind.SQLITE:
         ours = state.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'")
         return state.checkpoint if ours else None
@@ -140,10 +145,10 @@ def _checkpoint_of(state: ShardState) -> Checkpoint | None:
 
 
 async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
-    """Append what a checkpoint owes to a journal; whether it is there. May be repeated.
+    """Append an owed acknowledgement to a journal. Return True if it is there. May be repeated.
 
-    A journal that is gone is passed over, as a shard does. Raises what an append does. Cancellation: it
-    may have been appended.
+    As in a shard, a journal that is gone is skipped. Raise what an append raises. A cancelled call
+    may have appended it.
     """
     try:
         await client.append(AppendParams(journal), intent)
@@ -163,12 +168,12 @@ def require_published(
     *,
     publishes: bool,
 ) -> None:
-    """Require of shards that publish that their new states go on where the former ones ended.
+    """Require that the new states of shards that publish continue where the former ones ended.
 
-    What a live shard publishes of a message it publishes as it consumes it. So messages that only the new
-    state has in it are never published, and those that only the former one has had are published again.
-    ``ends`` are those of the history. ``publishes``: the application does; otherwise it is known of shards
-    whose last transaction did. Raises ``NotAllowed``.
+    A live shard publishes while it consumes a message. So messages that only the new state has
+    consumed are never published. Those that only the former one has consumed are published again.
+    ``ends`` are those of the history. ``publishes`` is true if the application does; otherwise a
+    shard publishes if its last transaction did. Raise ``NotAllowed``.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
     for shard, state in sorted(former.items()):
@@ -184,32 +189,33 @@ def require_published(
     if not gaps:
         return
     told = "; ".join(
-        f"{shard} had read {journal} up to {before}, and would go on at {end}, so that messages are"
-        f" {'never published' if end > before else 'published twice'}"
+        f"{shard} had read {journal} up to {before}, and would continue at {end}, so that "
+        f"messages are {'never published' if end > before else 'published twice'}"
         for (journal, before, end), shard in list(gaps.items())[:_TOLD]
     )
     offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
     raise NotAllowed(
-        f"the shards publish, and would not go on where they ended: {told}",
-        hint=f"End the history where they ended, by --offsets='{json.dumps(offsets, sort_keys=True)}'"
-        " (with a run for each shard, where shards of the same source ended at different offsets); or"
-        " give --forget-publications, if nobody needs them.",
+        f"the shards publish, and would not continue where they ended: {told}",
+        hint="End the history where they ended, by "
+        f"--offsets='{json.dumps(offsets, sort_keys=True)}'. Shards of one source that ended "
+        "at different offsets need a run each. If these messages do not matter, give "
+        "--forget-publications.",
     )
 
 
 def require_own(former: Mapping[str, FormerState], application: str) -> None:
-    """Require that states which are replaced belong to the application, as a shard does.
+    """Require that replaced states belong to the application, as a shard does.
 
-    Raises ``NotAllowed``.
+    Raise ``NotAllowed``.
     """
     for shard, state in sorted(former.items()):
         owner = state.checkpoint.application
         if owner and owner != application:
             raise NotAllowed(
-                f"the state of shard {shard} belongs to application {owner}, and the backfill is of"
-                f" application {application}",
-                hint=f"Select other shards. If it is the same application under another name, give"
-                f" --application={owner}.",
+                f"the state of shard {shard} belongs to application {owner}, and the "
+                f"backfill is of application {application}",
+                hint="Select other shards. If it is the same application under another name, "
+                f"give --application={owner}.",
                 shard=shard,
             )
 
@@ -217,10 +223,10 @@ def require_own(former: Mapping[str, FormerState], application: str) -> None:
 def require_whole(
     former: Mapping[str, FormerState], new: Mapping[str, Checkpoint], *, publishes: bool
 ) -> None:
-    """Require that the former states of shards that publish do not end in the midst of a transaction.
+    """Require that former states of shards that publish do not end within a transaction of a source.
 
-    A shard may commit while it has consumed some of a long transaction of its source, whose end it has
-    not passed then. A history has whole transactions, and no offset ends one there. Raises ``NotAllowed``.
+    A shard may commit when it has consumed only some of a long transaction. A history has whole
+    transactions, and no offset ends one there. Raise ``NotAllowed``.
     """
     for shard, state in sorted(former.items()):
         if not publishes and not state.checkpoint.ack_intents:
@@ -232,10 +238,10 @@ def require_whole(
                 if after is None or after.begin is None or before.last_ack <= after.last_ack:
                     continue
                 raise NotAllowed(
-                    f"{shard} publishes, and had ended in the midst of a transaction in {journal}: what it"
-                    " has published of that would be published again",
-                    hint="Enable it until it has read on, disable it, and run this again; or give"
-                    " --forget-publications.",
+                    f"{shard} publishes, and had ended within a transaction of {journal}: "
+                    "what it published of that would be published again",
+                    hint="Enable it until it has read on, disable it, and run this again; or give "
+                    "--forget-publications.",
                     producer=producer.hex(),
                     begin=after.begin,
                 )

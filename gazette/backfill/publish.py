@@ -1,14 +1,16 @@
-"""How built states take effect: appended to recovery logs, then their hints stored by compare-and-set.
+"""Publication of built states: append them to recovery logs, then store their hints by
+compare-and-set.
 
-What makes that safe:
+This is safe because:
 
-- **Only shards that cannot run are touched.** A shard must be disabled, and assigned to nobody. The
-  only way by which it can run again is a change of its specification, and the publication compares the
-  revision of that: whoever enables, edits or publishes it meanwhile makes this one fail.
-- **Nothing of what is appended takes effect** by itself: it is a branch (see `recoverylog.log_file`),
-  fenced by a register, so that an author who came in between is noticed as well.
-- **All shards or none**: one transaction of etcd stores all hints (of up to `SHARDS_MAX` shards; more
-  are published in several, each of which is whole, and a run that is resumed publishes the rest).
+- **Only shards that cannot run are touched.** A shard must be disabled, and have no assignments. It
+  can run again only after a change of its specification, and the publication compares the revision
+  of that. So it fails if the shard is enabled, edited or published meanwhile.
+- **Appended bytes have no effect** before the publication: they are a branch (see
+  `recoverylog.log_file`). A register fences it, so a concurrent author is noticed as well.
+- **All shards or none**: one transaction of etcd stores all hints of up to `SHARDS_MAX` shards. More
+  shards are published in several transactions, each of which is atomic. A resumed run publishes the
+  rest.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from gazette.runtime.tasks import BlockingPool
 from gazette.stores.state_builder import BuiltState
 
 SHARDS_MAX: Final = 60
-"""Of one transaction: etcd takes 128 operations, and each shard is two."""
+"""Shards of one transaction: etcd accepts 128 operations, and each shard is two."""
 
 
 def why_live(shard: ListedShard) -> str:
-    """Why a shard must not be touched; empty if it may be."""
+    """Return why a shard must not be touched; empty if it may be."""
     if not shard.spec.disable:
         return "it is not disabled"
     if shard.route.members:
@@ -49,19 +51,19 @@ def why_live(shard: ListedShard) -> str:
 
 
 def require_idle(shards: Collection[ListedShard]) -> None:
-    """Require shards that cannot run. Raises ``NotAllowed`` that names those which can."""
+    """Require shards that cannot run. Raise ``NotAllowed`` that names the others."""
     live = {one.spec.id: reason for one in shards if (reason := why_live(one))}
     if live:
         told = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
         raise NotAllowed(
             f"{len(live)} of {len(shards)} shards are live: {told}",
-            hint="Set `disable: true` in their specifications (gazctl shards edit), and wait until"
-            " nobody holds them. With --enable, publication enables them again.",
+            hint="Set `disable: true` in their specifications (gazctl shards edit), and wait "
+            "until they have no members. With --enable, publication enables them again.",
         )
 
 
 def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard]) -> None:
-    """Require shards to be what they were, and idle. Raises ``Conflict``, ``NotAllowed``."""
+    """Require that shards are unchanged and idle. Raise ``Conflict`` or ``NotAllowed``."""
     found = {one.spec.id: one for one in now}
     for shard in before:
         one = found.get(shard.spec.id)
@@ -83,7 +85,7 @@ class Target:
 
 
 def is_published(built: BuiltState, stored: ShardHints) -> bool:
-    """Whether the shard's hints, or a backup of them, are of this state or of what followed it."""
+    """Return True if the shard's hints, or a backup of them, name this state or its successors."""
     return any(
         segment.author == built.branch.author and segment.first_seq_no >= built.branch.first_seq_no
         for hints in (stored.primary, *stored.backups)
@@ -104,10 +106,10 @@ class Publication:
         self._clock = clock
         self._rng = rng
         self.appended_bytes = 0
-        """How much was appended so far, of all states."""
+        """Bytes appended so far, of all states."""
 
     async def check_log(self, log: str) -> None:
-        """Require a journal that is a recovery log. Raises ``NotFound``, ``Invalid``."""
+        """Require that a journal is a recovery log. Raise ``NotFound`` or ``Invalid``."""
         try:
             found = await self._client.get_journal(log)
         except NotFound as error:
@@ -126,15 +128,17 @@ class Publication:
         on_begin: Callable[[int], Awaitable[None]],
         on_fenced: Callable[[Offset], Awaitable[None]],
     ) -> int:
-        """Append a state to its log; the offset at which it begins. Takes no effect.
+        """Append a state to its log. Return the offset at which it begins. It has no effect yet.
 
-        ``on_begin`` is awaited before anything is written, with the log's head; it has to require that
-        the shard is idle. A member that takes the log over after that is not fenced: what is required of
-        the first append is who owned the log before. ``on_fenced`` is awaited once the log is ours, before
-        any of the state is in it, unless the log was empty: what it holds up to that offset is final then.
+        ``on_begin`` is awaited before anything is written, with the log's head. It has to require
+        that the shard is idle. A member that takes the log over afterwards is not fenced: the first
+        append requires the owner that the log had before. ``on_fenced`` is awaited once the log is
+        ours, before any of the state is in it. It is not called for an empty log. The log up to
+        that offset is final then.
 
-        Raises ``Fenced`` when somebody else writes the log meanwhile, ``Corrupt`` when the file is not
-        what was built. Cancellation: some of it may have been appended, which is harmless; begin anew.
+        Raise ``Fenced`` when another author writes the log meanwhile. Raise ``Corrupt`` when the
+        file differs from the built one. A cancelled call may have appended some of it, which is
+        harmless; begin again.
         """
         client, log = self._client, built.log
         await self.check_log(log)
@@ -166,7 +170,7 @@ class Publication:
         return base
 
     async def require_ours(self, built: BuiltState) -> None:
-        """Require that nobody wrote the log since the state was appended. Raises ``Fenced``."""
+        """Require that no other author wrote the log since the state was appended. Raise ``Fenced``."""
         params = AppendParams(built.log, check_registers=fence_check(built.branch.author))
         try:
             result = await self._client.append(params, b"")
@@ -182,12 +186,12 @@ class Publication:
         enable: bool,
         on_published: Callable[[Sequence[str]], None] = lambda ids: None,
     ) -> None:
-        """Store the hints of states that were appended, each at its offset: now they take effect.
+        """Store the hints of appended states, each at its offset: now the states take effect.
 
-        ``enable`` has the shards run from the same moment on. Raises ``Conflict`` when a shard was
-        changed since the run began, ``NotAllowed`` when it is live, ``Fenced``; nothing has changed then,
-        unless there are more than `SHARDS_MAX` shards. Cancellation: may have been published, which a
-        run that is resumed finds out.
+        ``enable`` starts the shards at the same moment. Raise ``Conflict`` when a shard was changed
+        since the run began, ``NotAllowed`` when it is live, or ``Fenced``. Then nothing has
+        changed, unless there are more than `SHARDS_MAX` shards. A cancelled call may have
+        published; a resumed run finds out.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             batch = targets[begin : begin + SHARDS_MAX]
@@ -210,7 +214,7 @@ class Publication:
                 await self.require_ours(target.built)
                 hints = moved_hints(target.built.hints, base)
             elif not enable:
-                continue  # Its database has the state; there is nothing else to say.
+                continue  # Its database has the state already.
             changes.append(
                 ShardChange(upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints)
             )
@@ -222,7 +226,7 @@ class Publication:
             await self._shards.apply_shards(changes)
         except Conflict as error:
             raise Conflict(
-                "a shard was changed while it was about to be published: nothing was",
+                "a shard was changed while it was about to be published: nothing was published",
                 hint="Look at its specification. Run the backfill again with a new --run-id.",
             ) from error
         for target, _ in batch:
@@ -230,7 +234,7 @@ class Publication:
 
 
 def _owned_as(registers: LabelSet) -> LabelSelector:
-    """Requires the owner of a log that these registers name, or that there is none."""
+    """Return a selector of registers that name the same owner of a log, or none."""
     owner = registers.value_of(FENCE_LABEL)
     if owner:
         return LabelSelector(include=LabelSet.of((FENCE_LABEL, owner)))
@@ -248,7 +252,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
 
 def _overtaken(built: BuiltState) -> Fenced:
     return Fenced(
-        "somebody else wrote the shard's recovery log since the state was appended",
+        "another author wrote the shard's recovery log since the state was appended",
         hint="The shard ran, or another backfill did: nothing was published. Run this again.",
         shard=built.shard,
         log=built.log,
@@ -259,7 +263,7 @@ def _changed(shard_id: str, *, gone: bool) -> Conflict:
     return Conflict(
         "the shard was deleted since the run began"
         if gone
-        else "the shard was changed since the run began: somebody edited, enabled or published it",
+        else "the shard was changed since the run began: it was edited, enabled or published",
         hint="Nothing was published. Run the backfill again with a new --run-id.",
         shard=shard_id,
     )

@@ -1,4 +1,4 @@
-"""What a run keeps in its staging area: its plan, the attempts that count, and how far it got."""
+"""Records of a run in its staging area: its plan, the attempts that count, and its progress."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class _Appended(msgspec.Struct, frozen=True):
 class RunRecords:
     """The objects of one run. Loop-bound; calls of the staging area run on ``pool``.
 
-    Everything raises what the staging area does (``Unavailable``, ``NotAllowed``). Cancellation: an object
-    may have been made, or not, and never in part.
+    Every method raises what the staging area raises (``Unavailable``, ``NotAllowed``). A cancelled
+    call has made an object whole, or not at all.
     """
 
     def __init__(self, staging_url: str, run_id: str) -> None:
-        """Raises ``Invalid`` for what is no staging area, or no name of a run."""
+        """Open the staging area. Raise ``Invalid`` for an invalid area or an invalid name of a run."""
         check_run_id(run_id)
         self.run_id = run_id
         self.staging = open_staging(staging_url)
@@ -69,15 +69,13 @@ class RunRecords:
     async def _create(self, name: str, data: bytes) -> bool:
         return await self.blocking(self.staging.create, name, data)
 
-    # -- what is made once
-
     async def plan(self) -> Plan | None:
-        """Raises ``Corrupt``."""
+        """Return the plan, or None. Raise ``Corrupt``."""
         data = await self._find(self._object(PLAN))
         return None if data is None else Plan.from_json(data)
 
     async def make_plan(self, plan: Plan) -> None:
-        """Raises ``Conflict`` if somebody else has made one."""
+        """Store the plan. Raise ``Conflict`` if another driver has stored one."""
         if not await self._create(self._object(PLAN), plan.to_json()):
             raise Conflict(
                 "another driver has begun the same run just now",
@@ -86,12 +84,12 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Shards, and the attempt of each that counts; None if that is not decided. Raises ``Corrupt``."""
+        """Return pairs of shard and attempt that count; None if undecided. Raise ``Corrupt``."""
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 
     async def make_manifest(self, attempts: Mapping[str, str]) -> bool:
-        """By shard, the attempt that counts. Whether this decided it."""
+        """Store which attempt of each shard counts. Return True if this call decided it."""
         data = msgspec.json.encode({"attempts": attempts})
         return await self._create(self._object(MANIFEST), data)
 
@@ -99,20 +97,18 @@ class RunRecords:
         return await self._find(self._object(PUBLISHED)) is not None
 
     async def mark_published(self, now_s: float) -> None:
-        """``now_s`` in Unix seconds."""
+        """Note that the run is published; ``now_s`` is Unix seconds."""
         data = msgspec.json.encode({"at": time_text(now_s)})
         await self._create(self._object(PUBLISHED), data)
 
-    # -- states
-
     async def staged(self, shard: str, attempt: str) -> Attempt:
-        """Raises ``NotFound``."""
+        """Return an attempt. Raise ``NotFound``."""
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
-        """By shard, states that a driver before us has had built, and that go on at these checkpoints.
+        """Return, by shard, states built for an earlier driver that continue at these checkpoints.
 
-        Those of another application, which checkpoints name, are left out.
+        Leave out those of another application, which checkpoints name.
         """
 
         def names() -> list[str]:
@@ -129,37 +125,35 @@ class RunRecords:
         return found
 
     async def fetch(self, attempt: Attempt, directory: Path) -> Path:
-        """A built state as a local file below ``directory``. Raises ``Corrupt`` for what was not built."""
+        """Return a built state as a local file below ``directory``. Raise ``Corrupt`` if it was changed."""
         path = directory / attempt.attempt
         if not path.exists():
             name = state_name(self.run_id, attempt.shard, attempt.attempt)
             await self.blocking(self.staging.fetch, name, path)
             if await self.blocking(_digest, path) != attempt.built.sha256:
                 raise Corrupt(
-                    "a staged state is not what was built",
+                    "a staged state differs from the state that was built",
                     object=name,
                     hint="Run the backfill again with a new --run-id.",
                 )
         return path
 
     async def remove(self, attempt: Attempt) -> None:
-        """The state itself, and not its description."""
+        """Remove the state itself, and not its description."""
         name = state_name(self.run_id, attempt.shard, attempt.attempt)
         await self.blocking(self.staging.remove, name)
 
-    # -- appends to logs
-
     async def note_appending(self, attempt: Attempt, head: int, number: str) -> None:
-        """That the state is about to be appended behind ``head``; ``number`` is unlike any other's."""
+        """Note that the state is about to be appended behind ``head``; ``number`` is unique."""
         name = appending_name(self.run_id, attempt.shard, attempt.attempt, number)
         built = attempt.built
         intent = Intent(built.log, built.branch.author, head, built.size)
         await self._create(name, msgspec.json.encode(intent))
 
     async def appended(self, attempt: Attempt) -> int | None:
-        """The offset of its log at which a state begins that was appended; None if it was not.
+        """Return the offset of the log at which an appended state begins; None if it was not appended.
 
-        Raises ``Corrupt``.
+        Raise ``Corrupt``.
         """
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         if (data := await self._find(name)) is None:
@@ -170,13 +164,13 @@ class RunRecords:
             raise Corrupt(f"not a note of what was appended: {error}", object=name) from error
 
     async def note_appended(self, attempt: Attempt, base: int) -> None:
-        """That a state is in its log, whole, from ``base`` on. The first such note stays."""
+        """Note that a whole state is in its log, from ``base`` on. The first such note stays."""
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         await self._create(name, msgspec.json.encode(_Appended(base)))
 
 
 def time_text(unix_s: float) -> str:
-    """A time as the objects of a run tell it, in UTC."""
+    """Return a time for the objects of a run, in UTC."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 

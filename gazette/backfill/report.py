@@ -1,4 +1,4 @@
-"""What a run of a backfill tells: how far it is, and what it did."""
+"""Reports of a backfill run: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gazette.backfill.build import Attempt, ShardTask
 
 @dataclass(slots=True)
 class Progress:
-    """What a run is doing, and how far it is. Bytes. Counted by any thread, read by any."""
+    """Progress of a run, in bytes. Any thread may count and read."""
 
     step: str = "planning"
     done: int = 0
@@ -29,20 +29,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What became of one shard."""
+    """The result for one shard."""
 
     shard: str
     messages: int
     bytes: int
     sources: Mapping[str, int]
-    """By source journal, the offset at which the live shard goes on."""
+    """By source journal, the offset at which the live shard continues."""
     open_producers: int
-    """Producers with a transaction open there, which the live shard reads again from its begin."""
+    """Producers with an open transaction there. The live shard reads it again from its begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did, or (``published`` false) would do."""
+    """The result of a run; if ``published`` is false, the result that it would have."""
 
     run_id: str
     published: bool
@@ -53,14 +53,16 @@ class Report:
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
     acknowledged: int = 0
-    """Acknowledgements of what former states had published last, which they owed and the run appended. Those
-    that states in databases owe are appended by their shards."""
+    """Acknowledgements that former states owed, and that the run appended.
+
+    Those that states in databases owe are appended by their shards.
+    """
     refusals: tuple[str, ...] = ()
-    """Of a dry run: why the run would be refused, as things are."""
+    """Of a dry run: why the run would be refused now."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
-    """Of one shard, whose state was built by one of the attempts, or was not."""
+    """Return the report of one shard, whose state one of the attempts has built, or none."""
     built = {one.shard: one.built for one in attempts}.get(task.spec.id)
     sources = task.checkpoint.sources
     return ShardReport(

@@ -1,10 +1,10 @@
-"""One run of a backfill, from the shards that are to get a state to the moment at which they have it.
+"""One run of a backfill, from the choice of its shards to the moment at which they have their states.
 
 ::
 
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
-      └── a run that is resumed goes on behind the last step that it finds done ───────┘
+      └── a run that is resumed continues behind the last step that it finds done ─────┘
 
 Loop-bound; what blocks runs on a pool.
 """
@@ -48,7 +48,7 @@ from gazette.stores.claims import BackfillClaim, Held
 
 
 class BackfillRun:
-    """See the module. ``backfill`` is known to processes by ``name``, if that is not empty."""
+    """A run; see the module. Processes find ``backfill`` by ``name``, unless that is empty."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BackfillRun:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """Raises ``Invalid`` for settings that cannot be."""
+        """Create a run. Raise ``Invalid`` for invalid settings."""
         self.progress = Progress()
         self._backfill = backfill
         self._name = name
@@ -93,14 +93,14 @@ class BackfillRun:
     async def run(
         self, *, dry_run: bool = False, on_begin: Callable[[], None] = lambda: None
     ) -> Report:
-        """All of it. With ``dry_run`` only the plan and the first pass, and nothing is written.
+        """Run all steps. With ``dry_run`` make only the plan and the first pass, and write nothing.
 
-        ``on_begin`` is called when the run is one that can be resumed: there is a plan of it.
+        ``on_begin`` is called when the run can be resumed, since its plan is stored.
 
-        Raises ``NotAllowed`` for shards that are live, or that have a state while nothing says to
-        overwrite it; ``Conflict``, ``Fenced`` when somebody touched them meanwhile; ``Corrupt`` when a
-        state is not what a replay gives. Then the shards are as they were (see `Publication.publish`).
-        Cancellation: the same; call it again to resume.
+        Raise ``NotAllowed`` for shards that are live, or that have a state which may not be
+        overwritten. Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise
+        ``Corrupt`` when a state differs from a replay. Then the shards are unchanged (see
+        `Publication.publish`). The same holds after a cancellation; call it again to resume.
         """
         try:
             return await self._run(on_begin, dry_run=dry_run)
@@ -144,35 +144,33 @@ class BackfillRun:
             tuple(refusals),
         )
 
-    # -- what there is
-
     async def _list(self) -> list[ListedShard]:
         found = (await self._shards.list_shards(self._settings.selector)).shards
         if not found:
             raise NotFound(
                 "no shard matches",
                 selector=str(self._settings.selector),
-                hint="`gazctl shards list` has those that there are.",
+                hint="`gazctl shards list` shows the existing ones.",
             )
         return sorted(found, key=lambda one: one.spec.id)
 
     async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
-        """Require shards without a state, or leave to replace it. Raises ``NotAllowed``."""
+        """Require shards without a state, or leave to replace it. Raise ``NotAllowed``."""
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
-            return  # It was required before that was made.
+            return  # An attempt of this run made it; the check was before that.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(
                     "the shard has a state already, or its recovery log holds something",
                     shard=shard.spec.id,
-                    hint="--overwrite replaces it, once the new state is complete. To go on with a run"
-                    " that was interrupted, give its --run-id.",
+                    hint="--overwrite replaces it, once the new state is complete. To continue an "
+                    "interrupted run, give its --run-id.",
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Why the run would be refused, as things are, but for databases, which only a run looks at."""
+        """Return why the run would be refused now, without databases, which only a run reads."""
         found = []
         try:
             require_idle(listed)
@@ -185,10 +183,10 @@ class BackfillRun:
         return found
 
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, Held]:
-        """What databases hold of the shards, as of a moment at which all were idle.
+        """Return what databases hold of the shards, as of a moment at which all were idle.
 
-        Whoever opens one after that moment counts its fence up, and ends this run's part in it. So the
-        shards are looked at once more afterwards. Raises ``Conflict`` for one that changed.
+        A shard that opens its state after that moment increments its fence, and ends this run's part
+        in it. So the shards are checked once more afterwards. Raise ``Conflict`` for one that changed.
         """
         specs = [one.spec for one in listed if not one.spec.recovery_log]
         if not specs:
@@ -198,12 +196,12 @@ class BackfillRun:
         return held
 
     async def _require_unchanged(self, listed: Sequence[ListedShard]) -> None:
-        """Require that shards are idle, and as they were listed. Raises ``Conflict``."""
+        """Require that shards are idle and unchanged since they were listed. Raise ``Conflict``."""
         found = await self._shards.list_shards(self._settings.selector)
         require_unchanged(listed, found.shards)
 
     async def _has_state(self, spec: ShardSpec) -> bool:
-        """Whether a log has been written, or pruned. Of a database only its store knows."""
+        """Return True if a log has been written, or pruned. Of a database only its store knows."""
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
@@ -211,7 +209,7 @@ class BackfillRun:
         return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
-        """What is to be told of a run that was published already; None of any other."""
+        """Return the report of a run that was published already; None for any other run."""
         if not await self._records.is_published():
             manifest = await self._records.manifest()
             if manifest is None or not await self._all_published(manifest, listed):
@@ -233,8 +231,6 @@ class BackfillRun:
             if not is_published(built, await self._shards.get_hints(shard)):
                 return False
         return True
-
-    # -- planning
 
     async def _plan(
         self,
@@ -322,10 +318,8 @@ class BackfillRun:
             verified=verified,
         )
 
-    # -- building
-
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
-        """The attempts that count, in the order of tasks: those of a manifest, or that get into one."""
+        """Return the attempts that count, in the order of tasks: those of a manifest, or new ones."""
         chosen = await self._records.manifest()
         if chosen is None:
             checkpoints = {task.spec.id: task.checkpoint for task in tasks}
@@ -352,7 +346,7 @@ class BackfillRun:
     ) -> tuple[str, ...]:
         chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
         built = list(zip(tasks, attempts, strict=True))
-        # Of a database it was done before it was committed.
+        # For a database this was done before its commit.
         done = [one.shard for one in attempts if one.built.facts.get("verified")]
         pairs = [(task, one) for task, one in built if one.built.log and one.shard in chosen]
         self.progress.begin(
@@ -369,14 +363,14 @@ class BackfillRun:
         return tuple(sorted(done))
 
     def _verified(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Which shards are verified as their states are written to a database."""
+        """Return the shards that are verified while their states are written to a database."""
         chosen = _spread(self._settings.verify, [one.spec.id for one in listed])
         stored = {one.spec.id for one in listed if not one.spec.recovery_log}
         return [shard for shard in chosen if shard in stored]
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
-    """Require one attempt of each task, and nothing else."""
+    """Require exactly one attempt of each task."""
     expected, found = {task.spec.id for task in tasks}, set(attempts)
     if expected != found:
         raise Bug(
@@ -387,7 +381,7 @@ def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> No
 
 
 def _spread(count: int, shards: Sequence[str]) -> list[str]:
-    """So many of the shards, spread over all of them, the first and the last among them."""
+    """Return ``count`` of the shards, evenly spread, including the first and the last."""
     last = len(shards) - 1
     places = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
     return [shards[place] for place in sorted(places)]

@@ -1,4 +1,4 @@
-"""What runs the two passes of a backfill: processes of this machine, or a Spark cluster."""
+"""Runners of the two passes of a backfill: processes of this machine, or a Spark cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gazette.history.source import Access
 
 
 class Runner(Protocol):
-    """Runs the two passes over the history, wherever that is. Blocking; any thread.
+    """Runner of the two passes over the history. Blocking; any thread.
 
-    ``on_read`` is called by any thread with how many bytes were read since; of attempts that are
-    repeated, bytes count again.
+    ``on_read`` is called by any thread with the bytes read since the last call. Bytes of repeated
+    attempts count again.
     """
 
     @property
     def description(self) -> str:
-        """Where it runs, as a person is told."""
+        """Where it runs, as text for users."""
         ...
 
     def fold(
@@ -31,19 +31,19 @@ class Runner(Protocol):
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> Folded:
-        """The first pass: which messages have committed. Raises what reading them does.
+        """Make the first pass: find which messages have committed. Raise what reading them raises.
 
         For ``backfill``, as of `ShardTask`, it may keep what the second pass is going to read.
         """
         ...
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """The second: the states of all shards, in the order of their tasks.
+        """Make the second pass: build the states of all shards, in the order of their tasks.
 
-        Raises what the application does; states that are staged by then are kept for a run that is resumed.
+        Raise what the application raises. States that are staged by then are kept for a resumed run.
         """
         ...
 
     def stop(self) -> None:
-        """End what runs, so that ``fold`` and ``build`` raise. Any thread; may be repeated."""
+        """End the running pass, so that ``fold`` and ``build`` raise. Any thread; may be repeated."""
         ...

@@ -1,4 +1,4 @@
-"""What is asked of a run of a backfill."""
+"""Settings of a run of a backfill."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from gazette.protocol.label_set import LabelSelector
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What is asked of a run."""
+    """Settings of a run."""
 
     selector: LabelSelector
     staging: str
     run_id: str
     bounds: Bounds = Bounds()
     enable: bool = False
-    """Whether publication enables the shards, so that they run at once."""
+    """True if publication enables the shards, so that they run at once."""
     overwrite: bool = False
-    """Whether shards that have a state already get another."""
+    """True to replace the state of shards that have one."""
     forget_publications: bool = False
-    """Whether a state is replaced also if it cannot be read, so that what it owes is not known, or if the
-    shard publishes and the new state goes on elsewhere."""
+    """True to replace a state although messages may be lost or published twice.
+
+    That is so if the state is unreadable, so that its debts are unknown. It is also so if the shard
+    publishes and the new state continues elsewhere.
+    """
     verify: int = 0
-    """How many shards are compared with a replay before anything is published."""
+    """Number of shards that are compared with a replay before anything is published."""
     scratch: Path | None = None
     prefix: str = ""
-    """The consumers' prefix in etcd: only shards whose store is a database need it."""
+    """The consumers' prefix in etcd; needed only for shards with a database as store."""
 
     application: str = ""
-    """Name of the application that is to own the states; empty: that of the backfill's application."""
+    """Name of the application that is to own the states; empty for the backfill's own application."""
 
     def fqn(self, shard: str) -> str:
-        """The shard's key in etcd; empty if the consumers' prefix is not known."""
+        """Return the shard's key in etcd; empty if the consumers' prefix is not known."""
         return f"{self.prefix}/items/{shard}" if self.prefix else ""

@@ -1,17 +1,19 @@
-"""Where a backfill keeps what it has built until it is published: a directory, or a bucket.
+"""The staging area of a backfill, which holds what is built until it is published.
+
+It is a directory, or a bucket.
 
 ::
 
     <run>/PLAN.json                     what the run builds, and up to which offsets: made once
-    <run>/states/<shard>.<attempt>      a built state; its name is like no other's, so that attempts
-    <run>/states/<shard>.<attempt>.json that were given up and end late cannot spoil another's
+    <run>/states/<shard>.<attempt>      a built state; its name is unique, so that an abandoned attempt
+    <run>/states/<shard>.<attempt>.json that ends late cannot overwrite another one's
     <run>/MANIFEST.json                 the attempt of each shard that counts: made once
     <run>/appending/<shard>.<attempt>.<n>.json  that it is about to be appended to its recovery log
     <run>/appended/<shard>.<attempt>.json  where in its recovery log it is
     <run>/PUBLISHED.json                the run is done
 
-Objects that are made once are created only if they are not there. What no manifest names, and what is
-published, is garbage: `garbage` lists it by age, since an attempt that nobody waits for may still come.
+Objects that are made once are created only if absent. What no manifest names, and what is
+published, is garbage. `garbage` lists it by age, since an abandoned attempt may still end.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """``name`` is relative to the staging area; ``size`` in bytes, ``mod_time`` in Unix seconds."""
+    """An object; ``name`` is relative to the area, ``size`` in bytes, ``mod_time`` in Unix seconds."""
 
     name: str
     size: int
@@ -60,30 +62,30 @@ class Staging(ABC):
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Make an object unless there is one; whether this made it. Never seen in part."""
+        """Create the object if it is absent. Return True if it was created. Never visible in part."""
 
     @abstractmethod
     def put(self, name: str, source: Path) -> None:
-        """Store a file under a name that nobody else uses. Not seen under it before it is whole."""
+        """Store a file under a unique name. It becomes visible only when it is whole."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """An object's content. Raises ``NotFound``."""
+        """Return an object's content. Raise ``NotFound``."""
 
     @abstractmethod
     def fetch(self, name: str, target: Path) -> None:
-        """Copy an object to a local file. Raises ``NotFound``."""
+        """Copy an object to a local file. Raise ``NotFound``."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
-        """All objects below a prefix that is empty or ends in a slash, in order of names."""
+        """Yield all objects below a prefix that is empty or ends in a slash, in order of names."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove an object. There need not be one."""
+        """Remove an object, if it exists."""
 
     def find(self, name: str) -> bytes | None:
-        """An object's content; None if there is none."""
+        """Return an object's content; None if it does not exist."""
         try:
             return self.read(name)
         except NotFound:
@@ -91,10 +93,10 @@ class Staging(ABC):
 
 
 def open_staging(url: str) -> Staging:
-    """The staging area at a path, in a bucket of S3 (``s3://bucket/path``, with the arguments of stores),
-    or at any other URL that fsspec knows.
+    """Return the staging area at a path, in an S3 bucket, or at any other URL that fsspec knows.
 
-    Raises ``Invalid`` for what it is not. Reaches out for nothing.
+    An S3 URL is ``s3://bucket/path``, with the arguments of stores. Raise ``Invalid`` for anything
+    else. Make no connection.
     """
     scheme = urlsplit(url).scheme
     if scheme == "s3":
@@ -115,14 +117,14 @@ class DirectoryStaging(Staging):
     """A directory that all processes of the backfill share."""
 
     def __init__(self, directory: Path) -> None:
-        """The directory is made when something is put there."""
+        """Create the area; the first write creates its directory."""
         self.directory = directory
 
     def _path(self, name: str) -> Path:
         return self.directory / _checked(name)
 
     def _write(self, name: str, data: bytes | Path) -> Path:
-        """A complete file in the target's directory, under a name of its own."""
+        """Write a complete file in the target's directory, under a unique name."""
         target = self._path(name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +157,7 @@ class DirectoryStaging(Staging):
         except OSError as error:
             raise _failed(error, self._path(name)) from error
         finally:
-            with suppress(OSError):  # It is told as garbage, then.
+            with suppress(OSError):  # `garbage` reports it later.
                 partial.unlink()
         return True
 
@@ -213,18 +215,18 @@ class DirectoryStaging(Staging):
             try:
                 parent.rmdir()
             except OSError:
-                break  # It holds other objects.
+                break  # The directory holds other objects.
 
 
 class S3Staging(Staging):
-    """A part of a bucket, with credentials of the environment, reached as stores of fragments are.
+    """A part of an S3 bucket, with credentials of the environment, reached like a fragment store.
 
-    Beside ``Unavailable``, methods raise ``NotAllowed`` for what repeating will not cure: a bucket that is
-    not there, credentials, permissions. Each call is tried a few times.
+    Besides ``Unavailable``, methods raise ``NotAllowed`` for what a repetition does not cure: an
+    absent bucket, credentials, permissions. Each call is tried a few times.
     """
 
     def __init__(self, url: str, settings: S3Settings | None = None) -> None:
-        """Raises ``Invalid`` for a URL that is none, and if the SDK is not installed."""
+        """Create the area. Raise ``Invalid`` for a malformed URL, and if the SDK is not installed."""
         base, mark, query = url.partition("?")
         base = base if base.endswith("/") else f"{base}/"
         with within("--staging"):
@@ -260,10 +262,10 @@ class S3Staging(Staging):
 
 
 class FsspecStaging(Staging):
-    """A bucket, or whatever else fsspec can reach, with credentials of the environment."""
+    """A bucket, or any filesystem that fsspec can reach, with credentials of the environment."""
 
     def __init__(self, url: str) -> None:
-        """Raises ``Invalid`` for a scheme that needs a package which is not installed."""
+        """Create the area. Raise ``Invalid`` for a scheme that needs a package which is not installed."""
         try:
             import fsspec
         except ImportError as error:
@@ -295,7 +297,7 @@ class FsspecStaging(Staging):
         except GazetteError:
             raise
         except Exception as error:
-            # Filesystems raise what their SDKs do.
+            # Filesystems raise the errors of their SDKs.
             raise Unavailable(f"the staging area failed: {error}", object=name) from error
 
     def create(self, name: str, data: bytes) -> bool:
@@ -343,7 +345,7 @@ def _checked(name: str) -> str:
 
 
 def _copy_here(source: BinaryIO, target: Path) -> None:
-    """Raises ``Broken`` for this machine's disk, and what reading the source does."""
+    """Copy a file. Raise ``Broken`` for this machine's disk, and what reading the source raises."""
 
     def failed(error: OSError) -> Broken:
         return Broken(
@@ -374,7 +376,7 @@ def _failed(error: OSError, path: Path) -> Unavailable:
 
 
 def check_run_id(run_id: str) -> None:
-    """Require a name of a run. Raises ``Invalid``."""
+    """Require a valid name of a run. Raise ``Invalid``."""
     if (
         not run_id
         or not all(char.isalnum() or char in "-_." for char in run_id)
@@ -383,12 +385,12 @@ def check_run_id(run_id: str) -> None:
         raise Invalid(
             f"invalid run id ({run_id!r})",
             path="--run-id",
-            hint="Letters, digits, '-', '_' and '.', not beginning with '.'.",
+            hint="Use letters, digits, '-', '_' and '.', not beginning with '.'.",
         )
 
 
 def state_name(run_id: str, shard_id: str, attempt: str) -> str:
-    """The name of a built state, without a suffix."""
+    """Return the name of a built state, without a suffix."""
     return f"{run_id}/{STATES}{quote(shard_id, safe='')}.{attempt}"
 
 
@@ -401,29 +403,29 @@ def appending_name(run_id: str, shard_id: str, attempt: str, number: str) -> str
 
 
 def appending_shard(name: str) -> str:
-    """The shard of such a name."""
+    """Return the shard of such a name."""
     return unquote(name.rpartition("/")[2].rsplit(".", 3)[0])
 
 
 def shard_of(name: str) -> tuple[str, str]:
-    """(shard, attempt) of a state's name."""
+    """Return the (shard, attempt) of a state's name."""
     shard, _, attempt = name.rpartition("/")[2].removesuffix(".json").rpartition(".")
     return unquote(shard), attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """An object that nothing needs, and why."""
+    """An object that no run needs, and why."""
 
     object: StagedObject
     reason: str
 
 
 def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
-    """What may be removed: objects that are older than ``age_s`` seconds, and that no run needs.
+    """Return objects that are older than ``age_s`` seconds and that no run needs.
 
-    A run that is published needs only the record of that. One that has a manifest needs what that
-    names, and is resumed by its id; one without is given up when it has not changed for ``age_s``.
+    A published run needs only the record of that. A run with a manifest needs what that names, and is
+    resumed by its id. A run without one counts as abandoned when it has not changed for ``age_s``.
     """
     found: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -431,13 +433,13 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
         names = {one.name for one in objects}
         if names & {f"{run}/{MANIFEST}", f"{run}/{PUBLISHED}"}:
             found += [one for one in garbage_of(staging, run, objects) if one.object in old]
-        elif len(old) == len(objects):  # Else somebody works on it.
-            found += [Garbage(one, "its run was given up") for one in objects]
+        elif len(old) == len(objects):  # A run with a young object may still be active.
+            found += [Garbage(one, "its run was abandoned") for one in objects]
     return found
 
 
 def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
-    """The objects of each run, by its id. Blocks."""
+    """Return the objects of each run, by its id. Block."""
     runs: dict[str, list[StagedObject]] = {}
     for one in staging.list():
         run, separator, _ = one.name.partition("/")
@@ -447,7 +449,7 @@ def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
-    """What a run does not need, of whatever age: nothing, as long as it has no manifest. Blocks."""
+    """Return what a run does not need, of any age; nothing before it has a manifest. Block."""
     names = {one.name for one in objects}
     if f"{run}/{PUBLISHED}" in names:
         return [
@@ -461,7 +463,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
     found = []
     for one in objects:
         if one.name.rpartition("/")[2].startswith(PARTIAL):
-            found.append(Garbage(one, "not whole: the process that wrote it has died"))
+            found.append(Garbage(one, "incomplete: the process that wrote it has died"))
         elif (
             one.name.startswith((f"{run}/{STATES}", f"{run}/{APPENDED}"))
             and shard_of(one.name) not in needed
@@ -471,7 +473,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
 
 
 def manifest_attempts(data: bytes) -> set[tuple[str, str]]:
-    """The (shard, attempt) pairs of a manifest. Raises ``Corrupt``."""
+    """Return the (shard, attempt) pairs of a manifest. Raise ``Corrupt``."""
     import msgspec
 
     try:

@@ -1,4 +1,4 @@
-"""Compares built states with what a replay through the application gives."""
+"""Comparison of built states with the result of a replay through the application."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _READ_BYTES: Final = 4 << 20
 def opened_state(
     backfill: Backfill, task: ShardTask, built: BuiltState, path: Path
 ) -> Iterator[tuple[Store, Checkpoint]]:
-    """Open a built state as the shard's promotion will: its log is played back, its store opened.
+    """Open a built state as the shard's promotion will: play its log back, and open its store.
 
-    Gives the store, and the checkpoint that it restored. Raises ``Corrupt`` when it cannot be.
+    Yield the store, and the checkpoint that it restored. Raise ``Corrupt`` when it cannot be opened.
     """
     with scratch_directory(OPENED, task.scratch) as scratch:
         directory = scratch / "files"
@@ -62,9 +62,9 @@ def opened_state(
 def opened_files(
     backfill: Backfill, spec: ShardSpec, fsm: RecoveryFSM, directory: Path, fqn: str = ""
 ) -> Iterator[tuple[Store, Checkpoint]]:
-    """Open files that were played back from a shard's log, with the application's store, to look at.
+    """Open files that were played back from a shard's log with the application's store, to read them.
 
-    What the store records goes nowhere. ``directory`` has a parent for a file of ours.
+    What the store records is dropped. The parent of ``directory`` gets a file of ours.
     """
     log = LogFile(directory.with_name(directory.name + ".log"))
     try:
@@ -88,9 +88,10 @@ def _no_commit() -> Any:
 def verify(
     task: ShardTask, built: BuiltState, path: Path, on_read: OnRead = lambda _: None
 ) -> Difference | None:
-    """Where a built state, staged at ``path``, first differs from a replay; None if it does not.
+    """Return the first difference between a built state, staged at ``path``, and a replay.
 
-    Both are opened by the application's own store; the checkpoint is compared as well. Blocks.
+    Return None if they are equal. The application's own store opens both. The checkpoint is
+    compared as well. Block.
     """
     backfill = task.load()
     with scratch_directory(REPLAYS, task.scratch) as scratch:

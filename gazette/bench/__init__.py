@@ -1,1 +1,1 @@
-"""Benchmarks: each figure beside one that was measured in the same run."""
+"""Benchmarks: each figure beside a baseline of the same run."""

@@ -1,6 +1,6 @@
-"""`gazette bench allocator`: who would serve 10,000 journals, on paper.
+"""`gazette bench allocator`: the assignment of 10,000 journals, without a cluster.
 
-No process and no network: only the decision, as the leader of a cluster takes it.
+No process and no network: only the decision, as the leader of a cluster makes it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _SOLVE_TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The members of each journal, and what can be said about them. Members are named by ``names``:
-    their indices in the first problem, whoever left since."""
+    """The members of each journal, and measures of that.
+
+    Members are named by ``names``: their indices in the first problem, whichever left since.
+    """
 
     placed: tuple[frozenset[int], ...]
     zone_of: tuple[int, ...]
@@ -38,12 +40,12 @@ class Plan:
 
     @property
     def short(self) -> int:
-        """Replicas that are missing."""
+        """Number of missing replicas."""
         return sum(REPLICATION - len(one) for one in self.placed)
 
     @property
     def in_one_zone(self) -> int:
-        """Journals that one zone could take away."""
+        """Number of journals that the loss of one zone would take away."""
         return sum(len({self.zone_of[m] for m in one}) < 2 for one in self.placed)
 
     @property
@@ -51,13 +53,13 @@ class Plan:
         return Counter(member for one in self.placed for member in one)
 
     def moves(self, before: Plan) -> int:
-        """Replicas that some member has to begin to serve."""
+        """Return the number of replicas that some member has to begin to serve."""
         pairs = zip(self.placed, before.placed, strict=True)
         return sum(len(now - then) for now, then in pairs)
 
 
 def problem_of(names: tuple[int, ...], zone_of: tuple[int, ...], before: Plan | None) -> Problem:
-    """Members ``names`` are there, and journals are where ``before`` has them, if anywhere."""
+    """Return the problem with members ``names``, and journals where ``before`` has them, if anywhere."""
     index_of = {name: index for index, name in enumerate(names)}
     zones = {zone: index for index, zone in enumerate(dict.fromkeys(zone_of[m] for m in names))}
     placed = before.placed if before is not None else (frozenset[int](),) * JOURNALS
@@ -71,7 +73,7 @@ def problem_of(names: tuple[int, ...], zone_of: tuple[int, ...], before: Plan | 
 
 
 async def allocator(bench: Bench) -> list[Figure]:
-    """Plan it from nothing, again, without one broker, and with that broker back."""
+    """Plan from nothing, again, without one broker, and with that broker back."""
     zone_of = tuple(broker % ZONES for broker in range(BROKERS))
     everybody = tuple(range(BROKERS))
     gone = 7
@@ -84,7 +86,7 @@ async def allocator(bench: Bench) -> list[Figure]:
         solution: Solution = []
         for _ in range(bench.settings.rounds):
             began = bench.clock.monotonic()
-            # As a leader does it: in a child, so that the loop is not held.
+            # As a leader does it: in a child process, so that the loop goes on.
             solution = await asyncio.to_thread(solve_in_child, problem, _SOLVE_TIMEOUT_S)
             taken.append(bench.clock.monotonic() - began)
         assert solution == solve(problem), "a plan is a function of its problem"

@@ -1,6 +1,6 @@
 """The application that `gazette bench` runs: ``python -m gazette.bench.app serve …``.
 
-A label of a shard says what it does with messages, so that one process serves all measurements.
+A label of a shard says what it does with messages, so one process serves all measurements.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ WORDS: Final = 5_000
 
 
 class BenchMessage(Message):
-    """A hundred bytes as a line of JSON, once it has its UUID."""
+    """A hundred bytes as a line of JSON, with its UUID."""
 
     word: str
     count: int
     sent: int = 0
-    """When it was published, in nanoseconds of the machine's monotonic clock."""
+    """Time of its publication, in nanoseconds of the machine's monotonic clock."""
 
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-"""Multiples of it are spread evenly and do not repeat: words in an order that compresses like text."""
+"""Its multiples are spread evenly and do not repeat: words in an order that compresses like text."""
 
 
 def message_of(index: int) -> BenchMessage:
@@ -59,7 +59,7 @@ class Mode(enum.StrEnum):
 
 
 class BenchStore(SQLiteStore):
-    """Counts, with those of the running transaction gathered before they are written."""
+    """Counts of words. Those of the running transaction are gathered before they are written."""
 
     def __init__(self, recorder: Recorder | None, mode: Mode) -> None:
         super().__init__(recorder, SCHEMA)
@@ -68,8 +68,10 @@ class BenchStore(SQLiteStore):
 
 
 def out_of(source: JournalName) -> JournalName:
-    """Where the messages of a journal are echoed to: each has one of its own, because a journal that is
-    created again finds the fragments of the first."""
+    """Return the journal to which messages of another one are echoed.
+
+    Each has its own: a journal that is created again finds the fragments of the first.
+    """
     return f"{source.removesuffix('/in')}/out"
 
 
@@ -80,7 +82,7 @@ def _to_out_of(source: JournalName) -> Callable[[BenchMessage], Partition]:
 
 
 class BenchApplication(Application[BenchStore]):
-    """Folds words in memory, upserts each one, or publishes what it gets."""
+    """Folds words in memory, upserts each one, or publishes its messages."""
 
     message_type = BenchMessage
 

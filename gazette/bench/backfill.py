@@ -1,4 +1,4 @@
-"""The backfills of `gazette.bench.app` that benchmarks/bench_spark.py measures: by rows, by columns."""
+"""Backfills of `gazette.bench.app` that benchmarks/bench_spark.py measures: by rows, by columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSERT: Final = "INSERT INTO counts VALUES (?, ?)"
 
 
 class BenchCount(Message):
-    """What the fold looks at of a message."""
+    """The fields of a message that the fold reads."""
 
     word: str = ""
     count: int = 0
@@ -36,7 +36,7 @@ class BenchRows(Backfill):
 
 
 class BenchColumns(BenchRows):
-    """The same as a DataFrame."""
+    """Counts words in a DataFrame."""
 
     fields = "word string, count long"
     order = ("word",)
@@ -51,7 +51,7 @@ class BenchColumns(BenchRows):
 
 
 class BenchCombined(BenchColumns):
-    """The same, with the words of each task counted before Spark gets them."""
+    """Counts words in a DataFrame, after counting those of each task before Spark gets them."""
 
     def combine(self, rows: Any) -> Any:
         counted = rows.group_by("word").aggregate([("count", "sum")])

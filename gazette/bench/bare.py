@@ -1,7 +1,7 @@
-"""What `gazette bench` compares with: the transport, the decompressor and SQLite, with nothing around.
+"""Baselines of `gazette bench`: the transport, the decompressor and SQLite, with nothing around.
 
-The bare service is `grpc.aio` with the channel and server options of ours and no serializers, in a
-process of its own, as brokers are: ``python -m gazette.bench.bare PORT``.
+The bare service is `grpc.aio` with our channel and server options and no serializers. It runs in
+its own process, as brokers do: ``python -m gazette.bench.bare PORT``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
 
 
 class _Filed:
-    """The same, into a file without a name that is begun anew when it is as long as a spool is."""
+    """Also writes to a file without a name, and to a new file when that is as long as a spool."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -128,7 +128,7 @@ class BareService:
         return self._process.pid
 
     async def append(self, chunk: bytes, count: int, *, file: bool = False) -> None:
-        """One stream of that many chunks, which the service hashes, and also writes to a ``file``."""
+        """Send one stream of ``count`` chunks, which the service hashes, and also writes to a ``file``."""
         call = self._channel.stream_unary(f"/{SERVICE}/{'File' if file else 'Append'}")()
         for _ in range(count):
             await call.write(chunk)
@@ -136,7 +136,7 @@ class BareService:
         await call
 
     async def read(self, count: int) -> int:
-        """One stream of that many chunks from the service; how many bytes came."""
+        """Read one stream of ``count`` chunks from the service. Return the number of bytes."""
         call = self._channel.unary_stream(f"/{SERVICE}/Read")(str(count).encode())
         length = 0
         while (chunk := await call.read()) is not END_OF_STREAM:
@@ -149,8 +149,10 @@ class BareService:
 
 
 def decompress(paths: Sequence[Path], *, verify: bool = False) -> int:
-    """Decompress zstandard files, and drop what they hold (``verify``: after hashing it); how many
-    bytes."""
+    """Decompress zstandard files, and drop their content (``verify``: hash it first).
+
+    Return the number of bytes.
+    """
     length = 0
     digest = hashlib.sha1(usedforsecurity=False)
     for path in paths:
@@ -166,7 +168,7 @@ def decompress(paths: Sequence[Path], *, verify: bool = False) -> int:
 
 
 class BareSQLite:
-    """The loop that a consumer would be if it had nothing to keep exact: decode, fold or upsert, commit."""
+    """The loop of a consumer without any guarantees: decode, fold or upsert, commit."""
 
     def __init__(self, path: Path) -> None:
         self._connection = apsw.Connection(str(path))
@@ -188,7 +190,7 @@ class BareSQLite:
         return count
 
     def upsert(self, lines: Sequence[bytes]) -> int:
-        """A statement per message, a transaction per piece."""
+        """Execute a statement per message, in a transaction per piece."""
         count = 0
         execute = self._connection.execute
         for piece in lines:

@@ -1,4 +1,4 @@
-"""What the suites of `gazette bench` measure with: a local cluster, journals on it, and rounds."""
+"""The base of the suites of `gazette bench`: a local cluster, journals on it, and rounds."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ _STORED_TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """``seconds``: how long each measurement of a round takes, roughly. ``scale``: what is prepared
-    beforehand (messages, bytes) is this part of what it usually is."""
+    """``seconds``: approximate length of each measurement of a round.
+
+    ``scale``: fraction of the usual initial data (messages, bytes) that is prepared.
+    """
 
     directory: Path
     seconds: float = 0.6
@@ -54,7 +56,7 @@ class BenchSettings:
 
 
 class Bench:
-    """What is running, and how to measure with it. Made by `running`."""
+    """The running processes, and ways to measure with them. `running` creates it."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Bench:
         self.cluster = cluster
         self.bare = bare
         self.client = client
-        """Reads through brokers only."""
+        """A client that reads through brokers only."""
 
     @property
     def file_root(self) -> Path:
@@ -80,7 +82,7 @@ class Bench:
         return ",".join(one.grpc_url for one in self.cluster.brokers)
 
     def direct_client(self) -> Client:
-        """A client that opens stored fragments itself."""
+        """Return a client that opens stored fragments itself."""
         access = FragmentAccess(file_root=self.file_root)
         return Client(self.addresses, fragments=access, clock=self.clock)
 
@@ -88,13 +90,13 @@ class Bench:
         return max(1, int(count * self.settings.scale))
 
     async def timed(self, work: Awaitable[object]) -> float:
-        """How many seconds something takes."""
+        """Return the seconds that the work takes."""
         began = self.clock.monotonic()
         await work
         return self.clock.monotonic() - began
 
     async def repeated(self, work: Callable[[], Awaitable[int]]) -> float:
-        """Do it for about ``seconds``, at least once; the sum of what it gives, per second."""
+        """Repeat the work for about ``seconds``, at least once. Return the sum of its results per second."""
         began = self.clock.monotonic()
         done = 0
         while True:
@@ -106,18 +108,16 @@ class Bench:
     async def rounds(
         self, *measurements: Callable[[], Awaitable[float]]
     ) -> tuple[tuple[float, ...], ...]:
-        """Take all measurements one after the other, and again; by measurement, what the rounds gave."""
+        """Take all measurements one after the other, round by round. Return their values by measurement."""
         taken: list[list[float]] = [[] for _ in measurements]
         for _ in range(self.settings.rounds):
             for values, measure in zip(taken, measurements, strict=True):
                 values.append(await measure())
         return tuple(tuple(values) for values in taken)
 
-    # -- journals
-
     @asynccontextmanager
     async def journals(self, *specs: JournalSpec) -> AsyncIterator[None]:
-        """Create journals, and delete them in the end: brokers then let go of what they hold."""
+        """Create journals, and delete them in the end: brokers then release what they hold."""
         await self.client.apply_journals([JournalChange(upsert=spec) for spec in specs])
         try:
             for spec in specs:
@@ -155,9 +155,9 @@ class Bench:
         return reader.write_head
 
     async def stored_fragments(self, journal: str) -> list[Fragment]:
-        """The journal's fragments, once all but the one that is being written are stored.
+        """Return the journal's fragments, once all but the one that is being written are stored.
 
-        Appends nothing; wants that enough was appended for at least one to be complete.
+        Append nothing: enough must be in the journal for at least one complete fragment.
         """
         deadline = self.clock.monotonic() + _STORED_TIMEOUT_S
         while True:
@@ -171,17 +171,15 @@ class Bench:
             await self.clock.sleep(0.2)
 
     async def copy(self, source: str, target: str) -> None:
-        """Give an empty journal the bytes of another."""
+        """Copy the bytes of a journal to an empty one."""
         head = await self.write_head(source)
         async with self.client.retry_reader(ReadParams(source, end_offset=head)) as reader:
             while chunk := await reader.read(COPY_BYTES):
                 await self.client.append(AppendParams(target), chunk)
 
-    # -- messages
-
     @asynccontextmanager
     async def publisher(self) -> AsyncIterator[tuple[AppendService, Publisher]]:
-        """A publisher of its own producer, over a client and an append service of its own."""
+        """Yield a publisher with its own producer, client and append service."""
         async with (
             Client(self.addresses, clock=self.clock) as client,
             TaskScope("publishing") as scope,
@@ -195,7 +193,7 @@ class Bench:
                 scope.cancel()
 
     async def fill(self, journal: str, count: int) -> int:
-        """Publish that many messages of a hundred bytes; the journal's write head."""
+        """Publish ``count`` messages of a hundred bytes. Return the journal's write head."""
         partition = Partition(journal, CONTENT_JSON_LINES)
         pool = BlockingPool("bench-fill", 1)
         async with self.publisher() as (appends, publisher):
@@ -226,7 +224,7 @@ def journal_spec(
     content_type: str = CONTENT_JSON_LINES,
     refresh_s: int = 300,
 ) -> JournalSpec:
-    """By default with fragments so long that none is stored while it is measured."""
+    """Return a specification; by default fragments are so long that none is stored meanwhile."""
     fragment = FragmentSpec(
         length=length,
         codec=codec,
@@ -239,9 +237,9 @@ def journal_spec(
 
 @asynccontextmanager
 async def running(settings: BenchSettings, clock: Clock) -> AsyncIterator[Bench]:
-    """etcd, three brokers in three zones and the bare service, each a process of its own.
+    """Run etcd, three brokers in three zones and the bare service, each as a process.
 
-    Raises what starting them does; leaving it stops everything.
+    Raise what their start raises. The end of the block stops everything.
     """
     cluster = LocalCluster(
         ClusterSettings(settings.directory, brokers=BROKERS, zones=BROKERS), clock
@@ -261,5 +259,5 @@ async def _stop(cluster: LocalCluster) -> None:
     try:
         await asyncio.shield(cluster.stop())
     except GazetteError as error:
-        # What was measured stands.
+        # The measurements are valid all the same.
         print(f"gazette bench: the cluster did not stop in good order: {error}")

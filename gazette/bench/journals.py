@@ -1,4 +1,4 @@
-"""`gazette bench append | latency | read`: what journals cost beside the bare transport."""
+"""`gazette bench append | latency | read`: the cost of journals beside the bare transport."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gazette.protocol.fragment import Codec
 APPEND_CHUNKS: Final = 256
 """Content of one append: 32 MiB."""
 READ_CHUNKS: Final = 512
-"""Of one read: 64 MiB."""
+"""Content of one read: 64 MiB."""
 FRAGMENT_BYTES: Final = 16 << 20
 FRAGMENTS: Final = 4
 SMALL: Final = b"x" * 100
@@ -40,7 +40,7 @@ BARE_FILED: Final = "bare stream, SHA-1, file"
 
 
 def text(length: int) -> bytes:
-    """Lines of JSON."""
+    """Return lines of JSON."""
     lines: list[bytes] = []
     size = index = 0
     while size < length:
@@ -53,7 +53,7 @@ def text(length: int) -> bytes:
 
 
 async def append(bench: Bench) -> list[Figure]:
-    """Throughput of one journal: appends of 32 MiB in 128 KiB chunks, one after the other."""
+    """Measure the throughput of one journal: appends of 32 MiB in 128 KiB chunks, one after the other."""
     chunk = text(CHUNK_BYTES)
     count = bench.scaled(APPEND_CHUNKS)
     specs = {
@@ -90,11 +90,11 @@ async def append(bench: Bench) -> list[Figure]:
         Figure("append", name, "MB/s", values, ceiling, target)
         for name, values, target in zip(specs, measured[2:], targets, strict=True)
     ]
-    # Where the machine is slow to give out memory for files, no broker can be faster than that.
+    # If the machine is slow to allocate memory for files, no broker can be faster than that.
     beside = Baseline(BARE_FILED, measured[1])
     figures.insert(1, Figure("append", "the same", "MB/s", measured[2], beside))
     if all(cpu):
-        # Depends less on what else the machine does than throughput.
+        # CPU depends less than throughput on what else the machine does.
         beside = Baseline(BARE_FILED, tuple(cpu[1]))
         figures += [
             Figure("append", f"CPU of {name}", "s/GB", tuple(used), beside)
@@ -106,7 +106,7 @@ async def append(bench: Bench) -> list[Figure]:
 def _with_cpu(
     bench: Bench, work: Callable[[], Awaitable[int]], used: list[float]
 ) -> Callable[[], Awaitable[float]]:
-    """MB/s, and beside it the CPU seconds per GB of all processes that take part."""
+    """Return a measurement in MB/s that also notes the CPU seconds per GB of all processes."""
     pids = [os.getpid(), bench.bare.pid, *(one.process.pid for one in bench.cluster.brokers)]
 
     async def measure() -> float:
@@ -130,7 +130,7 @@ def _with_cpu(
 
 
 def _rate(bench: Bench, work: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[float]]:
-    """MB/s of repeated work that gives bytes."""
+    """Return a measurement in MB/s of repeated work that returns bytes."""
 
     async def measure() -> float:
         return await bench.repeated(work) / MB
@@ -139,7 +139,7 @@ def _rate(bench: Bench, work: Callable[[], Awaitable[int]]) -> Callable[[], Awai
 
 
 async def latency(bench: Bench) -> list[Figure]:
-    """Appends of 100 bytes, each begun when the former was acknowledged, beside unary calls."""
+    """Measure appends of 100 bytes, each after the acknowledgement of the former, beside unary calls."""
     specs = [
         journal_spec("bench/latency/one"),
         journal_spec("bench/latency/three", replication=3),
@@ -194,7 +194,7 @@ async def _latencies_ms(bench: Bench, call: Callable[[], Awaitable[object]]) -> 
 
 
 async def read(bench: Bench) -> list[Figure]:
-    """Throughput of one reader: of what brokers have in their spools, and of stored fragments."""
+    """Measure the throughput of one reader: of brokers' spools, and of stored fragments."""
     return [*await _read_local(bench), *await _read_stored(bench)]
 
 
@@ -230,7 +230,7 @@ async def _read_all(client: Client, params: ReadParams) -> int:
 async def _read_stored(bench: Bench) -> list[Figure]:
     length = bench.scaled(FRAGMENT_BYTES)
     spec = journal_spec("bench/read/stored", codec=Codec.ZSTANDARD, length=length, refresh_s=1)
-    # A spool is rolled by the first append after it is full.
+    # The first append after it is full rolls a spool.
     messages = (FRAGMENTS * length + length // 2) // len(_line())
     async with bench.journals(spec), bench.direct_client() as direct:
         await bench.fill(spec.name, messages)

@@ -1,4 +1,4 @@
-"""``gazette bench``: measure this machine, each figure beside something measured in the same run."""
+"""``gazette bench``: measure this machine, each figure beside a baseline of the same run."""
 
 from __future__ import annotations
 
@@ -46,24 +46,28 @@ SUITES: Final[dict[str, Suite]] = {
 ALL: Final = "all"
 LINE_WIDTH: Final = 120
 FULL_SECONDS: Final = 0.5
-"""With less than that for a measurement, less is prepared for it to begin with …"""
+"""Below these seconds for a measurement, its initial data is smaller in proportion …"""
 SCALE_MIN: Final = 0.001
-"""… but at least that part."""
+"""… but at least this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchFlags:
     """Flags of ``gazette bench``."""
 
-    json: Path | None = setting(None, "a file to write everything to, as JSON")
-    seconds: float = setting(0.6, "how long each measurement of a round takes")
-    rounds: int = setting(3, "how often each is repeated; the figure is the median")
-    dir: Path | None = setting(None, "where a temporary directory for all state is made")
+    json: Path | None = setting(None, "JSON file to write all results to")
+    seconds: float = setting(0.6, "length of each measurement of a round")
+    rounds: int = setting(3, "number of rounds; the figure is their median")
+    dir: Path | None = setting(
+        None, "directory in which to create a temporary directory for all state"
+    )
 
 
 def run(argv: Sequence[str]) -> int:
-    """The subcommand. Exit codes: 0 measured, whether or not targets are met; 1 something broke; 2 a
-    mistake in the flags."""
+    """Run the subcommand and return its exit code.
+
+    0: measured, even if targets are missed. 1: a process failed. 2: a mistake in the flags.
+    """
     schema = Schema(
         "gazette bench",
         {"": BenchFlags},
@@ -77,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
         _check(flags)
     except Invalid as error:
         return exit_with(error, sys.stderr)
-    # Where nobody looks, lines need not be short.
+    # Without a terminal, lines need not be short.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else LINE_WIDTH)
     try:
         with tempfile.TemporaryDirectory(prefix="gazette-bench-", dir=flags.dir) as directory:
@@ -93,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def suites_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The suites that were named, each once, in their order. Raises ``Invalid``."""
+    """Return the named suites, each once, in their order. Raise ``Invalid``."""
     for name in arguments:
         if name not in SUITES and name != ALL:
             known = ", ".join((*SUITES, ALL))
@@ -154,7 +158,7 @@ async def measure(
     clock: Clock,
     console: Console,
 ) -> Report:
-    """Run suites on one cluster. Raises what breaks. Cancellation: everything is stopped."""
+    """Run suites on one cluster. Raise what fails. Cancellation stops everything."""
     began = clock.monotonic()
     machine = machine_facts(clock)
     figures: list[Figure] = []

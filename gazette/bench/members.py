@@ -1,4 +1,4 @@
-"""`gazette bench failover | idle`: what it takes to lose a member, and to have members."""
+"""`gazette bench failover | idle`: the cost of losing a member, and of idle members."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIMEOUT_S: Final = 60.0
 
 @dataclass(slots=True)
 class Asked:
-    """Queries of some shards while their primary goes."""
+    """Queries of some shards while their primary ends."""
 
     answered: int = 0
     failed: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Asked:
 
 @asynccontextmanager
 async def words(bench: Bench) -> AsyncIterator[WordCountCluster]:
-    """The word count with two members: each shard has a primary and a hot standby that is ready."""
+    """Run the word count with two members: each shard has a primary and a ready hot standby."""
     settings = WordCountSettings(partitions=PARTITIONS, lease_ttl_s=bench.settings.lease_ttl_s)
     count = WordCountCluster(bench.cluster, settings, bench.clock)
     try:
@@ -59,7 +59,7 @@ async def words(bench: Bench) -> AsyncIterator[WordCountCluster]:
 
 
 async def failover(bench: Bench) -> list[Figure]:
-    """How long queries wait when their shards' primary is told to stop, and when it is killed."""
+    """Measure how long queries wait when their shards' primary is asked to stop, and when it is killed."""
     import_examples()
     stopped, killed = Asked(), Asked()
     hand_offs: list[float] = []
@@ -112,7 +112,7 @@ async def failover(bench: Bench) -> list[Figure]:
 async def _lose_primary(
     bench: Bench, count: WordCountCluster, asked: Asked, *, kill: bool
 ) -> float:
-    """The longest that a query of one of its shards waited, in milliseconds."""
+    """Return the longest time in milliseconds that a query of one of its shards waited."""
     held = await count.primaries()
     running = [one for one in count.members if one.process.running]
     victim = max(running, key=lambda one: len(held.get(one.id, ())))
@@ -138,7 +138,7 @@ async def _lose_primary(
 async def _ask_on(
     bench: Bench, member: Member, shard: str, asked: Asked, stop: asyncio.Event
 ) -> None:
-    """Ask one member for a shard, again and again; the last question begins after ``stop``."""
+    """Query one member for a shard, again and again; the last query begins after ``stop``."""
     clock, last = bench.clock, False
     while not last:
         last = stop.is_set()
@@ -160,7 +160,7 @@ async def _await_primary(
         if bench.clock.monotonic() > deadline:
             raise Unavailable("shards did not get a new primary", member=member.id)
         await bench.clock.sleep(0.05)
-    # Primary by assignment; it may still play the end of a log back. The last question waits for that.
+    # The assignment makes it primary; it may still play the end of a log back. The last query waits for that.
 
 
 async def _replace(count: WordCountCluster) -> None:
@@ -170,7 +170,7 @@ async def _replace(count: WordCountCluster) -> None:
 
 
 async def _trickle(bench: Bench, count: WordCountCluster) -> None:
-    """Publish a word now and then, so that shards and standbys have something to do."""
+    """Publish a word from time to time, so that shards and standbys have work."""
     from word_count.ngram_pb2 import NGramCount
 
     rng = random.Random(1)
@@ -182,11 +182,8 @@ async def _trickle(bench: Bench, count: WordCountCluster) -> None:
             await bench.clock.sleep(TRICKLE_S)
 
 
-# -- idle
-
-
 async def idle(bench: Bench) -> list[Figure]:
-    """Brokers, and members with primaries and standbys, that nobody uses."""
+    """Measure idle brokers, and idle members with primaries and standbys."""
     seconds = max(1.0, IDLE_SECONDS * bench.settings.seconds)
     async with words(bench) as count:
         await bench.clock.sleep(min(SETTLE_S, seconds))
@@ -249,7 +246,7 @@ class _Sample:
     """Messages that etcd received, by method."""
     etcd_bytes: float
     store_operations: float
-    """Without listings, which are due now and then."""
+    """Without listings, which are due from time to time."""
     store_listings: float
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`gazette bench memory`: what brokers hold while one append is long, and while many readers wait."""
+"""`gazette bench memory`: memory of brokers during one long append, and with many waiting readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gazette.errors import NotFound
 from gazette.runtime.tasks import TaskScope
 
 APPEND_BYTES_PER_S: Final = 1 << 30
-"""One append is this long for each second that a measurement may take: ``--seconds 10`` makes 10 GiB."""
+"""Bytes of the append for each second of a measurement: ``--seconds 10`` makes 10 GiB."""
 READERS: Final = 1000
 IDLE_S: Final = 3.0
 MB: Final = 1e6
@@ -28,7 +28,7 @@ _TIMEOUT_S: Final = 120.0
 
 
 async def memory(bench: Bench) -> list[Figure]:
-    """Growth of the brokers' resident memory. Nothing where that cannot be seen."""
+    """Measure the growth of the brokers' resident memory. Return nothing where that is not visible."""
     pids = {one.process.name: one.process.pid for one in bench.cluster.brokers}
     try:
         _resident(pids)
@@ -53,7 +53,7 @@ async def _long_append(bench: Bench, pids: Mapping[str, int]) -> list[Figure]:
             await bench.clock.sleep(_SAMPLE_S)
 
     async with bench.journals(spec):
-        # What an append needs at all is there before the long one.
+        # Measure after a first append, which allocates what every append needs.
         await bench.client.append(AppendParams(spec.name), [chunk] * 256)
         samples.append(_resident(pids))
         async with TaskScope("memory") as scope:
@@ -62,7 +62,7 @@ async def _long_append(bench: Bench, pids: Mapping[str, int]) -> list[Figure]:
             watching.cancel()
         samples.append(_resident(pids))
     peaks = {name: max(one[name] for one in samples) - samples[0][name] for name in pids}
-    # What is on its way comes and goes; what stays would grow with the length of the append.
+    # Bytes in flight come and go. Bytes that stay would grow with the length of the append.
     part = max(1, len(samples) // 5)
     grown = {
         name: statistics.median(one[name] for one in samples[-part:])

@@ -56,11 +56,8 @@ Environ = abc.Mapping[str, str]
 Way = Callable[[AppendService, Publisher, Sequence[BenchMessage]], None]
 
 
-# -- publish
-
-
 async def publish(bench: Bench) -> list[Figure]:
-    """Small messages from one thread into four journals, until all of them are acknowledged."""
+    """Publish small messages from one thread into four journals, until all are acknowledged."""
     specs = [journal_spec(f"bench/publish/part-{index}") for index in range(PARTITIONS)]
     partitions = Partitions.of_specs(specs)
     mapping = modulo_mapping(lambda: partitions, _word_of)
@@ -145,14 +142,11 @@ def _raw(appends: AppendService, journal: str, count: int) -> None:
         txn.release()
 
 
-# -- a process of the bench's application
-
-
 @asynccontextmanager
 async def application(
     bench: Bench, environ: Environ = MappingProxyType({})
 ) -> AsyncIterator[ShardClient]:
-    """A member, and a client of it. ``environ`` is added to the member's."""
+    """Run a member, and yield a client of it. ``environ`` is added to the member's."""
     cluster, clock = bench.cluster, bench.clock
     scratch = cluster.directory / "scratch" / "bench-app"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -201,7 +195,7 @@ def shard_spec(shard_id: str, mode: Mode, source: str, max_txn_s: float) -> Shar
 async def shard(
     bench: Bench, shards: ShardClient, spec: ShardSpec, *, replication: int
 ) -> AsyncIterator[ShardSpec]:
-    """A shard that is primary, and its log; both are deleted in the end."""
+    """Run a shard that is primary, and its log; delete both in the end."""
     log = journal_spec(
         spec.recovery_log, replication=replication, content_type=CONTENT_RECOVERY_LOG
     )
@@ -214,7 +208,7 @@ async def shard(
             change = ShardChange(delete=spec.id, expect_mod_revision=-1)
             with suppress(GazetteError):
                 await asyncio.shield(shards.apply_shards([change]))
-            # What it still has on its way ends before its log does.
+            # End the shard's last appends before its log is deleted.
             await bench.clock.sleep(0.2)
 
 
@@ -232,11 +226,8 @@ async def _await_primary(bench: Bench, shards: ShardClient, shard_id: str) -> No
         await bench.clock.sleep(0.02)
 
 
-# -- consume
-
-
 async def consume(bench: Bench) -> list[Figure]:
-    """One shard that catches up, by what it does with its messages."""
+    """Measure one shard that catches up, with different work per message."""
     spooled = journal_spec("bench/consume/spooled")
     length = bench.scaled(FRAGMENT_BYTES)
     stored = journal_spec("bench/consume/stored", codec=Codec.ZSTANDARD, length=length, refresh_s=1)
@@ -267,9 +258,9 @@ async def consume(bench: Bench) -> list[Figure]:
 async def _catch_up(
     bench: Bench, shards: ShardClient, spec: ShardSpec, end: int, message_bytes: float
 ) -> tuple[float, ...]:
-    """Messages per second, between commits that are about a quarter of the way from each other.
+    """Return messages per second between commits, each about a quarter of the way.
 
-    What was caught up in a single transaction counts from when the shard was primary.
+    If a single transaction caught up, count from when the shard was primary.
     """
     journal = spec.sources[0].journal
     began = bench.clock.monotonic()
@@ -282,14 +273,14 @@ async def _catch_up(
         if at is not None and offset > at[1]:
             rates.append((offset - at[1]) / message_bytes / (now - at[0]))
         elif at is not None:
-            continue  # One transaction was more than this part.
+            continue  # One transaction was larger than this part.
         at = now, offset
     assert at is not None
     return tuple(rates) or (at[1] / message_bytes / (at[0] - began),)
 
 
 async def _lines(bench: Bench, journal: str, end: int) -> list[bytes]:
-    """The journal's first bytes, in pieces of whole lines."""
+    """Return the journal's first bytes, in pieces of whole lines."""
     content = bytearray()
     async with bench.client.retry_reader(ReadParams(journal, end_offset=end)) as reader:
         async for chunk in reader.chunks():
@@ -322,11 +313,8 @@ def _bare_rates(bench: Bench, mode: Mode, lines: Sequence[bytes]) -> tuple[float
     return tuple(rates)
 
 
-# -- end to end
-
-
 async def end_to_end(bench: Bench) -> list[Figure]:
-    """From ``publish`` to a committed reader of what a shard published in the same transaction.
+    """Measure from ``publish`` to a committed reader of what a shard published in the same transaction.
 
     That is four appends, one after the other: of the message, of what the shard publishes, of its
     state, and of the acknowledgement.
@@ -372,7 +360,7 @@ async def _append_ms(bench: Bench, journal: str, count: int) -> list[float]:
 
 
 async def _echo(bench: Bench, source: str, count: int) -> list[float]:
-    """Publish at a fixed rate, read committed; latencies in ms."""
+    """Publish at a fixed rate and read committed. Return latencies in ms."""
     head = await bench.write_head(out_of(source))
     params = ReadParams(out_of(source), offset=head, block=True)
     reader = CommittedReader(bench.client, params, BenchMessage)
@@ -396,8 +384,10 @@ async def paced(
     rate: int = ECHO_RATE,
     on_published: Callable[[float], None] = lambda _: None,
 ) -> None:
-    """Publish that many messages, ``rate`` a second; ``on_published`` gets the time at which each of
-    them was acknowledged, in order."""
+    """Publish ``count`` messages, ``rate`` a second.
+
+    ``on_published`` gets the time at which each of them was acknowledged, in order.
+    """
     partition = Partition(journal, CONTENT_JSON_LINES)
     clock = bench.clock
     began = clock.monotonic()

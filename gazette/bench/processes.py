@@ -1,4 +1,4 @@
-"""What `gazette bench` sees of processes from outside: the CPU they use, the metrics they export."""
+"""Measures of processes from outside: the CPU they use, and the metrics they export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Metrics: TypeAlias = Mapping[tuple[str, str], float]
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """How much CPU the present threads of processes have used. Linux only: ``NotFound`` elsewhere."""
+    """Return the CPU seconds of the present threads of processes. Linux only: ``NotFound`` elsewhere."""
     total = 0
     for pid in pids:
         try:
@@ -34,7 +34,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """How much memory a process holds, files that it has mapped included. Linux only, as above."""
+    """Return the bytes that a process holds, with files that it has mapped. Linux only, as above."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError as error:
@@ -45,7 +45,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def exported(url: str) -> Metrics:
-    """What a process exports at ``/metrics``. Blocks; raises ``Unavailable``."""
+    """Return the metrics that a process exports at ``/metrics``. Block. Raise ``Unavailable``."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:
@@ -59,17 +59,17 @@ def exported(url: str) -> Metrics:
 
 
 def parse(text: str) -> Metrics:
-    """The text format of Prometheus."""
+    """Parse the text format of Prometheus."""
     return {(match[1], match[2] or ""): float(match[3]) for match in _SAMPLE.finditer(text)}
 
 
 def total(metrics: Metrics, name: str) -> float:
-    """The sum over all labels."""
+    """Return the sum over all labels."""
     return sum(value for (one, _), value in metrics.items() if one == name)
 
 
 def by_method(metrics: Metrics, name: str) -> dict[str, float]:
-    """A metric of gRPC, by method."""
+    """Return a metric of gRPC, by method."""
     found: dict[str, float] = {}
     for (one, labels), value in metrics.items():
         method = re.search(r'grpc_method="(\w+)"', labels)

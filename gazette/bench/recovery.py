@@ -1,4 +1,4 @@
-"""`gazette bench playback`: how fast recovery logs become files, and how long they are."""
+"""`gazette bench playback`: the speed of playing recovery logs back, and their length."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a store left: sizes in bytes."""
+    """Results of a store that wrote a log: sizes in bytes."""
 
     log_bytes: int
     live_bytes: int
@@ -63,9 +63,9 @@ class Written:
 
 
 async def playback(bench: Bench) -> list[Figure]:
-    """Logs of SQLite stores, and one of large writes, into directories.
+    """Play back logs of SQLite stores, and one of large writes, into directories.
 
-    Played by this process, as a member would, from brokers and from stored fragments.
+    This process plays them, as a member would, from brokers and from stored fragments.
     """
     length = bench.scaled(FRAGMENT_BYTES)
     specs = [
@@ -153,7 +153,7 @@ async def _play(bench: Bench, name: str, client: Client, log: str) -> Figure:
 async def _record(
     bench: Bench, pool: BlockingPool, log: str, work: Callable[[_Log], Written]
 ) -> Written:
-    """Own a log, as the primary of a shard does, and fill it on a thread of its own."""
+    """Own a log, as the primary of a shard does, and fill it on a thread."""
     directory = bench.cluster.directory / "recorded"
     async with bench.publisher() as (appends, _):
         player = Player(FSMHints(log=log), directory, bench.client, bench.clock, pool)
@@ -171,7 +171,7 @@ async def _record(
 
 
 class _Log:
-    """A recorder and what writes to it. Everything on one thread."""
+    """A recorder and its writers. Everything on one thread."""
 
     def __init__(
         self, log: str, fsm: RecoveryFSM, author: int, directory: Path, appends: AppendService
@@ -181,7 +181,7 @@ class _Log:
         self._commits = 0
 
     def transactions(self, log_bytes: int) -> Written:
-        """Overwrite the rows of a small database until the log is that long."""
+        """Overwrite the rows of a small database until the log has ``log_bytes``."""
         recorder, rng = self._recorder, self._rng
         store = SQLiteStore(recorder, SCHEMA)
         try:
@@ -202,7 +202,7 @@ class _Log:
             store.destroy()
 
     def _small_transactions(self, store: SQLiteStore) -> float:
-        """Overwrite a row per transaction; log bytes per byte of what the transaction changed."""
+        """Overwrite a row per transaction. Return log bytes per byte of what the transaction changed."""
         rng = self._rng
         store.executemany(
             PUT_SMALL, ((key, rng.randbytes(SMALL_ROW_BYTES)) for key in range(SMALL_KEYS))
@@ -215,7 +215,7 @@ class _Log:
         return (self._head() - begin) / changed
 
     def large_writes(self, log_bytes: int) -> Written:
-        """Files of a few megabytes, written 64 KiB at a time, the older ones removed."""
+        """Write files of a few megabytes, 64 KiB at a time, and remove the older ones."""
         recorder, rng = self._recorder, self._rng
         index = 0
         while self._head() < log_bytes:
@@ -228,12 +228,12 @@ class _Log:
         return Written(self._head(), 4 * 64 * WRITE_BYTES, recorder.horizon_bytes, 1.0)
 
     def _commit(self, store: SQLiteStore) -> int:
-        """Commit with a new checkpoint, of which it gives the length."""
+        """Commit with a new checkpoint. Return its length in bytes."""
         self._commits += 1
         state = ProducerState(last_ack=self._commits, begin=None)
         source = SourceCheckpoint(self._commits * SMALL_ROW_BYTES, {b"\x01bench": state})
         checkpoint = Checkpoint({"bench/source": source}, {})
-        # Nothing of a shard is looked at by this store.
+        # This store reads nothing of a shard.
         store.start_commit(cast("Any", None), checkpoint, ()).result(60)
         return len(checkpoint.to_bytes())
 

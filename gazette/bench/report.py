@@ -1,4 +1,4 @@
-"""What `gazette bench` found: figures beside what they are compared with, as a table and as JSON."""
+"""Results of `gazette bench`: figures beside their baselines, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def value_at_most(bound: float, unit: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a figure stands beside. ``values`` were taken in turn with those of the figure."""
+    """The value that a figure stands beside. ``values`` were taken in turn with those of the figure."""
 
     name: str
     values: tuple[float, ...]
@@ -64,10 +64,10 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured thing. ``values`` are those of the rounds, in order; the median is the figure.
+    """One measured value. ``values`` are those of the rounds, in order; the median is the figure.
 
-    The ratio to a baseline is the median of the rounds' ratios: each compares what was measured one
-    right after the other, so that what else the machine does matters less.
+    The ratio to a baseline is the median of the rounds' ratios. Each ratio compares two
+    measurements made one right after the other. So other load of the machine matters less.
     """
 
     suite: str
@@ -92,7 +92,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """True if the target is met; None without a target."""
         if self.target is None:
             return None
         figure = self.value if self.target.of == "value" else self.ratio
@@ -124,7 +124,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of one run."""
+    """All results of one run."""
 
     figures: tuple[Figure, ...]
     machine: Mapping[str, Any]
@@ -163,7 +163,7 @@ class Report:
         return table
 
     def notes(self) -> list[str]:
-        """What a reader has to know of a figure, one line each."""
+        """Return what a reader has to know of the figures, one line each."""
         return [f"{one.name}: {one.note}" for one in self.figures if one.note]
 
 
@@ -185,7 +185,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter, and no more."""
+    """Return a number with three significant digits."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -194,7 +194,7 @@ def number(value: float) -> str:
 
 
 def percentile(samples: Collection[float], percent: float) -> float:
-    """The least sample that is not exceeded by that part of them."""
+    """Return the least sample that ``percent`` of the samples do not exceed."""
     ordered = sorted(samples)
     if not ordered:
         raise NotFound("no sample was taken", hint="Measure for longer: --seconds.")
@@ -202,7 +202,7 @@ def percentile(samples: Collection[float], percent: float) -> float:
 
 
 def machine_facts(clock: Clock) -> dict[str, Any]:
-    """What the figures depend on, beside the code."""
+    """Return what the figures depend on, beside the code."""
     versions: dict[str, str] = {}
     for name in _LIBRARIES:
         try:
@@ -225,7 +225,7 @@ def machine_facts(clock: Clock) -> dict[str, Any]:
 
 
 def load_average() -> list[float]:
-    """Of the last 1, 5 and 15 minutes: more than there are cores means that others are busy."""
+    """Return the load of the last 1, 5 and 15 minutes. Above the number of cores, others are busy."""
     try:
         return [round(one, 2) for one in os.getloadavg()]
     except OSError:

@@ -1,8 +1,8 @@
-"""`gazette bench timeline`: where the time of `end-to-end` goes, stage by stage.
+"""`gazette bench timeline`: the time of `end-to-end`, stage by stage.
 
-Processes mark the points that they pass (`gazette.runtime.failpoints`) with the machine's monotonic clock,
-which
-all of them share. First messages come so slowly that each is alone; then at the rate of `end-to-end`.
+Processes mark the points that they pass (`gazette.runtime.failpoints`) with the machine's monotonic
+clock, which all of them share. First, messages come so slowly that each is alone. Then they come at
+the rate of `end-to-end`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gazette.runtime.tasks import TaskScope
 
 SOURCE: Final = "bench/timeline/in"
 ALONE_RATE: Final = 10
-"""Messages a second, so that each is done before the next comes."""
+"""Messages per second, so that each is done before the next comes."""
 SECONDS: Final = 4.0
 OUT: Final = out_of(SOURCE)
 POINTS: Final = (
@@ -45,7 +45,7 @@ _TIMEOUT_S: Final = 120.0
 
 @dataclass(slots=True)
 class Seen:
-    """What this process sees of its messages, in seconds of the monotonic clock and in their order."""
+    """Times of this process's messages, in seconds of the monotonic clock and in their order."""
 
     sent: list[float] = field(default_factory=list)
     published: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a member marked, by point and detail: when, in seconds."""
+    """Times in seconds that a member marked, by point and detail."""
 
     times: dict[tuple[str, str], list[float]]
 
@@ -72,8 +72,10 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transaction: its finalization, the append of the store's commit, that of its acknowledgement,
-    and its end."""
+    """Times of one transaction.
+
+    They are its finalization, the append of the store's commit, that of its acknowledgement, and its end.
+    """
 
     finalized: float
     log: tuple[float, float]
@@ -82,7 +84,7 @@ class Commit:
 
 
 def commits_of(marks: Marks, shard_id: str, log: str) -> list[Commit]:
-    """The transactions that were marked whole, in order: one ends before the next is finalized."""
+    """Return the completely marked transactions, in order: one ends before the next is finalized."""
     logged, out = _appends(marks, log), _appends(marks, OUT)
     ends = marks.of("transaction.acknowledged", shard_id)
     commits: list[Commit] = []
@@ -96,7 +98,7 @@ def commits_of(marks: Marks, shard_id: str, log: str) -> list[Commit]:
 
 
 def _appends(marks: Marks, journal: str) -> list[tuple[float, float]]:
-    """Of one process, which appends to a journal one after the other."""
+    """Return begin and end of one process's appends to a journal, which follow one another."""
     times = zip(
         marks.of("append.begin", journal), marks.of("append.applied", journal), strict=False
     )
@@ -109,8 +111,10 @@ def _first(spans: Sequence[tuple[float, float]], begin: float) -> tuple[float, f
 
 
 def stages_of(seen: Seen, marks: Marks, commits: Sequence[Commit]) -> dict[str, list[float]]:
-    """By stage, how many milliseconds each message spent in it. Each begins where the former ends, but
-    for those in brackets."""
+    """Return, by stage, the milliseconds that each message spent in it.
+
+    Each stage begins where the former ends, except those in brackets.
+    """
     stages: defaultdict[str, list[float]] = defaultdict(list)
     reads, ends = marks.of("source.read", SOURCE), [one.finalized for one in commits]
     for sent, published, received in zip(seen.sent, seen.published, seen.received, strict=False):
@@ -141,7 +145,7 @@ def stages_of(seen: Seen, marks: Marks, commits: Sequence[Commit]) -> dict[str, 
 
 
 async def timeline(bench: Bench) -> list[Figure]:
-    """Stages of end to end, each message alone and at `ECHO_RATE`; medians in milliseconds."""
+    """Measure the stages of end to end, each message alone and at `ECHO_RATE`; medians in milliseconds."""
     source = journal_spec(SOURCE, replication=3)
     out = journal_spec(OUT, replication=3)
     path = bench.cluster.directory / "marks"
@@ -154,7 +158,7 @@ async def timeline(bench: Bench) -> list[Figure]:
             for rate in (ALONE_RATE, ECHO_RATE):
                 count = max(20, int(rate * SECONDS * bench.settings.seconds))
                 seen = await _echo(bench, rate, count)
-                # What the last of them set going, ends.
+                # Wait for the end of what the last messages started.
                 await bench.clock.sleep(0.2)
                 marks = Marks.read(path)
                 commits = commits_of(marks, spec.id, spec.recovery_log)
@@ -172,7 +176,7 @@ async def timeline(bench: Bench) -> list[Figure]:
 
 
 async def _echo(bench: Bench, rate: int, count: int) -> Seen:
-    """Publish at a fixed rate, read committed, until all have come."""
+    """Publish at a fixed rate, and read committed until all messages have come."""
     head = await bench.write_head(OUT)
     reader = CommittedReader(bench.client, ReadParams(OUT, offset=head, block=True), BenchMessage)
     seen = Seen()

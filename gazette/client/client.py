@@ -104,8 +104,7 @@ class Client:
         return endpoint, self.channels.byte_path(endpoint)
 
     def stub(self, route: Route | None = None, process_id: ProcessId | None = None) -> JournalStub:
-        """Return the Journal service of the default address, of a route's best member, or of one
-        member.
+        """Return the Journal service of the default address, of a route's best member, or of one member.
 
         Raise ``Unavailable`` if that member has no endpoint.
         """

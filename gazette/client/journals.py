@@ -271,11 +271,10 @@ async def apply_journals(
 ) -> Header:
     """Change specifications: all of them, or none.
 
-    A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
-    earlier ones stay. etcd accepts 128 in one by default. Return the header with the revision of
-    the last transaction. Raise ``Conflict`` if a journal is not at the expected revision,
-    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been
-    applied.
+    A ``batch_size`` above zero splits them into transactions of that many. If one fails, the earlier
+    ones stay. etcd accepts 128 in one by default. Return the header with the revision of the last
+    transaction. Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``,
+    ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
     """
     size = batch_size or max(1, len(changes))
     header: Header | None = None
@@ -301,8 +300,8 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
 async def list_fragments(client: Client, params: FragmentsParams) -> tuple[StoredFragment, ...]:
     """Return the fragments of a journal's index, by offset, over all pages.
 
-    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``, ``Moved`` or
-    ``Broken``.
+    Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``,
+    ``Moved`` or ``Broken``.
     """
     fragments: list[StoredFragment] = []
     page = params.begin_offset

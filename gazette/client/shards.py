@@ -253,8 +253,7 @@ class ShardClient:
     async def unassign(
         self, shard_ids: Sequence[ShardId], *, only_failed: bool = False, dry_run: bool = False
     ) -> tuple[ShardId, ...]:
-        """Take shards from their primaries (or only from FAILED ones), so that they are assigned
-        again.
+        """Take shards from their primaries (or only from FAILED ones), so that they are assigned again.
 
         Return the ids of those shards. With ``dry_run`` change nothing. Raise ``NotFound``, or
         ``Conflict`` if assignments changed meanwhile. A cancelled call may have been applied.

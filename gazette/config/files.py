@@ -12,10 +12,10 @@ from gazette.protocol.text import strict_yaml
 
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of an INI file, as go-flags reads it. Raises ``Invalid`` that names the line.
+    """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid`` that names the line.
 
-    Blanks around lines, keys and values do not count. ``;`` and ``#`` begin a comment at the begin of a
-    line only. A value in double quotes may hold escapes. A key without a value is left out.
+    Blanks around lines, keys and values do not count. ``;`` and ``#`` begin a comment at the begin
+    of a line only. A value in double quotes may hold escapes. A key without a value is left out.
     """
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -29,7 +29,7 @@ def ini_entries(text: str) -> Iterator[tuple[str, str]]:
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals:
-            # Without the line itself: it may hold a secret.
+            # Leave the line itself out: it may hold a secret.
             raise Invalid(f"line {number}: expected key = value, or [section]")
         if value:
             path = f"{section}.{key}" if section else key
@@ -47,13 +47,13 @@ def _unquoted(value: str, number: int) -> str:
 
 
 def ini_value(text: str) -> str:
-    """Return the text that ``ini_entries``, and go-flags, read as ``text``."""
+    """Return text that ``ini_entries`` and go-flags read as ``text``."""
     plain = text and text == text.strip() and text[0] != '"' and text.isprintable()
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def yaml_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of a YAML file: values are the text that is written. Raises ``Invalid``."""
+    """Yield each entry of a YAML file; values are text as written. Raise ``Invalid``."""
     root = strict_yaml.compose(text)
     if root is not None and not strict_yaml.is_null(root):
         yield from _flattened("", root)

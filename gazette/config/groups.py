@@ -1,4 +1,4 @@
-"""The groups of settings that brokers and consumers share: etcd, log, debug."""
+"""Groups of settings that brokers and consumers share: etcd, log, debug."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EtcdFlags:
     cert_file: str = setting("", "client certificate for etcd (PEM)")
     cert_key_file: str = setting("", "key of the client certificate (PEM)")
     trusted_ca_file: str = setting("", "certificates to verify etcd with (PEM)")
-    user: str = setting("", "etcd user, where etcd has authentication on")
+    user: str = setting("", "etcd user, if etcd uses authentication")
     password: str = setting("", "password of the etcd user", secret=True)
     lease: float = duration(
         "20s", "time to live of this member's lease", env="ETCD_LEASE_TTL", ini="LeaseTTL"
@@ -60,7 +60,7 @@ class EtcdFlags:
 class LogFlags:
     """Group ``log``."""
 
-    level: str = setting("warn", "least severity that is logged", choices=LOG_LEVELS)
+    level: str = setting("warn", "least severity to log", choices=LOG_LEVELS)
     format: str = setting("text", "form of log lines", choices=LOG_FORMATS)
 
 
@@ -73,8 +73,9 @@ class DebugFlags:
 
 
 def member_id(group: str, zone: str, name: str) -> ProcessId:
-    """Return the id of a process, by the flags ``zone`` and ``id`` of a group.
-    Raise ``Invalid`` that names them.
+    """Return the id of a process from the flags ``zone`` and ``id`` of a group.
+
+    Raise ``Invalid`` that names the flag.
     """
     from gazette.protocol.ids import ProcessId, validate_token
 
@@ -85,14 +86,14 @@ def member_id(group: str, zone: str, name: str) -> ProcessId:
             raise Invalid(
                 error.message,
                 path=f"--{group}.{flag}",
-                hint=f"{least} to {most} letters, digits, and - _ + / . are right, as in "
+                hint=f"Use {least} to {most} letters, digits, and - _ + / . as in "
                 f"--{group}.{flag}={'eu-west-1a' if flag == 'zone' else 'member-1'}",
             ) from error
     return ProcessId(zone, name)
 
 
 def check_directory(name: str, path: Path | None, *, to_write: bool = True) -> None:
-    """Raise ``Invalid``, with the setting's name, unless ``path`` is a directory that this user can use."""
+    """Require a directory that this user can use. Raise ``Invalid`` that names the setting."""
     if path is None:
         return
     if not path.is_dir():
@@ -104,7 +105,7 @@ def check_directory(name: str, path: Path | None, *, to_write: bool = True) -> N
         )
     if not os.access(path, os.X_OK | (os.W_OK if to_write else os.R_OK)):
         raise Invalid(
-            f"{path} cannot be {'written to' if to_write else 'read'} by user {os.getuid()}",
+            f"user {os.getuid()} cannot {'write to' if to_write else 'read'} {path}",
             path=f"--{name}",
-            hint=f"Let it own the directory: chown {os.getuid()} {path}",
+            hint=f"Make the user its owner: chown {os.getuid()} {path}",
         )

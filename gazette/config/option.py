@@ -1,6 +1,6 @@
 """One setting of a program: its names, its kind, and its texts.
 
-Programs import what they need of this from `gazette.config.schema`, which settles the values.
+Programs import their part of this from `gazette.config.schema`, which settles the values.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def setting(
     flag_only: bool = False,
     ini: str = "",
 ) -> Any:
-    """Describe a field of a group: str, int, float, bool, ``bool | None``, ``Path |
-    None`` or ``tuple[str, ...]``.
+    """Describe a field of a group.
 
-    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret`` is never
-    printed. ``short`` is a letter for ``-x``; ``flag_only`` keeps it out of the environment, and of all
-    sections of files but that of its own command.
+    Its type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
+    ``name``, ``env`` and ``ini`` replace the names that follow from the field's name. A ``secret``
+    is never printed. ``short`` is a letter for ``-x``. ``flag_only`` keeps it out of the
+    environment, and of all sections of files but its own command's.
     """
     meta = _Meta(
         help_text,
@@ -92,24 +92,24 @@ def duration(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting, by all its names."""
+    """One setting, with all its names."""
 
     group: str
     field: str
     name: str
-    """Without its group: ``max-append-rate``."""
+    """Name without its group: ``max-append-rate``."""
     env: str
-    """The environment variable; empty: none."""
+    """The environment variable; empty for none."""
     help: str
     default: Any
     kind: str
     choices: tuple[str, ...]
     secret: bool
     short: str = ""
-    """A letter: the flag has a second form, ``-x``."""
+    """A letter of the second form of the flag, ``-x``."""
     flag_only: bool = False
     ini: str = ""
-    """Its key in an INI file, without the section: ``MaxAppendRate``."""
+    """Key in an INI file, without the section: ``MaxAppendRate``."""
 
     @property
     def flag(self) -> str:
@@ -117,7 +117,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Name of the option in files and errors."""
+        """Its name in files and errors."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     def parse(self, text: str, source: str) -> Any:
@@ -189,7 +189,7 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
         if meta is None:
             raise Bug("a field of a settings group was not made by setting()", field=one.name)
         name = meta.name or one.name.replace("_", "-")
-        # A bare name such as PORT or ZONE may be there for another program.
+        # Another program may have set a bare name such as PORT or ZONE.
         words = f"{group}.{name}" if group else ""
         yield Option(
             group=group,

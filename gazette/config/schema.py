@@ -10,13 +10,13 @@ A group is a frozen dataclass whose fields are made by ``setting`` or ``duration
     schema = Schema("gazette serve", {"etcd": EtcdFlags}, file_stem="gazette")
     etcd = schema.load(argv, os.environ).group(EtcdFlags)
 
-Its flags are ``--etcd.address`` and ``--etcd.lease``, its environment names ``ETCD_ADDRESS`` and
-``ETCD_LEASE_TTL``, and a file says ``[Etcd] Address = …`` (INI) or ``etcd: {address: …}`` (YAML).
-Nothing that is given may be unknown: a typing error is an error, with the nearest name. In an INI file
-it is a warning, because the original shares these files among programs and skips what it does not know.
+Its flags are ``--etcd.address`` and ``--etcd.lease``. Its environment names are ``ETCD_ADDRESS``
+and ``ETCD_LEASE_TTL``. A file says ``[Etcd] Address = …`` (INI) or ``etcd: {address: …}`` (YAML).
+An unknown name is an error that suggests the nearest one. In an INI file it is a warning, because
+the original shares these files among programs and skips unknown keys.
 
-A setting may have a one-letter ``short`` flag, and may be ``flag_only``: the environment does not say
-it. A program of several commands has a schema for each, and one file for all of them.
+A setting may have a one-letter ``short`` flag. It may be ``flag_only``: the environment does not
+set it. A program of several commands has a schema for each, and one file for all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLACES: Final = frozenset(
         *("peer_ca_file", "peer_cert_file", "peer_cert_key_file"),
     }
 )
-"""Fields that decide which servers are called, and how these prove their identity."""
+"""Fields that decide which servers are called, and by which certificates the two sides trust each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Loaded:
     """Option key → "flag", "env NAME", "file PATH" or "default"."""
     file: Path | None
     arguments: tuple[str, ...] = ()
-    """Words that are no flags, for a program that takes such words."""
+    """Words that are not flags, where the program takes such words."""
     warnings: tuple[str, ...] = ()
-    """Keys of the file that no program knows, each in a sentence."""
+    """One sentence for each key of the file that no program knows."""
     argv: tuple[str, ...] = ()
 
     def group(self, cls: type[T]) -> T:
@@ -74,14 +74,14 @@ class Loaded:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises instead of leaving the process."""
+    """An argparse parser that raises instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
         raise Invalid(message, path=self.prog, hint=f"See `{self.prog} --help`.")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """``-s, --selector STR``, and switches without the value that they may have."""
+    """Formats ``-s, --selector STR``, and switches without their optional value."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join(action.option_strings)
@@ -91,13 +91,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Schema:
-    """The groups of one program. ``file_stem`` names its configuration file, None: it has none.
+    """The groups of one program. ``file_stem`` names its configuration file; None for no file.
 
-    ``arguments`` says what words without dashes are, as in ``[FILE...]``; by default there must be none.
-    ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that other programs
-    read from the same file. ``scopes`` are sections of a file, the general one first, whose keys and
-    sub-sections (``[scope.Group]``) count for this program, before those of all programs. Only in the last
-    one are settings that are ``flag_only``. ``defaults`` replaces those of some option keys.
+    ``arguments`` describes words without dashes, as in ``[FILE...]``; by default there must be
+    none. ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections that
+    other programs read from the same file. ``defaults`` replaces those of some option keys.
+
+    ``scopes`` are sections of a file, the general one first. Their keys and sub-sections
+    (``[scope.Group]``) count for this program, before those of all programs. Only the last one has
+    settings that are ``flag_only``.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Schema:
     def load(
         self, argv: Sequence[str], environ: Mapping[str, str], *, directory: Path | None = None
     ) -> Loaded:
-        """Set all options. Raises ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
+        """Settle every option. Raise ``Invalid`` (exit code 2), or ``SystemExit`` for ``--help``.
 
         ``directory`` stands for the working directory, where a file is searched first.
         """
@@ -160,7 +162,7 @@ class Schema:
         if (texts := given.get(option.key)) is not None:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)
-        # Set but empty is as good as not set.
+        # An empty variable counts as unset.
         env = "" if option.flag_only else option.env
         if env and (text_or_none := environ.get(env)):
             return f"env {option.env}", option.parse(text_or_none, option.env)
@@ -169,9 +171,9 @@ class Schema:
         return "default", option.default
 
     def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
-        """Raise ``Invalid`` if a file that was found by chance decides where a secret is sent.
+        """Raise ``Invalid`` if a file that the user did not name decides where a secret is sent.
 
-        Another user may own the working directory, and the secret is this user's.
+        The working directory may belong to another user. The secret is this user's.
         """
         file = f"file {path}"
         foreign = [
@@ -187,7 +189,7 @@ class Schema:
             )
 
     def parser(self) -> argparse.ArgumentParser:
-        """Return the flags, for ``--help`` and for generated reference pages."""
+        """Return the parser of the flags, for ``--help`` and for generated reference pages."""
         usage = f"{self.program} [FLAGS] {self.arguments}".rstrip()
         parser = _Parser(
             prog=self.program,
@@ -202,7 +204,7 @@ class Schema:
             where = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
             parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{where}]")
         sections: dict[str, Any] = {"": parser}
-        # What a command has of its own is what people look for.
+        # Put a command's own flags first: users look for these.
         for option in sorted(self.options, key=lambda one: not one.flag_only):
             section = sections.get(option.group)
             if section is None:
@@ -222,7 +224,7 @@ class Schema:
         return parser
 
     def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the texts that were given for each option, and the words that are no flags."""
+        """Return the given text of each option, and the words that are not flags."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
         namespace, rest = self.parser().parse_known_args(words[:end])
@@ -241,8 +243,10 @@ class Schema:
         return dict(vars(namespace)), arguments
 
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
-        """Return the words with all switches as ``--switch=true``. So a switch does not take the next word
-        for its value, unless that is one, as in ``--switch false``.
+        """Return the words with every switch as ``--switch=true``.
+
+        A switch then does not take the next word for its value, unless that is one, as in
+        ``--switch false``.
         """
         switches = {one.flag: one.flag for one in self.options if one.kind == "bool"}
         switches |= {
@@ -291,9 +295,9 @@ class Schema:
         return None
 
     def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
-        """Return option key → text of everything a file says, and a warning for each unknown key.
+        """Return option key → text of all entries of a file, and a warning for each unknown key.
 
-        Raises ``Invalid``, in YAML for an unknown key as well: the original has no such files.
+        Raise ``Invalid``, in YAML for an unknown key as well: the original has no such files.
         """
         is_ini = path.suffix == ".ini"
         try:
@@ -323,7 +327,7 @@ class Schema:
     def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
         """Return, by each key that a file may have: its rank, its option, and its usual name.
 
-        What a key of a greater rank says counts. The option is None if it is another program's.
+        The key of the greater rank counts. The option is None if it is another program's.
         """
         known: dict[str, tuple[int, Option | None, str]] = {}
         for section, cls in self._others.items():
@@ -360,7 +364,7 @@ class Schema:
                 if option.secret:
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
                 elif shown != option.render(value):
-                    # Read back it would be another value.
+                    # The whole text would be read back as another value.
                     one_line = " ".join(shown.splitlines())
                     lines.append(f"; {option.name} is set to {one_line}; not shown in full")
                 else:
@@ -408,7 +412,7 @@ def _folded(key: str) -> str:
 
 
 def exit_with(error: Invalid, stderr: Any) -> int:
-    """Print what is wrong with the configuration. Return the exit code 2."""
+    """Print the fault of the configuration. Return exit code 2."""
     print(f"{error}", file=stderr)
     if error.hint and error.hint != Invalid.default_hint:
         print(error.hint, file=stderr)

@@ -46,8 +46,7 @@ StoreT = TypeVar("StoreT", bound="Store")
 class DeferToNextTransaction(GazetteError):
     """Raised by ``consume_message`` to end this transaction and get the same message in the next.
 
-    Raise it first: earlier effects of ``consume_message`` stay. See ``consume_messages`` for
-    batches.
+    Raise it first: earlier effects of ``consume_message`` stay. See ``consume_messages`` for batches.
 
     Raising it for the first message of a transaction is an error of the application. The
     transaction would be empty, and the message deferred for ever.
@@ -136,9 +135,9 @@ class Store(ABC):
         """Return the cause of a callback's exception: the message, or the store.
 
         Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
-        `ErrorCause.MESSAGE`. Return that only for errors that the same message is sure to raise
-        again, such as a violated constraint, and for errors that are not the store's. Optional, as
-        `savepoint`.
+        `ErrorCause.MESSAGE`. Return that for errors that the same message is sure to raise again,
+        such as a violated constraint. Return it too for errors that are not the store's, and for no
+        others. Optional, as `savepoint`.
         """
         return ErrorCause.STORE
 
@@ -164,8 +163,7 @@ class StateView(ABC):
 
     @abstractmethod
     def refresh(self, files: PlayedFiles) -> Any:
-        """Return what queries are served with, as of ``files``: the counterpart of the primary's
-        store.
+        """Return what queries are served with, as of ``files``: the counterpart of the primary's store.
 
         ``files`` are the shard's files at the end of an append. They do not change during the call.
         What was returned before may be in use until ``release`` is called with it.
@@ -205,8 +203,7 @@ class Application(ABC, Generic[StoreT]):
     """True to deliver transaction acknowledgements of producers as messages."""
 
     async def initialize(self, service: ConsumerService) -> None:
-        """Prepare the application. Called once on the event loop, before this member takes any
-        shard.
+        """Prepare the application. Called once on the event loop, before this member takes any shard.
 
         Register gRPC services (``service.grpc_server``) and HTTP routes (``service.add_route``)
         here, and read settings (``service.config``). Must not block.
@@ -223,8 +220,7 @@ class Application(ABC, Generic[StoreT]):
         return self.message_type
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
-        """Return what to do with messages that do not decode or cannot be consumed; None: the shard
-        fails.
+        """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.
 
         Called once per promotion. Default: as the labels of the shard say, see
         docs/transactions.md.
@@ -235,13 +231,12 @@ class Application(ABC, Generic[StoreT]):
     def new_store(self, shard: Shard, recorder: Recorder | None) -> StoreT:
         """Open the shard's store. Called once per promotion, after play-back of the recovery log.
 
-        ``recorder`` is None if, and only if, the specification names no recovery log: then the store
-        keeps its state elsewhere. With one, its ``directory`` holds what was played back.
+        ``recorder`` is None exactly if the specification names no recovery log: then the store keeps
+        its state elsewhere. With a log, the recorder's ``directory`` holds what was played back.
         """
 
     def new_view(self, shard: Shard, directory: Path) -> StateView | None:
-        """Return the view from which hot standbys of the shard answer queries that allow stale
-        answers.
+        """Return the view from which hot standbys of the shard answer queries that allow stale answers.
 
         None: standbys answer no queries. ``directory`` is an empty one of the view's own. Called
         once per standby, at the first such query, for example as ``return
@@ -319,14 +314,12 @@ class MessageProducer(ABC):
     def read_through(
         self, shard: Shard, store: Any, offsets: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """Return the offsets that a query waits for which asked for these. Any thread. Default: the
-        same."""
+        """Return the offsets that a query waits for which asked for these. Any thread. Default: the same."""
         return offsets
 
 
 def checked_store(store: object) -> Store:
-    """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a
-    store."""
+    """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a store."""
     methods = ("start_commit", "restore_checkpoint", "savepoint", "classify_error", "destroy")
     require_instance("new_store", store, Store, methods)
     assert isinstance(store, Store)
@@ -334,8 +327,7 @@ def checked_store(store: object) -> Store:
 
 
 def checked_view(view: object) -> StateView | None:
-    """Return what ``new_view`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a
-    view."""
+    """Return what ``new_view`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a view."""
     if view is None:
         return None
     require_instance("new_view", view, StateView, ("refresh", "release", "close"))

@@ -1,5 +1,4 @@
-"""Checks that refuse callbacks of the wrong kind: what a callback returns must not be dropped
-silently.
+"""Checks that refuse callbacks of the wrong kind: what a callback returns must not be dropped silently.
 
 Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
 function runs nothing of it. Every message would be dropped, and the checkpoint would pass it.
@@ -44,8 +43,7 @@ _HINT: Final = (
 
 
 class ApplicationFailed(GazetteError):
-    """Error of an application's callback. The shard fails; ``__cause__`` is what the callback
-    raised."""
+    """Error of an application's callback. The shard fails; ``__cause__`` is what the callback raised."""
 
     default_hint = (
         "Correct the application and restart it; nothing of the failed transaction took "
@@ -81,7 +79,8 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
 
 
 def require_none(callback: str, result: object, **facts: Any) -> None:
-    """Raise ``ApplicationFailed`` unless ``result``, of a callback that returns nothing, is None.
+    """Check the ``result`` of a callback that returns nothing. Raise ``ApplicationFailed``
+    unless it was None.
 
     A coroutine or generator is closed first, and a future is cancelled.
     """
@@ -205,8 +204,7 @@ def _kind_name(value: object) -> str:
 
 
 async def initialized(application: Any, service: Any) -> None:
-    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is not a coroutine
-    function."""
+    """Await ``Application.initialize``. Raise ``ApplicationFailed`` if it is not a coroutine function."""
     result: object = application.initialize(service)
     if not inspect.isawaitable(result):
         raise ApplicationFailed(

@@ -31,8 +31,7 @@ class HintKeys:
     def of(cls, prefixes: Sequence[str], root: str) -> Self:
         """Return ``prefixes`` or, if empty, the default ones beside the ``root`` of the members.
 
-        Raise ``Invalid`` for a prefix that is not an absolute path, or that holds keys of the
-        members.
+        Raise ``Invalid`` for a prefix that is not an absolute path, or that holds keys of the members.
         """
         own = f"{root}/{_OWN}"
         for prefix in prefixes:

@@ -94,8 +94,8 @@ def _decode_assignment(
 ) -> ReplicaStatus:
     """Return the status that the assigned member advertised. A fresh assignment (empty) is idle.
 
-    A damaged value counts as a status too: if the assignment were ignored, the allocator would make
-    it twice.
+    A damaged value counts as a status too: if the assignment were ignored, the allocator
+    would make it twice.
     """
     what = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:

@@ -38,7 +38,7 @@ STOPPED: Final = "resolver has stopped serving local shards"
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How a shard is served, as of one revision of the key space.
+    """The members that serve a shard, as of one revision of the key space.
 
     With status OK, ``header.process_id`` is the primary. If that is this member, ``shard`` and
     ``store`` are set, and have read through the requested offsets.
@@ -67,8 +67,7 @@ class _Held:
 
 
 class Resolver:
-    """Owner of this member's shards: it creates, starts, promotes and stops them as assignments
-    change."""
+    """Owner of this member's shards: it creates, starts, promotes and stops them as assignments change."""
 
     def __init__(
         self,
@@ -144,9 +143,9 @@ class Resolver:
     ) -> Resolution:
         """Resolve a shard to its primary.
 
-        If that is this member, wait until its store is open and has read through the given offsets
-        of its sources (others are ignored). The caller bounds the wait. Before a wait, ``on_wait``
-        gets a function that describes what is still missing.
+        If that is this member, wait for its store to open and to read through the given offsets.
+        Offsets of journals that are not its sources are ignored. The caller bounds the wait.
+        Before a wait, ``on_wait`` gets a function that describes what is still missing.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
         ``Closed`` if the shard is ours and this member has stopped serving.
@@ -228,8 +227,7 @@ class Resolver:
         return replace(resolution, shard=shard, store=shard.store)
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
-        """Return our replica of a shard if it is a standby that plays, and the claims cover the
-        shard."""
+        """Return our replica of a shard if it is a standby that plays, and the claims cover the shard."""
         held = self._held.get(shard_id)
         if held is None or held.shard.reads is None or not self._covers(shard_id, claims):
             return None
@@ -324,8 +322,7 @@ class Resolver:
             self._stop(shard_id, one)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Return when every shard that was given up has ended. Raise ``Unavailable`` that names the
-        others."""
+        """Return when every shard that was given up has ended. Raise ``Unavailable`` naming others."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

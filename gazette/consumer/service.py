@@ -270,8 +270,8 @@ class ConsumerService:
     ) -> Answer[T]:
         """Have a shard answer, and say which member did: see `query.Asking.ask`.
 
-        ``timeout_s`` defaults to the settings'. A member that is starting answers once it knows its
-        cluster.
+        ``timeout_s`` defaults to the settings'. A member that is starting answers once it
+        knows its cluster.
         """
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
@@ -459,8 +459,7 @@ class ConsumerService:
         return _Parts(etcd, key_space, state, resolver, shard_api, drain)
 
     def _new_publisher(self, appends: AppendService) -> Publisher:
-        # Never reuse the producer of an earlier promotion: its acknowledgements may still be on
-        # their way.
+        # Never reuse the producer of an earlier promotion: its acknowledgements may still be on their way.
         producer = new_producer_id(self._producer_rng)
         return Publisher(appends, producer=producer, clock=MessageClock())
 
@@ -492,8 +491,8 @@ class ConsumerService:
         (self._hurried if self.stopping.is_set() else self.stopping).set()
 
     def fail(self, error: BaseException) -> None:
-        """Record that the member is broken: ``wait`` returns, and only ``stop`` remains. The first
-        error stays."""
+        """Record that the member is broken: ``wait`` returns, and only ``stop`` remains. The
+        first error stays."""
         if self.failure is None:
             self.failure = error
         # Another member may serve our shards by now.

@@ -27,8 +27,8 @@ def run(context: Context, _command: Command) -> int:
 
 
 def _tree() -> dict[str, list[tuple[str, str]]]:
-    """Return the words that may follow each path of words: "" → journals, shards …; "journals" →
-    list, apply …"""
+    """Return the words that may follow each path of words: "" → journals, shards …;
+    "journals" → list, apply …"""
     tree: dict[str, list[tuple[str, str]]] = {"": []}
     for command in COMMANDS:
         if len(command.words) == 1:

@@ -62,8 +62,7 @@ class Context:
         return self.loaded.group(SharedFlags).timeout
 
     async def broker(self, file_root: Path | None = None) -> Client:
-        """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the
-        address.
+        """Return a client of the brokers. Raise ``Unavailable`` if no server answers at the address.
 
         ``file_root`` of the first call goes before that of the settings.
         """
@@ -77,8 +76,7 @@ class Context:
         return self._broker
 
     async def consumer(self) -> ShardClient:
-        """Return a client of the consumers. Raise ``Unavailable`` if no server answers at the
-        address."""
+        """Return a client of the consumers. Raise ``Unavailable`` if no server answers at the address."""
         if self._consumer is None:
             with within("--consumer"):
                 self._consumer = self.loaded.group(ConsumerFlags).client(self._zone, self.clock)

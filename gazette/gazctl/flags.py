@@ -1,9 +1,8 @@
 """Settings of ``gazctl``: those that all commands share, and those of each command.
 
 Shared settings come from flags, the environment, ``gazctl.ini`` or ``gazctl.yaml``, and defaults.
-Settings of a command come from flags, or from the command's own section of a file
-(``[journals.list]``). Neither ``$FORMAT`` nor a section of all commands may change what one command
-does.
+Settings of a command come from flags, or from the command's own section of a file (``[journals.list]``).
+Neither ``$FORMAT`` nor a section of all commands may change what one command does.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. The one in `gazette.config.groups` comes with etcd, which this command does
-    not use."""
+    """Group ``log``. The one in `gazette.config.groups` comes with etcd, which this command does not use."""
 
     level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))

@@ -279,8 +279,7 @@ def main() -> None:
         terminal.stderr.flush()
     except BrokenPipeError:
         code = EXIT_SIGNAL + signal.SIGPIPE
-    # `sys.exit` waits for every thread. A thread may wait for a pipe that no process writes or
-    # reads.
+    # `sys.exit` waits for every thread. A thread may wait for a pipe that no process writes or reads.
     os._exit(code)
 
 

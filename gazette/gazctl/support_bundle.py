@@ -178,8 +178,8 @@ def _endpoints(addresses: str, routes: Iterable[Route]) -> list[str]:
 async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> None:
     """Add the diagnostics of every member.
 
-    The HTTP URL of a member is given or guessed. Guesses are the port after the gRPC port, our
-    default, and the gRPC port itself, as members of the Go original use.
+    The HTTP URL of a member is given or guessed. The first guess is the port after the gRPC port,
+    our default. The second is the gRPC port itself, which members of the Go original use.
     """
     flags = context.flags(SupportBundleFlags)
     tls = _tls_context(context.loaded.group(BrokerFlags))
@@ -218,8 +218,8 @@ def http_guesses(endpoint: str) -> list[str]:
 
 
 def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, str]:
-    """Return the pages of the first place that has them. Raise ``Unavailable`` if none has. Block
-    meanwhile."""
+    """Return the pages of the first place that has them. Raise ``Unavailable`` if none has.
+    Block meanwhile."""
     reasons: list[str] = []
     for place in places:
         try:

@@ -79,8 +79,7 @@ def schema(application: Application[Any], program: str, bind_host: str = "") -> 
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for
-    all.
+    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for all.
 
     The command line is ``[serve] FLAGS`` or ``print-config FLAGS``. Settings come from flags, the
     environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.

@@ -22,7 +22,7 @@ __all__ = ["Backfill", "GazetteDataSource", "read", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: workers of Spark import this package without ever starting a session.
+    # Import lazily: workers of Spark import this package without ever starting a session.
     if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,9 +1,9 @@
-"""Runs a backfill on Spark: `SparkRunner`, and what it asks of a `Backfill`.
+"""Backfills on Spark: `SparkRunner`, and what it needs of a `Backfill`.
 
-Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages and
-builds its state. With it, rows of all journals are folded as a DataFrame, brought together by shard and
-put in order; then there is one task per shard that loads them. Executors fail, are slow, and run what
-another has run already: each attempt stages objects of its own, and Spark tells of one attempt per shard.
+Both passes are jobs. Without ``fold`` there is one task per shard, which reads the shard's messages
+and builds its state. With ``fold``, rows of all journals are folded as a DataFrame, grouped by shard
+and put in order. Then one task per shard loads them. Executors fail, are slow, and repeat what
+another one has run. So each attempt stages its own objects, and Spark reports one attempt per shard.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gazette.spark.spark_session import session
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 SHARD: Final = "shard"
-"""The column that says which shard a row belongs to: its place among the run's shards."""
+"""The column with the shard of a row: its index among the run's shards."""
 _PREFIX: Final = "_"
-"""Before the names of columns that are not fields of messages."""
+"""Prefix of the names of columns that are not fields of messages."""
 _JOURNAL: Final = f"{_PREFIX}journal"
 _OUTCOME: Final = "shard int, attempt string, built binary"
 
@@ -50,13 +50,16 @@ __all__ = ["Backfill", "SparkRunner"]
 
 
 class SparkRunner:
-    """Runs on a session of Spark: a given one, or one of ``master`` that is made when it is needed."""
+    """Runs on a session of Spark: a given one, or one of ``master`` that is created when needed."""
 
     def __init__(
         self, master: str = "local[*]", *, spark: Any = None, run_bytes: int = RUN_BYTES
     ) -> None:
-        """Raises ``Invalid`` if Spark is not installed, or ``master`` names none; ``Unavailable`` without
-        a Java, or if a standalone master does not answer: before anything is done."""
+        """Check that Spark can run, before anything is done.
+
+        Raise ``Invalid`` if Spark is not installed, or ``master`` is malformed. Raise
+        ``Unavailable`` without a Java, or if a standalone master does not answer.
+        """
         if importlib.util.find_spec("pyspark") is None:
             raise Invalid(
                 "Spark is not installed", path="--master", hint="pip install 'pygazette[spark]'"
@@ -88,9 +91,12 @@ class SparkRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> Folded:
-        """The first pass as a job: a task per run, which keeps the rows that ``fold`` of the backfill asks
-        for, if it has one. Raises ``Invalid`` if that asks for what there is not, ``Broken`` as Spark does,
-        and what reading does."""
+        """Make the first pass as a job: a task per run.
+
+        Each task keeps the rows that ``fold`` of the backfill needs, if it has one. Raise
+        ``Invalid`` if it needs fields that do not exist, ``Broken`` for Spark's errors, and what
+        reading raises.
+        """
         keeping = None if backfill is None else _keeping(backfill, access, snapshot)
         with telling():
             folded, plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, keeping)
@@ -99,7 +105,7 @@ class SparkRunner:
         return folded
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """The second pass: one attempt of each shard, in the order of tasks."""
+        """Make the second pass: return one attempt of each shard, in the order of tasks."""
         if not tasks:
             return []
         backfill = tasks[0].load()
@@ -124,14 +130,14 @@ class SparkRunner:
         ordered = gathered.sortWithinPartitions(*order) if order else gathered
         rows = ordered.mapInArrow(_loader(list(tasks)), _OUTCOME).collect()
         if sorted(row[SHARD] for row in rows) != list(range(len(tasks))):
-            raise Bug("Spark did not tell of one attempt per shard", shards=len(tasks))
+            raise Bug("Spark did not report one attempt per shard", shards=len(tasks))
         return [
             Attempt(tasks[row[SHARD]].spec.id, row["attempt"], BuiltState.from_json(row["built"]))
             for row in sorted(rows, key=lambda row: row[SHARD])
         ]
 
     def _with_shards(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> Any:
-        """The committed rows of the history, each with the shard that it belongs to."""
+        """Return the committed rows of the history, each with the shard that it belongs to."""
         rows = self._read(backfill, tasks[0].access)
         if backfill.history:
             return self._mapped(backfill, rows, tasks)
@@ -170,7 +176,7 @@ class SparkRunner:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPass:
-    """What the second pass needs of the first."""
+    """Results of the first pass that the second pass needs."""
 
     snapshot: Snapshot
     plan: Plan
@@ -178,10 +184,10 @@ class _FirstPass:
 
 
 def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
-    """Those of ``format("gazette")`` for the history of a fold. Raises ``Invalid``."""
+    """Return the options of ``format("gazette")`` for the history of a fold. Raise ``Invalid``."""
     if not backfill.fields:
         raise Invalid(
-            f"{type(backfill).__name__} has a fold(), and does not say which fields it reads",
+            f"{type(backfill).__name__} has a fold(), but does not say which fields it reads",
             hint='Set the class attribute fields, as in "word string, n long".',
         )
     options: dict[str, str] = {
@@ -189,7 +195,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
         "journal": ",".join(one.journal for one in snapshot.journals),
         "direct": str(access.direct).lower(),
         "uuid_field": backfill.uuid_field,
-        # A null in place of what does not fit would get into the state.
+        # Otherwise a null would get into the state in place of a value that does not fit.
         "mode": "FAILFAST",
     }
     if access.file_root is not None:
@@ -211,7 +217,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
 
 
 def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Keeping | None:
-    """The rows that the second pass of a fold will ask for. None without a fold. Raises ``Invalid``."""
+    """Return the rows that the second pass of a fold needs; None without a fold. Raise ``Invalid``."""
     loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
     if type(loaded).fold is Backfill.fold or not snapshot.journals:
         return None
@@ -223,7 +229,7 @@ def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Ke
 
 @dataclass(frozen=True, slots=True)
 class _Combine:
-    """``combine`` of a backfill, loaded where it runs. It does not see what `_schema` adds to rows."""
+    """``combine`` of a backfill, loaded where it runs. It does not get the columns that `_schema` adds."""
 
     backfill: str | Backfill
 
@@ -240,17 +246,18 @@ class _Combine:
 
 
 def _adds_journal(backfill: Backfill) -> bool:
-    """Whether rows say their journal, and so their shard, though ``fold`` does not ask for it."""
+    """Return True if rows have their journal, and so their shard, though ``fold`` does not use it."""
     return not backfill.history and "journal" not in backfill.meta
 
 
 def _schema(backfill: Backfill) -> Any:
-    """The columns that are read, and no others: each costs time. Raises ``Invalid``."""
+    """Return the columns to read, and no others: each costs time. Raise ``Invalid``."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if unknown := sorted(set(backfill.meta) - META.keys()):
         raise Invalid(
-            f"{type(backfill).__name__} asks for what messages do not have: {', '.join(unknown)}",
+            f"{type(backfill).__name__} asks for columns that messages do not have: "
+            f"{', '.join(unknown)}",
             path="meta",
             hint=f"There are {', '.join(META)}.",
         )
@@ -260,14 +267,14 @@ def _schema(backfill: Backfill) -> Any:
     fields += parse_columns(backfill.fields)
     if SHARD in (taken := [field.name for field in fields]) or len(set(taken)) < len(taken):
         raise Invalid(
-            f"{type(backfill).__name__} reads columns of the same name, or one that is called {SHARD}",
+            f"{type(backfill).__name__} reads two columns of the same name, or one named {SHARD}",
             path="fields",
         )
     return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=False)
 
 
 def _loader(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What an executor does with the rows of one shard."""
+    """Return the function by which an executor loads the rows of one shard."""
 
     def load(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -305,7 +312,7 @@ def _loader(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def _mapper(tasks: list[ShardTask]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What an executor does to say which shards rows belong to."""
+    """Return the function by which an executor finds the shards of rows."""
 
     def add_shards(batches: Iterator[Any]) -> Iterator[Any]:
         import numpy as np

@@ -1,6 +1,6 @@
-"""Masters of Spark: which texts name one, and whether a standalone one answers, before Java is started.
+"""Checks of Spark masters before Java is started: the URL, and whether a standalone master answers.
 
-Spark itself tells of either only after a minute, by a stack trace.
+Spark reports either fault only after a minute, by a stack trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONNECT_S: Final = 10.0
 
 
 def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
-    """Host and port of each standalone master that is named; none of other kinds. Raises ``Invalid``."""
+    """Return host and port of each standalone master; none for other kinds. Raise ``Invalid``."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return ()
     found = []
@@ -39,9 +39,9 @@ def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
 
 
 def require_reachable(master: str) -> None:
-    """Require that a standalone master accepts connections. Blocks for up to 10 s each.
+    """Require that a standalone master accepts connections. Block for up to 10 s each.
 
-    Raises ``Invalid``, and ``Unavailable`` if none of those that are named does.
+    Raise ``Invalid``, or ``Unavailable`` if none of the named masters does.
     """
     reasons: list[str] = []
     for host, port in addresses_of(master):
@@ -53,5 +53,5 @@ def require_reachable(master: str) -> None:
     if reasons:
         raise Unavailable(
             f"cannot reach the Spark master at {'; '.join(reasons)}",
-            hint="Check that it runs there; its log tells its URL, spark://host:port.",
+            hint="Check that it runs there; its log has its URL, spark://host:port.",
         )

@@ -1,4 +1,4 @@
-"""What to do about an error, told to people who see nothing of it but its traceback."""
+"""Hints of errors, for users who see only a traceback."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.
 
 
 class with_hints(ContextDecorator):
-    """Has errors show their hint below their message, in Python's tracebacks and so in Spark's.
+    """Show the hints of errors below their messages, in Python's tracebacks and so in Spark's.
 
-    These are all that users of Spark see, in the middle of Java's. So of an error that says by itself
-    what is wrong the frames that led to it are left out, and what it was made of; of a ``Bug`` they are
-    what is needed. A decorator too, but not of generators.
+    Users of Spark see only these, in the middle of Java's. So the frames and the cause of an error
+    that explains itself are left out. A ``Bug`` keeps them, since they are needed. Also a
+    decorator, but not for generators.
     """
 
     def __enter__(self) -> Self:
@@ -37,8 +37,8 @@ class with_hints(ContextDecorator):
 
 
 def _hint_of(error: GazetteError) -> str:
-    """That of the error, unless it speaks of what Spark has no part in."""
-    # Late: Spark imports this in every process that looks for a data source.
+    """Return the error's hint, unless it concerns something that Spark does not have."""
+    # Import late: Spark imports this module in every process that looks for a data source.
     from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 
     if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:

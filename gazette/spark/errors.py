@@ -1,4 +1,4 @@
-"""Failures of Spark and of its tasks as ours: what a task raised, without Java's stack."""
+"""Errors of Spark and of its tasks as ours: what a task raised, without Java's stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS: Final = ("py4j", "pyspark")
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Around jobs of a backfill. Raises ``Broken`` for what Spark raises, which it is caused by."""
+    """Wrap jobs of a backfill. Raise ``Broken``, caused by what Spark raised."""
     try:
         yield
     except Exception as error:
@@ -24,13 +24,13 @@ def telling() -> Iterator[None]:
             raise
         raise Broken(
             f"Spark could not run the backfill: {cause_in(str(error))}",
-            hint="Nothing of it was published. The logs of executors have the rest; run it again with the"
-            " same --run-id to keep what is built.",
+            hint="Nothing of it was published. The logs of executors have the rest; run it again "
+            "with the same --run-id to keep what is built.",
         ) from error
 
 
 def cause_in(text: str) -> str:
-    """What a Python task raised, in what Java tells of it; else its first line."""
+    """Return what a Python task raised, from Java's text; else the first line of that text."""
     lines = [line.rstrip() for line in text.splitlines()]
     began = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
     if began:

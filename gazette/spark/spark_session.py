@@ -1,4 +1,4 @@
-"""A Spark session that works as it is: `session`."""
+"""A Spark session that works without configuration: `session`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULTS: Final[dict[str, str]] = {
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
-    # Else Spark looks the machine's name up, and warns of what it finds.
+    # Otherwise Spark looks the machine's name up, and warns of the result.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -31,15 +31,15 @@ def session(
     app_name: str = "gazette",
     conf: Mapping[str, str] | None = None,
 ) -> Any:
-    """A session of Spark (a ``pyspark.sql.SparkSession``), with Java and workers that are there.
+    """Return a session of Spark (a ``pyspark.sql.SparkSession``), with Java and workers that work.
 
-    Finds a Java (`gazette.spark.java.ensure_java`), and lets workers run this very Python. ``conf`` is
-    further configuration, and wins. Sets ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more variables of this
-    process, for what it starts.
+    Find a Java (`gazette.spark.java.ensure_java`), and let workers run this same Python. ``conf``
+    is further configuration, and goes first. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more
+    variables of this process, for its children.
 
-    Raises `Unavailable` if Spark is not installed, has no Java, or a standalone master does not answer;
-    `Invalid` for what names no master; `Conflict` if there is a session
-    with another master, which a process has one of only.
+    Raise `Unavailable` if Spark is not installed, has no Java, or a standalone master does not
+    answer. Raise `Invalid` for a text that is not a master. Raise `Conflict` if the process has a
+    session with another master: it can have one only.
     """
     try:
         from pyspark.sql import SparkSession
@@ -57,13 +57,13 @@ def session(
         running = active.sparkContext.master
         if running != master:
             raise Conflict(
-                f"a session with master {running} is there already, and not {master}",
+                f"a session with master {running} exists already, and not with {master}",
                 hint="Use that one, or stop it first.",
             )
     else:
         require_reachable(master)
         os.environ["JAVA_HOME"] = str(ensure_java(os.environ))
-        # Else workers run whatever `python3` is on their PATH.
+        # Otherwise workers run any `python3` on their PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith("local"):
@@ -78,9 +78,9 @@ def session(
 
 
 def started(builder: Any) -> Any:
-    """The builder's session. Raises `Unavailable` when Java does not start, several times over.
+    """Return the builder's session. Raise `Unavailable` when Java does not start, several times over.
 
-    It is started by a fork of this process, which now and then does not live to execute it when threads
+    A fork of this process starts it. The fork sometimes dies before it executes Java, when threads
     of gRPC are at work.
     """
     for _ in range(_STARTS - 1):
@@ -95,7 +95,7 @@ def started(builder: Any) -> Any:
         if _NOT_STARTED not in str(error):
             raise
         raise Unavailable(
-            f"Java did not start, {_STARTS} times over",
-            hint="What it said is above. Spark's settings (spark-defaults.conf, PYSPARK_SUBMIT_ARGS) and"
-            " the machine's memory are what it fails for.",
+            f"Java did not start in {_STARTS} attempts",
+            hint="Its output is above. Check Spark's settings (spark-defaults.conf, "
+            "PYSPARK_SUBMIT_ARGS) and the machine's memory.",
         ) from error

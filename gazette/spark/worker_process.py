@@ -1,4 +1,4 @@
-"""What tasks do to the process that they run in, which the next tasks run in as well."""
+"""Changes to the process in which a task runs; the next tasks run in it as well."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pyspark import TaskContext
 
 
 def keep_imports() -> None:
-    """In a worker of Spark: have the collector leave alone what is there now. Call it when a task ends.
+    """Exclude the present objects of a Spark worker from its garbage collector. Call it after a task.
 
-    Workers collect garbage behind every task, through all objects. What was imported is most of them, and
-    never garbage.
+    Workers collect garbage after every task, through all objects. Most of these come from imports,
+    and are never garbage.
     """
     if TaskContext.get() is not None:
         _freeze()

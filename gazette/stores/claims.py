@@ -65,8 +65,7 @@ class Claimable(Protocol):
         Return what the database holds already. If that is of the claim's run, write nothing. The
         commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
 
-        Raise ``Fenced`` when another owner has opened the state since the claim's fence was read.
-        The first statement of the transaction, and its commit, raise it too; then nothing has
-        changed.
+        Raise ``Fenced`` when another owner has opened the state since the claim's fence was read. The
+        first statement of the transaction, and its commit, raise it too; then nothing has changed.
         """
         ...

@@ -44,8 +44,7 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> None:
         """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``).
 
-        Raise ``Invalid`` for a state that JSON cannot hold, or ``Corrupt`` for a file that does not
-        decode.
+        Raise ``Invalid`` for a state that JSON cannot hold, or ``Corrupt`` for a file that does not decode.
         """
         if recorder is None:
             raise Invalid(
@@ -95,8 +94,7 @@ class JSONFileStore(Store, Generic[StateT]):
         return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
-        """Return the state as JSON. Check that it decodes again: what is committed must be
-        readable."""
+        """Return the state as JSON. Check that it decodes again: what is committed must be readable."""
         try:
             data = msgspec.json.encode(self.state)
             self._decoder.decode(data)

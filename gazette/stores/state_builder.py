@@ -1,5 +1,4 @@
-"""Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its
-recovery log.
+"""Stage 14 of the byte path, away from the shard: builds a store's state as a branch of its recovery log.
 
 A `StateBuilder` opens the store that the application's ``new_store`` makes, over a recorder whose
 log is a local file. What is written to it and committed becomes a file of operations, and hints for
@@ -166,8 +165,7 @@ def claimable(store: Store, shard: str) -> Claimable:
 
 
 class StateBuilder:
-    """Builder of the state of one shard in ``directory``, which must be empty or absent. One
-    thread.
+    """Builder of the state of one shard in ``directory``, which must be empty or absent. One thread.
 
     ::
 
@@ -191,8 +189,7 @@ class StateBuilder:
     ) -> None:
         """Open the store. Raise what the application's ``new_store`` raises, or ``Invalid``.
 
-        ``claim`` is for a store without a recovery log. Raise ``Fenced`` when it is not in force
-        any more.
+        ``claim`` is for a store without a recovery log. Raise ``Fenced`` when it is not in force any more.
         """
         self.shard = OfflineShard(spec, fqn, self.commit)
         self.directory = directory.absolute()
@@ -278,8 +275,7 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit with the checkpoint at which the live shard continues. Nothing may be written
-        after."""
+        """Commit with the checkpoint at which the live shard continues. Nothing may be written after."""
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file
         spec = self.shard.spec

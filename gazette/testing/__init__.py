@@ -1,4 +1,5 @@
-"""What tests of applications use: `AppDriver`, an etcd, a broker, a consumer, journals in memory."""
+"""Helpers for tests of applications: `AppDriver`, an etcd, a broker, a consumer, journals in
+memory."""
 
 from __future__ import annotations
 

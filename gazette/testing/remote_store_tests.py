@@ -57,8 +57,10 @@ class RemoteStoreTests(ABC):
     """Tests of a store. Inherit this class, and implement the abstract methods."""
 
     former_blocks: bool = False
-    """True if an owner that stands still within a transaction blocks the next owner for as long, as the
-    only writer of a SQLite file does."""
+    """True if an owner that stops within a transaction blocks the next owner until it ends.
+
+    The only writer of a SQLite file does so.
+    """
     former_idle_s: float = 0.0
     """Seconds for which an owner must stand still before the next owner can pass it."""
 

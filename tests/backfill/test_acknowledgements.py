@@ -227,7 +227,7 @@ def test_a_state_that_ends_in_the_midst_of_a_transaction_is_refused() -> None:
         (amidst, True),
         (replace(amidst, ack_intents={ONE: b"intent"}), False),
     ):
-        with pytest.raises(NotAllowed, match="in the midst of a transaction in words/part-000"):
+        with pytest.raises(NotAllowed, match="within a transaction of words/part-000"):
             judge(checkpoint, publishes=publishes)
 
 

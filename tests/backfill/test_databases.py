@@ -188,7 +188,7 @@ async def test_an_attempt_that_comes_late_does_not_touch_a_live_shard(
             await cluster.consumer.read_to_heads(shard)
         assert len(tasks) == 2
         for task in tasks:
-            with pytest.raises(Fenced, match="opened the shard's state"):
+            with pytest.raises(Fenced, match="the shard's state was opened"):
                 await asyncio.to_thread(run_task, task)
         assert fences(engine) == before
         assert rows(engine) == counts(lines)
@@ -334,7 +334,7 @@ async def test_states_in_a_database_are_verified_before_they_are_committed(
     cluster, lines = await with_history(start, 120)
     settings: dict[str, Any] = {"prefix": PREFIX, "verify": 2}
     empty = {"shard-one": {}, "shard-two": {}}
-    with pytest.raises(Corrupt, match=r"not what a replay .* gives"):
+    with pytest.raises(Corrupt, match="differs from a replay"):
         await cluster.backfill(WrongRowsBackfill(), run_id="wrong", **settings)
     assert rows(engine) == empty
     assert fences(engine) == {}
@@ -357,5 +357,5 @@ async def test_without_content_a_database_cannot_be_verified(start: Any, engine:
         content = Backfill.content
 
     cluster, _ = await with_history(start, 10)
-    with pytest.raises(Invalid, match="what --verify is to compare"):
+    with pytest.raises(Invalid, match="what --verify compares"):
         await cluster.backfill(Silent(), prefix=PREFIX, verify=1)

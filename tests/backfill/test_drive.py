@@ -272,7 +272,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
             await cluster.enable(BUILT)
 
     overtaken._handover._require_idle = require_and_enable
-    with pytest.raises(Fenced, match="somebody else wrote the shard's recovery log"):
+    with pytest.raises(Fenced, match="another author wrote the shard's recovery log"):
         await overtaken.run()
     lines.append(line(GAMMA, 1 << 30, word="last"))
     await cluster.append(SOURCES[0], lines[-1:])
@@ -281,7 +281,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
 
 async def test_a_build_that_is_wrong_or_fails_publishes_nothing(start: Any) -> None:
     cluster, lines = await old_state(start)
-    with pytest.raises(Corrupt, match=r"not what a replay .* gives"):
+    with pytest.raises(Corrupt, match="differs from a replay"):
         await cluster.backfill(WrongBackfill(), overwrite=True, verify=1)
     with pytest.raises(LookupError, match="does not work"):
         await cluster.backfill(FailingBackfill(), overwrite=True, run_id="failing")
@@ -389,7 +389,7 @@ async def test_garbage_is_what_no_run_needs(start: Any) -> None:
     with armed("backfill.publishing=error"), pytest.raises(Unavailable):
         await cluster.backfill(WordsBackfill(), overwrite=True, run_id="late")
     assert found(3600) == set()
-    assert found() == {("given-up", "its run was given up")}
+    assert found() == {("given-up", "its run was abandoned")}
     # A losing attempt of a run comes late.
     lost = state_name("late", BUILT, "ffff")
     path = cluster.staging / "loser"
@@ -399,7 +399,7 @@ async def test_garbage_is_what_no_run_needs(start: Any) -> None:
     assert {one.object.name for one in garbage(staging, SystemClock().now() + 1, 0)} >= {lost}
     await cluster.backfill(WordsBackfill(), overwrite=True, run_id="late")
     doomed = garbage(staging, SystemClock().now() + 1, 0)
-    assert {one.reason for one in doomed} == {"its run was given up", "its run is published"}
+    assert {one.reason for one in doomed} == {"its run was abandoned", "its run is published"}
     for one in doomed:
         staging.remove(one.object.name)
     left = [path.relative_to(cluster.staging).as_posix() for path in cluster.staging.rglob("*")]

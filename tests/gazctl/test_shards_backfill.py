@@ -132,7 +132,7 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
 @pytest.mark.parametrize(
     ("offsets", "told"),
     [
-        ('{"words/other": 5}', "offsets are given of journals that are not read: words/other"),
+        ('{"words/other": 5}', "offsets are given for journals that are not read: words/other"),
         (f'{{"{JOURNAL}": -1}}', "negative"),
         ('{"words', "not offsets by journal"),
         (f'{{"{JOURNAL}": "ten"}}', "not offsets by journal"),
@@ -250,7 +250,7 @@ async def test_a_state_in_a_database_is_verified(
     prefix = "--prefix=/gazette/consumers/test"
     wrong = await scene("--verify", prefix, app="tests.backfill.apps:WrongRowsBackfill")
     assert wrong.code == 1
-    assert "is not what a replay through the application gives" in wrong.err
+    assert "differs from a replay through the application" in wrong.err
     nowhere = await scene("--verify", app="tests.backfill.apps:RowsBackfill")
     assert nowhere.code == 2
     assert "--prefix" in nowhere.err

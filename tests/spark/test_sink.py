@@ -262,7 +262,7 @@ async def test_what_csv_holds_is_read_as_the_same(broker):
         # CSV has no null that is no text.
         assert found == [row, {**dict.fromkeys(row), "s": ""}]
         for kind in ("array<int>", "binary", "struct<a: int>", "map<string, int>"):
-            with pytest.raises(Invalid, match="is not written as CSV"):
+            with pytest.raises(Invalid, match="cannot be written as CSV"):
                 writer(broker, parse_columns(f"n long, x {kind}"), **given)
 
     await asyncio.to_thread(play)

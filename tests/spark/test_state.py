@@ -178,7 +178,7 @@ async def test_columns_that_a_state_does_not_have(start: Any) -> None:
             read({**given, "fields": "nope string"}, pa.schema([shard, ("nope", pa.string())]))
         with pytest.raises(NotFound, match=f"no such table .*table=nothing, shard={SHARD}"):
             read({**given, "table": "nothing"}, pa.schema([shard, ("word", pa.string())]))
-        with pytest.raises(Invalid, match="a value of the state is not of its column's type"):
+        with pytest.raises(Invalid, match="a value of the state does not have its column's type"):
             read(given, pa.schema([shard, ("word", pa.int64())]))
 
     await asyncio.to_thread(look)

@@ -208,7 +208,7 @@ def test_what_cannot_be_told_committed(options):
 
 
 def test_nothing_to_infer_from(options):
-    with pytest.raises(Invalid, match="option fields: there is no message to tell the fields from"):
+    with pytest.raises(Invalid, match="option fields: there is no message to infer the fields from"):
         GazetteDataSource({**options, "journal": "topic/a", "end": "0"}).schema()
 
 
@@ -250,10 +250,10 @@ def test_csv_rows_and_a_header(tmp_path):
     named = {**given, "journal": "topic/csv", "fields": "word string, n long"}
     assert [row["word"] for row in read({**named, "columns": "offset,word"})[0]] == ['a, "b"', ""]
     for wrong in ({**named, "columns": "n"}, {**named, "columns": "n,word"}):
-        with pytest.raises(Invalid, match="fields of CSV are told by their place"):
+        with pytest.raises(Invalid, match="CSV fields are positional"):
             read(wrong)
     inferred = {**given, "journal": "topic/csv", "columns": "c2"}
-    with pytest.raises(Invalid, match=r"these are not the first ones \(c2\)"):
+    with pytest.raises(Invalid, match=r"name a prefix of the columns, not c2"):
         read(inferred)
     assert [row["c1"] for row in read({**inferred, "columns": "c1"})[0]] == ['a, "b"', ""]
 
@@ -279,7 +279,7 @@ async def test_journals_of_brokers(etcd, tmp_path):
                 read({**given, "selector": "team=one"}, "n long")
             assert "Set the option broker.auth_keys" in raised.value.__notes__[0]
             keyed = {**given, "broker.auth_keys": KEYS}
-            with pytest.raises(Invalid, match="option fields: there is no message to tell"):
+            with pytest.raises(Invalid, match="option fields: there is no message to infer"):
                 read({**keyed, "selector": "team=one"})
             assert read({**keyed, "selector": "team=one"}, "n long, word string")[0] == []
             return keyed

@@ -188,8 +188,7 @@ class FragmentStream:
         self._blocks.clear()
 
     def _decode(self) -> list[bytes]:
-        """Decode the next blocks, in a thread. Check the end of the file before returning the last
-        block."""
+        """Decode the next blocks, in a thread. Check the end of the file before returning the last block."""
         blocks: list[bytes] = []
         room = AHEAD_BYTES
         while room > 0:

@@ -110,8 +110,7 @@ class Reader:
         self.fragment: Fragment | None = None
         """The fragment that is being read."""
         self.fragment_url = ""
-        """URL of the fragment in its store, signed and valid for a minute; empty if it is not
-        stored yet."""
+        """URL of the fragment in its store, signed and valid for a minute; empty if it is not stored yet."""
         self.header: Header | None = None
         """Header of the broker that served the read."""
         self.direct: FragmentStream | None = None
@@ -180,13 +179,12 @@ class Reader:
                     self.direct_failed = False
 
     async def read(self, max_bytes: int = 0) -> bytes:
-        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is
-        zero.
+        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
-        Return empty bytes at the end: of ``end_offset``, of a fragment that is read at its store,
-        or when the broker ended the stream (it stops, or the token expired). Raise what ``open``
-        raises, and ``OffsetJump`` once where bytes are missing. After a cancellation the reader has
-        ended at ``offset``; create a new one from there.
+        Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store.
+        Return them also when the broker ended the stream (it stops, or the token expired). Raise
+        what ``open`` raises, and ``OffsetJump`` once where bytes are missing. After a cancellation
+        the reader has ended at ``offset``; create a new one from there.
         """
         held = self._held
         if not held:

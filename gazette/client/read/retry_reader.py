@@ -1,5 +1,5 @@
-"""Stage 10 of the byte path: the bytes of a journal from `client/read/reader`, across failures and
-fragments."""
+"""Stage 10 of the byte path: the bytes of a journal from `client/read/reader`, across
+failures and fragments."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class RetryReader:
 
     It ends at ``end_offset`` only. It retries every error except these: ``OffsetJump``; ``NotYet``
     unless it blocks; suspension; ``Corrupt``; and, after some attempts, ``NotFound`` and
-    ``NotAllowed``. Fragments that can be opened at their store are read from there, and the next
-    one is opened before the present one ends.
+    ``NotAllowed``. Fragments that can be opened at their store are read from there. The next one is
+    opened before the present one ends.
     """
 
     def __init__(
@@ -118,14 +118,12 @@ class RetryReader:
         self._drop()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield pieces until ``end_offset``; after each, ``offset`` is its end. Raise what ``read``
-        raises."""
+        """Yield pieces until ``end_offset``; then ``offset`` is its end. Raise what ``read`` raises."""
         while piece := await self.read():
             yield piece
 
     async def read(self, max_bytes: int = 0) -> bytes:
-        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is
-        zero.
+        """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
         Return empty bytes only at ``end_offset`` (and for ``metadata_only``). Raise ``OffsetJump``
         (once; the next ``read`` continues behind the gap), ``NotYet`` unless blocking, ``Corrupt``,

@@ -92,8 +92,7 @@ class ChannelSettings:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
-            # Without this option a stopped peer is noticed only after a minute, whatever the other
-            # one says.
+            # Without this option a stopped peer is noticed only after a minute, whatever the other one says.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
@@ -146,30 +145,25 @@ class Channels:
         self._pinned.add(endpoint)
 
     def journal(self, endpoint: str) -> JournalStub:
-        """Return the Journal service at an endpoint. Raise ``Invalid`` for a malformed one, or
-        ``Closed``."""
+        """Return the Journal service at an endpoint. Raise ``Invalid`` for a malformed one, or ``Closed``."""
         return self._channel(endpoint).journal
 
     def shard(self, endpoint: str) -> ShardStub:
-        """Return the Shard service at an endpoint. Raise ``Invalid`` for a malformed one, or
-        ``Closed``."""
+        """Return the Shard service at an endpoint. Raise ``Invalid`` for a malformed one, or ``Closed``."""
         return self._channel(endpoint).shard
 
     def byte_path(self, endpoint: str) -> BytePath:
-        """Return Append and Read at an endpoint, by their fast encodings. Raise as ``journal``
-        does."""
+        """Return Append and Read at an endpoint, by their fast encodings. Raise as ``journal`` does."""
         return self._channel(endpoint).byte_path
 
     def grpc_channel(self, endpoint: str) -> grpc.aio.Channel:
-        """Return the channel of an endpoint, for services of applications. Its calls are counted
-        too."""
+        """Return the channel of an endpoint, for services of applications. Its calls are counted too."""
         return cast("grpc.aio.Channel", self._channel(endpoint))
 
     async def connect(self, endpoint: str) -> bool:
         """Return True if an endpoint is connected, after an attempt to connect if it is not.
 
-        Raise ``Invalid`` for a malformed endpoint, or ``Closed``. After a cancellation the attempt
-        goes on.
+        Raise ``Invalid`` for a malformed endpoint, or ``Closed``. After a cancellation the attempt goes on.
         """
         channel = self._channel(endpoint)
         with map_errors("connect", self, endpoint=endpoint):
@@ -187,8 +181,7 @@ class Channels:
         return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
 
     def member(self, route: Route, process_id: ProcessId) -> JournalStub:
-        """Return the Journal service of exactly that member. Raise ``Unavailable`` without an
-        endpoint."""
+        """Return the Journal service of exactly that member. Raise ``Unavailable`` without an endpoint."""
         endpoint = self.pick(route, process_id=process_id)
         if endpoint is None:
             raise Unavailable("the route has no endpoint of this member", member=process_id)
@@ -288,8 +281,8 @@ class Channels:
     async def close(self, grace_s: float | None = None) -> None:
         """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        After a cancellation the object is closed, and sockets close when the loop next runs. May be
-        repeated.
+        After a cancellation the object is closed, and sockets close when the loop next runs.
+        May be repeated.
         """
         self.closed = True
         while self._channels:
@@ -410,8 +403,7 @@ class _Channel:
                 self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
-        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s``
-        seconds.
+        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s`` seconds.
 
         Every gRPC server answers a call, even of a method that it does not know.
         """

@@ -43,8 +43,7 @@ class CallMeasure:
     def serializers(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """Return the request serializer and response deserializer of a stub, which also count
-        messages."""
+        """Return the request serializer and response deserializer of a stub, which also count messages."""
         given = dict(zip(("request_serializer", "response_deserializer"), args, strict=False))
         given |= kwargs
         serialize = given.get("request_serializer")

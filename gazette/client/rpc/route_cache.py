@@ -8,8 +8,7 @@ from gazette.protocol.route import Route
 
 
 class RouteCache:
-    """The routes of the ``size`` journals (or shards) used last, each for at most ``ttl_s``
-    seconds.
+    """The routes of the ``size`` journals (or shards) used last, each for at most ``ttl_s`` seconds.
 
     With size zero no route is kept: every call goes to the default address.
     """
@@ -23,8 +22,7 @@ class RouteCache:
         return len(self._routes)
 
     def get(self, name: str, now: float) -> Route | None:
-        """Return the route of ``name`` if it is known and not too old; ``now`` is monotonic
-        seconds."""
+        """Return the route of ``name`` if it is known and not too old; ``now`` is monotonic seconds."""
         found = self._routes.get(name)
         if found is None:
             return None

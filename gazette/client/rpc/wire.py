@@ -14,8 +14,7 @@ from gazette.protocol.pb import broker_pb2
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK_BYTES: Final = 1 << 17
-"""Bytes of content in one message. gRPC in Python moves 5-10 times as much at this size as at 4
-KiB."""
+"""Bytes of content in one message. gRPC in Python moves 5-10 times as much at this size as at 4 KiB."""
 
 _CONTENT_OF_APPEND: Final = b"\x22"  # field 4, length-delimited
 _OFFSET_OF_READ: Final = 0x18  # field 3, varint
@@ -69,8 +68,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at ``at``, and where it ends. Raise ``IndexError`` if it is cut or too
-    long."""
+    """Return the varint at ``at``, and where it ends. Raise ``IndexError`` if it is cut or too long."""
     value = shift = 0
     while shift < 63:
         byte = data[at]

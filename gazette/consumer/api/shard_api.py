@@ -119,8 +119,7 @@ class ShardApi:
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
         """Return the progress of a shard, once it has read through the requested offsets.
 
-        The primary serves it; another member passes the request on. The caller's deadline bounds
-        it.
+        The primary serves it; another member passes the request on. The caller's deadline bounds it.
         """
         validate_stat_request(request)
         header = Header.from_pb(request.header) if request.HasField("header") else None
@@ -187,8 +186,7 @@ class ShardApi:
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.
 
-        A cancelled call may have made the changes. A repetition then fails on their expected
-        revisions.
+        A cancelled call may have made the changes. A repetition then fails on their expected revisions.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []
@@ -228,8 +226,7 @@ class ShardApi:
     def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
         """Raise ``Invalid`` if the hints would be written to a prefix that is not allowed.
 
-        A shard whose hints are already elsewhere may be changed in other fields, for example to
-        disable it.
+        A shard whose hints are already elsewhere may be changed in other fields, for example to disable it.
         """
         if not change.HasField("upsert"):
             return

@@ -64,8 +64,7 @@ class Question:
     A publish or an append returned them. Only the primary knows them: they exclude standbys.
     """
     max_staleness_s: float | None = None
-    """Largest age in seconds of the state from which a hot standby may answer. None: the primary
-    answers."""
+    """Largest age in seconds of the state from which a hot standby may answer. None: the primary answers."""
     header: Header | None = None
     """Set on a query that another member passed on. This member answers it, or refuses it."""
     claims: Claims = EVERYTHING
@@ -138,7 +137,7 @@ class RunningQueries:
 
 @dataclass(frozen=True, slots=True)
 class QueryRouter:
-    """What a member needs to ask queries and to answer them."""
+    """Router of a member's queries: it asks shards, and answers for them."""
 
     resolver: Resolver
     peers: Channels
@@ -306,8 +305,7 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _of_standby(self) -> Answer[Any] | None:
-        """Return the answer of our standby, or of another's if the primary does not answer; or
-        None."""
+        """Return the answer of our standby, or of another's if the primary does not answer; or None."""
         question, resolver = self._question, self._resolver
         shard = resolver.standby(self._shard_id, question.claims)
         if shard is not None:
@@ -396,8 +394,7 @@ class _Attempts:
 
 @asynccontextmanager
 async def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """End the call of an application's handler with a fitting code if it raises an error of our
-    tree."""
+    """End the call of an application's handler with a fitting code if it raises an error of our tree."""
     try:
         yield
     except (Retryable, Closed) as error:

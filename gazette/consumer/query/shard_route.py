@@ -76,8 +76,7 @@ def shard_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers an HTTP route. See the module, and `shard_rpc` for the common
-    part.
+    """Decorate a method that answers an HTTP route. See the module, and `shard_rpc` for the common part.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
     Starlette ``Response``, or a value that msgspec encodes as JSON. Errors of our tree become

@@ -47,8 +47,7 @@ def shard_rpc(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
-    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's
-    clients.
+    """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's clients.
 
     ``shard(request)`` returns the id of the shard to ask, by default the request's field ``shard``.
     With authentication, a caller needs ``capability`` for that shard. ``timeout_s`` bounds how long
@@ -156,7 +155,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
 
 
 def service_of(instance: Any) -> ConsumerService:
-    """Return the service whose shards are asked. Raise ``Invalid`` if there is none."""
+    """Return the service whose shards are asked. Raise ``Invalid`` without one."""
     service: ConsumerService | None = getattr(instance, "service", None)
     if service is None:
         raise Invalid(

@@ -1,7 +1,7 @@
 """Queries on a hot standby: editions of the shard's state, and their age.
 
-A query names the largest age that its answer may have. An edition is as of the end of the recovery
-log at one moment, which the log's primary was asked for. A query that needs a newer edition has it
+A query names the largest age that its answer may have. An edition shows the end of the recovery log
+at one moment; the log's primary was asked for that end. A query that needs a newer edition has it
 made, once for all queries that wait. An edition is also made ahead of time, when half of a query's
 allowed age has passed. A standby without queries does nothing.
 """
@@ -62,15 +62,14 @@ class StandbyReads:
         self._view: StateView | None = None
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
-        """Replaced, but still in use. There is no third: the next is made only once this is
-        released."""
+        """Replaced, but still in use. There is no third: the next is made only once this is released."""
         self._refreshing: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
 
     @property
     def staleness_s(self) -> float | None:
-        """Age of the present edition in seconds; None if there is none."""
+        """Age of the present edition in seconds; None without one."""
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:
@@ -163,8 +162,7 @@ class StandbyReads:
             self._view.release(edition.reader)
 
     async def close(self, patience_s: float) -> None:
-        """Take no more queries, let running ones end for ``patience_s`` seconds, and release
-        everything.
+        """Take no more queries, let running ones end for ``patience_s`` seconds, and release everything.
 
         A query that still runs gets `Closed` from what it reads. May be called again.
         """

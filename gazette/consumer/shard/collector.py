@@ -12,8 +12,7 @@ from gazette.consumer.resolver import Resolver
 
 
 class ShardCollector(Collector):
-    """``gazette_shard_up`` for each shard of this member by its status, and bytes that wait for
-    brokers."""
+    """``gazette_shard_up`` for each shard of this member by its status, and bytes that wait for brokers."""
 
     def __init__(self, resolver: Resolver, appends: AppendService, budget: MemoryBudget) -> None:
         self._resolver = resolver
@@ -24,8 +23,7 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # This runs on the collector's thread. Each is one read of a value that others replace
-        # whole.
+        # This runs on the collector's thread. Each is one read of a value that others replace whole.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]

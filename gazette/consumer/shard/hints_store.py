@@ -1,5 +1,4 @@
-"""Hints of a shard in etcd: a recovery reads them, the primary writes them, and older ones are
-backups.
+"""Hints of a shard in etcd: a recovery reads them, the primary writes them, and older ones are backups.
 
 ::
 
@@ -117,8 +116,7 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
             {"key": bad.key, "shard": spec.id, "error": bad.error},
         )
     if usable:
-        # Hints without files say to read the log from its first byte: any hints with files are
-        # better.
+        # Hints without files say to read the log from its first byte: any hints with files are better.
         return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
     if damaged:
         raise Corrupt(
@@ -140,8 +138,8 @@ async def store_recorded_hints(
 ) -> bool:
     """Write the primary's hints if we still are the primary. Return True if we were.
 
-    Also write them into backups that have none yet, or some without files. While there is such a
-    backup a log cannot be pruned, and it took one promotion for each backup to fill them. The
+    Also write them into backups that have none yet, or some without files. A log cannot be pruned
+    while such a backup exists. Otherwise one promotion for each backup would have to fill them. The
     comparison drops a zombie's hints. ``size`` warns of large hints. Raise ``Unavailable``. Raise
     ``Invalid`` for hints that are larger than etcd accepts.
     """
@@ -217,8 +215,8 @@ async def _rotate(
     """Move backups on and write the first one. Return False if one of them was changed meanwhile.
 
     Write each slot in its own transaction, since all together may be more than etcd accepts. Go
-    from the last slot that moves to the first, so that at each moment every value is in some slot.
-    Two equal neighbours are an interrupted rotation, which goes on from them.
+    from the last slot that moves to the first. So every value is in some slot at each moment. Two
+    equal neighbours are an interrupted rotation, which goes on from them.
     """
     backups = (await read_hints(etcd, spec, False))[1:]
     if backups[0].value == value:

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NOT_FOUND_MAX: Final = 5
-"""Number of look-ups before an unknown journal counts as absent. The broker that was asked may not
-know it yet."""
+"""Number of look-ups before an unknown journal counts as absent. The broker that was asked may
+not know it yet."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
@@ -58,13 +58,11 @@ class ShardJournals:
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
-        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if it is labelled as something
-        else."""
+        """Check the recovery log. Raise ``NotFound``, or ``Invalid`` if it is labelled as something else."""
         await self._check(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it cannot hold dead
-        letters."""
+        """Check the dead-letter journal. Raise ``NotFound``, or ``Invalid`` if it holds something else."""
         await self._check(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check(self, name: str, what: str, content_type: str) -> None:

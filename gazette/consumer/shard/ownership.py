@@ -1,8 +1,8 @@
 """Checks in etcd that a shard still belongs to this member, made before it sets a fence.
 
-A fence (that of the recovery log's registers, or of a row in a database) stops its previous owner,
-and knows nothing of assignments. An owner that was replaced a moment ago and sets its fence late
-would stop its successor. So a linearizable read of the assignment precedes each fence::
+A fence stops its previous owner, and knows nothing of assignments. It is that of the recovery log's
+registers, or of a row in a database. An owner that was replaced a moment ago and sets its fence
+late would stop its successor. So a linearizable read of the assignment precedes each fence::
 
     A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 
@@ -27,16 +27,14 @@ from gazette.runtime.clock import Clock
 HEARING_TIMEOUT_S: Final = 60.0
 """Seconds that a shard that was taken away waits to be stopped.
 
-Its member stops it when the change arrives. A member that gets no changes loses its lease well
-before.
+Its member stops it when the change arrives. A member that gets no changes loses its lease well before.
 """
 
 
 class Ownership:
     """Ownership of one shard on one member. Loop-bound.
 
-    ``assignment_of`` gives the assignment as the member knows it. ``ended`` is set when the shard
-    ended.
+    ``assignment_of`` gives the assignment as the member knows it. ``ended`` is set when the shard ended.
     """
 
     def __init__(
@@ -54,8 +52,7 @@ class Ownership:
         self._ended = ended
 
     async def require(self) -> None:
-        """Return if the shard was assigned to us at some moment since the call. Raise ``Closed`` if
-        not.
+        """Return if the shard was assigned to us at some moment since the call. Raise ``Closed`` if not.
 
         Retry while etcd is away, until the lease ends the shard. Cancellation changes nothing.
         """
@@ -70,8 +67,7 @@ class Ownership:
             if kv is not None and kv.create_revision == assignment.raw.create_revision:
                 self.require_running()
                 return
-            # The member learns of it too. Wait for it to stop the shard, which then does not count
-            # as failed.
+            # The member learns of it too. Wait for it to stop the shard, which then does not count as failed.
             try:
                 async with asyncio.timeout(HEARING_TIMEOUT_S):
                     await self._ended.wait()

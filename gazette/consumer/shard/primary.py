@@ -219,8 +219,7 @@ class Primary:
             self._scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
-        """Run transactions on the shard's thread until the shard ends. Raise what makes the shard
-        fail."""
+        """Run transactions on the shard's thread until the shard ends. Raise what makes the shard fail."""
         transactor = self._transactor
         assert transactor is not None
 
@@ -250,8 +249,8 @@ class Primary:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of its transaction.
 
-        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation it may
-        still run.
+        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation
+        it may still run.
         """
         if self._inbox is None:
             raise Closed("the shard is not primary", shard=self._shard.id)

@@ -32,7 +32,7 @@ ANNOUNCED: Final = "It is restarted after"
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What happens to a failed shard. ``text`` is for readers of its status."""
+    """The fate of a failed shard. ``text`` is for readers of its status."""
 
     delay_s: float | None
     """Seconds until it is restarted; None if it is not."""

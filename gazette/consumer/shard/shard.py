@@ -58,8 +58,7 @@ STOP_TIMEOUT_S: Final = 10.0
 
 _RESTART_POLL_S: Final = 0.25
 READS_PATIENCE_S: Final = 60.0
-"""Seconds that queries of a standby may go on after its promotion: they read its view, not its
-store."""
+"""Seconds that queries of a standby may go on after its promotion: they read its view, not its store."""
 
 
 class Shard:
@@ -83,8 +82,7 @@ class Shard:
         self.lag: tuple[int, float] | None = None
         """The lag of a standby, in (bytes, seconds), at its last sample."""
         self._spec: ShardSpec = item.decoded.value.spec
-        """The specification at the creation: the log and its hints are fixed until the shard starts
-        again."""
+        """The specification at the creation: the log and its hints are fixed until the shard starts again."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
         self._ownership = Ownership(
@@ -416,8 +414,8 @@ class Shard:
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of its transaction.
 
-        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation it may
-        still run.
+        Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation
+        it may still run.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)

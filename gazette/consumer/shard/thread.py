@@ -1,5 +1,4 @@
-"""The thread of a shard. All that may block for this shard runs there, and nothing of another
-shard."""
+"""The thread of a shard. All that may block for this shard runs there, and nothing of another shard."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Worker that runs the functions of one shard in order, where they may block. `ShardThread` is
-    one.
+    """Worker that runs the functions of one shard in order, where they may block. `ShardThread` is one.
 
     Simulations replace it: theirs runs one worker at a time, and waits in virtual time. So a
     function waits only by ``condition`` or ``wait``.

@@ -42,9 +42,8 @@ def deliver_in_halves(
 ) -> int:
     """Have a batch consumed by ``attempt``. Return how many were: fewer if one was deferred.
 
-    ``attempt`` takes a batch and returns the same. If it raises `DeferToNextTransaction`, the batch
-    had no effect and is halved. So the transaction ends before the first message that is deferred
-    alone.
+    ``attempt`` takes a batch and returns the same. If it raises `DeferToNextTransaction`, the batch had
+    no effect and is halved. So the transaction ends before the first message that is deferred alone.
     """
     try:
         return attempt(batch)
@@ -83,8 +82,7 @@ class Delivery:
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
 
-        Raise `Deferred`, ``ApplicationFailed``, and errors of ours that the application let
-        through.
+        Raise `Deferred`, ``ApplicationFailed``, and errors of ours that the application let through.
         """
         delivered = batch
         if not self._application.deliver_acks and any(one.is_ack for one in batch):
@@ -136,8 +134,7 @@ class Delivery:
             poison.skip_message(envelope, error)
 
     def _is_poison(self, error: BaseException) -> bool:
-        """Return True if the message is to blame, by the store's word, and the policy covers the
-        error."""
+        """Return True if the message is to blame, by the store's word, and the policy covers the error."""
         poison = self._poison
         if poison is None or not poison.policy.is_poison(error):
             return False
@@ -193,8 +190,8 @@ class Delivery:
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
         """If the block raises, undo its effects on the store and on what was published.
 
-        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing
-        is undone.
+        ``deferred``: also if it defers. Without a policy, other errors end the shard, and
+        nothing is undone.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)

@@ -1,7 +1,6 @@
 """The events that cross from the event loop to a shard's thread: bounded in bytes, in order.
 
-The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per
-message.
+The loop puts chunks of journals and other events; the thread takes them. Nothing crosses per message.
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the
-        loop.
+        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the loop.
 
         Raise ``Closed`` once stopped.
         """
@@ -196,8 +194,7 @@ class Inbox:
         return None
 
     def get(self, timeout_s: float | None) -> Event | None:
-        """Return the next event; None when woken, or after ``timeout_s``. Raise ``Closed`` once
-        stopped."""
+        """Return the next event; None when woken, or after ``timeout_s``. Raise ``Closed`` once stopped."""
         with self._changed:
             if not self._events and not self._woken and not self.stopped:
                 self._changed.wait(timeout_s)
@@ -220,8 +217,7 @@ class Inbox:
 
 
 class Feed:
-    """Queue into which a `MessageProducer` puts the messages of a shard. Any thread but the event
-    loop's.
+    """Queue into which a `MessageProducer` puts the messages of a shard. Any thread but the event loop's.
 
     ``put`` blocks while ``messages_max`` messages or more wait to be consumed.
     """
@@ -239,8 +235,8 @@ class Feed:
     def put(self, batch: Sequence[Envelope[Any]]) -> None:
         """Put messages, in order per journal and producer. Block while many wait.
 
-        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug`` on the
-        event loop.
+        Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug``
+        on the event loop.
         """
         self._check()
         if asyncio._get_running_loop() is not None:

@@ -34,8 +34,9 @@ class PoisonPolicy:
     shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
 
     ``errors`` are the types of the application's exceptions that make a message poison. Some never
-    do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, exceptions
-    outside ``Exception``, and what the store takes for its own errors (`Store.classify_error`).
+    do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, and
+    exceptions outside ``Exception``. Nor do errors that the store takes for its own
+    (`Store.classify_error`).
     """
 
     dead_letters: JournalName

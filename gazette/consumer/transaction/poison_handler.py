@@ -1,5 +1,4 @@
-"""Skipping of poison messages for one shard, by its `PoisonPolicy`: bounded, counted, with dead
-letters."""
+"""Skipping of poison messages for one shard, by its `PoisonPolicy`: bounded, counted, with dead letters."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ class TooMuchPoison(GazetteError):
 class PoisonControl:
     """Handler that skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` returns bytes of a source, blocking. ``skipped`` is called with (journal, reason)
-    of each.
+    ``read_again`` returns bytes of a source, blocking. ``skipped`` is called with (journal,
+    reason) of each.
     """
 
     def __init__(
@@ -68,8 +67,7 @@ class PoisonControl:
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish the message for which the application raised ``error``. Block: read its bytes
-        again.
+        """Publish the message for which the application raised ``error``. Block: read its bytes again.
 
         Raise ``TooMuchPoison``, caused by ``error``.
         """
@@ -122,8 +120,7 @@ class PoisonControl:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store cannot do
-    it."""
+    """Check the result of ``Application.poison_policy``. Raise ``Invalid`` if the store cannot do it."""
     if policy is None:
         return None
     require_instance("poison_policy", policy, PoisonPolicy)

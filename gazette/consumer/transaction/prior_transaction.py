@@ -1,5 +1,4 @@
-"""A transaction between the start of its commit and its last acknowledgement. On its shard's
-thread."""
+"""A transaction between the start of its commit and its last acknowledgement. On its shard's thread."""
 
 from __future__ import annotations
 

@@ -24,11 +24,10 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """What a transactor needs of its shard beyond the thread. The thread may call every method."""
+    """The shard, as its transactor needs it beyond the thread. The thread may call every method."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
-        """Append an acknowledgement of a restored checkpoint. A journal that is gone counts as
-        done."""
+        """Append an acknowledgement of a restored checkpoint. A journal that is gone counts as done."""
         ...
 
     def require_assigned(self) -> None:

@@ -56,8 +56,7 @@ log = logging.getLogger(__name__)
 CONSUME_MAX: Final = 1024
 """Largest number of messages consumed between two checks of the clock and the inbox …"""
 CONSUME_S: Final = 0.02
-"""… and seconds that one such batch should take, so that slow callbacks keep to the maximum
-duration."""
+"""… and seconds that one such batch should take, so that slow callbacks keep to the maximum duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """Time for which a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
 
@@ -170,7 +169,7 @@ class Transactor:
 
         The input ends when everything is committed and acknowledged, so nothing is owed. The same
         acknowledgements must not be appended again. They do not go through the append service, so
-        they arrive late, and would roll back what this publisher publishes next.
+        they arrive late. They would then roll back what this publisher publishes next.
         """
         self._outside.require_assigned()
         with application_code("Store.restore_checkpoint"):
@@ -205,8 +204,7 @@ class Transactor:
             pass
 
     def _run_one(self) -> bool:
-        """Run one transaction, up to the start of its commit. Return False when the input has
-        ended."""
+        """Run one transaction, up to the start of its commit. Return False when the input has ended."""
         transaction = Transaction(self._policy(), self._clock.monotonic(), prior=Prior.COMMITTING)
         self._stall_reported = False
         if self._input_ended:
@@ -215,8 +213,7 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # Finish it all the same: the application may hold a semaphore, for one, for the
-                # transaction.
+                # Finish it all the same: the application may hold a semaphore, for one, for the transaction.
                 self._abandon(error)
             raise
 
@@ -291,9 +288,8 @@ class Transactor:
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
-            # Send what was published so far while the prior transaction commits. It goes in one
-            # append with the prior acknowledgement if that still waits, and always before our own
-            # commit.
+            # Send what was published so far while the prior transaction commits. It goes in one append
+            # with the prior acknowledgement if that still waits, and always before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         # Once it takes no more input, only calls and futures matter.
@@ -386,8 +382,7 @@ class Transactor:
         transaction.note_consumed(1)
 
     def _read_through(self) -> None:
-        """Report messages that were read without effect: a query must not wait for a transaction of
-        them."""
+        """Report messages that were read without effect: a query must not wait for a transaction of them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
@@ -418,8 +413,7 @@ class Transactor:
         self._limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _defer(self, transaction: Transaction, done: int) -> None:
-        """End the transaction after ``done`` messages of a batch: the application wants the others
-        later."""
+        """End the transaction after ``done`` messages of a batch: the application wants the others later."""
         if transaction.consumed + done == 0:
             raise ApplicationFailed("the first message of a transaction was deferred to the next")
         transaction.note_consumed(done)
@@ -500,8 +494,7 @@ class Transactor:
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
-    """Return how many messages to consume at once, after ``count`` of at most ``limit`` took so
-    long."""
+    """Return how many messages to consume at once, after ``count`` of at most ``limit`` took so long."""
     if elapsed_s > CONSUME_S:
         return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
     if count == limit and elapsed_s < CONSUME_S / 2:

@@ -20,8 +20,7 @@ class EdgeFinder(Protocol):
     """Finder of the ends of messages."""
 
     def feed(self, piece: bytes) -> int:
-        """Return how many bytes of the piece belong to messages that ended; zero if none ended in
-        it."""
+        """Return how many bytes of the piece belong to messages that ended; zero if none ended in it."""
         ...
 
     def reset(self) -> None:
@@ -67,8 +66,7 @@ class CSVEdges:
 
 
 class FixedEdges:
-    """Messages begin with a magic word and their length. Without the magic word, any place is an
-    end."""
+    """Messages begin with a magic word and their length. Without the magic word, any place is an end."""
 
     def __init__(self) -> None:
         self._missing = 0
@@ -102,7 +100,7 @@ class FixedEdges:
 
 
 def edges_of(content_type: str) -> EdgeFinder | None:
-    """Return the edge finder of a content type, or None if there is none."""
+    """Return the edge finder of a content type, or None without one."""
     match content_type:
         case t if t == CONTENT_JSON_LINES:
             return LineEdges()

@@ -24,8 +24,7 @@ class Splitter(Protocol):
         ...
 
     def finish(self) -> list[bytes]:
-        """Return the records left at the end of the input. Raise ``Invalid`` if it ends within a
-        record."""
+        """Return the records left at the end of the input. Raise ``Invalid`` if it ends within a record."""
         ...
 
     def key_of(self, record: bytes) -> bytes:

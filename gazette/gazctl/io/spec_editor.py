@@ -34,9 +34,8 @@ def read_specs(path: str, context: Context) -> str:
 async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context: Context) -> bool:
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
-    Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when
-    it is valid, or is not changed any more. After another error the text is kept in a file that the
-    error names.
+    Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when it is
+    valid, or is not changed any more. After another error the text is kept in a file that the error names.
     """
     shown, problem = _HEADER + text, ""
     while True:

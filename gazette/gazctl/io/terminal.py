@@ -28,8 +28,7 @@ class Terminal:
     def system(cls) -> Self:
         stdout: BinaryIO = sys.stdout.buffer
         if isinstance(stdout, io.RawIOBase):
-            # PYTHONUNBUFFERED makes stdout a raw file, which may write only a part without an
-            # error.
+            # PYTHONUNBUFFERED makes stdout a raw file, which may write only a part without an error.
             stdout = io.BufferedWriter(stdout)
         return cls(sys.stdin.buffer, stdout, sys.stderr)
 

@@ -133,7 +133,7 @@ def splitter_of(flags: AppendFlags) -> Splitter | None:
 
 
 def choose_by(mapping: str, partitions: PartitionsFunc, context: Context) -> Choose:
-    """The function from keys to journals of a ``--mapping``."""
+    """Return the function from keys to journals of a ``--mapping``."""
     match mapping:
         case "random":
             mapped = random_mapping(partitions, cast("Any", context.rng))
@@ -194,8 +194,7 @@ class Appending:
                 data = _read(source)
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
-        """Append each record by its own append. With ``keys``, every other record is the key of the
-        next."""
+        """Append each record by its own append. With ``keys``, every other record is the key of the next."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:
@@ -207,7 +206,7 @@ class Appending:
                     continue
                 self._append(self._choose(key), record)
                 key = None if keys else b""
-            # After a failed append, reading on would lose records.
+            # Stop after a failed append: the records that follow could not be appended either.
             failure = first_failure(self._service.pending_except(""))
             if failure is not None:
                 raise failure
@@ -244,8 +243,8 @@ def _read(source: BinaryIO) -> bytes:
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:
-    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the broker's
-    last reason."""
+    """Wait for pending appends while they make progress. Raise ``Unavailable`` with the
+    broker's last reason."""
     while True:
         backlog = service.backlog_bytes
         try:

@@ -21,8 +21,8 @@ ASK_TIMEOUT_S: Final = 20.0
 async def report_stalls(
     service: AppendService, client: Client, terminal: Terminal, appended: Callable[[], int]
 ) -> None:
-    """Report what appends wait for while ``appended`` stays unchanged, until cancelled. Report each
-    reason once."""
+    """Report what appends wait for while ``appended`` stays unchanged, until cancelled. Report
+    each reason once."""
     told: str | None = None
     before = appended()
     while True:

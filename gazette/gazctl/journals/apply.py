@@ -90,8 +90,7 @@ async def edit(context: Context) -> int:
 
 
 def parse_changes(text: str) -> list[JournalChange]:
-    """Return the changes that a tree asks for. Raise ``Invalid`` that names the line or the
-    journal."""
+    """Return the changes that a tree asks for. Raise ``Invalid`` that names the line or the journal."""
     tree = JournalNode.parse(text)
     tree.validate()
     changes: list[JournalChange] = []

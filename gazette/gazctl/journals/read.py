@@ -199,8 +199,7 @@ class Reading:
                 return True
             if not piece:
                 return True
-            # Without a content type, a message may end only at the end of a fragment or at the
-            # head.
+            # Without a content type, a message may end only at the end of a fragment or at the head.
             fragment_end = 0 if reader.fragment is None else reader.fragment.end
             at_edge = reader.offset >= min(fragment_end, reader.write_head)
             await pump.stream.write(piece, at_edge=at_edge)

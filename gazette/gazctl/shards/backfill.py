@@ -1,5 +1,4 @@
-"""``gazctl shards backfill``: build the state of shards from history, and have them continue from
-it."""
+"""``gazctl shards backfill``: build the state of shards from history, and have them continue from it."""
 
 from __future__ import annotations
 

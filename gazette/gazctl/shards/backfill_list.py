@@ -30,8 +30,7 @@ _NEVER: Final = "-"
 
 
 def _require_there(staging: Staging, flags: ShardsBackfillFlags) -> None:
-    """Raise ``NotFound`` if the staging area is absent: a misspelt name must not look like an empty
-    one."""
+    """Raise ``NotFound`` if the staging area is absent: a misspelt name must not look like an empty one."""
     if isinstance(staging, DirectoryStaging) and not staging.directory.exists():
         raise NotFound(
             f"there is no staging area at {flags.staging}",

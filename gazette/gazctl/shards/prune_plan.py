@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(slots=True)
 class Needs:
-    """What all shards of a consumer need, by log, and why some logs must be skipped."""
+    """Needs of all shards of a consumer, by log, and reasons to skip some logs."""
 
     spans: dict[JournalName, list[Span]] = field(default_factory=dict)
     blocked: dict[JournalName, str] = field(default_factory=dict)

@@ -1,10 +1,11 @@
-"""The language of Go's text/template, as far as path postfixes use it: `parse`, and `Template.execute`. Pure.
+"""The language of Go's text/template, as far as path postfixes use it: `parse`, and
+`Template.execute`. Pure.
 
 Pipelines, functions, variables and control structures are executed. The author of a template is not
 trusted: steps and output are bounded.
 
-Data are Python values: None, bool, int, float, str, list, and `Struct`. Templates see nothing else of Python.
-The language is described at pkg.go.dev/text/template.
+Data are Python values: None, bool, int, float, str, list, and `Struct`. Templates see nothing else
+of Python. The language is described at pkg.go.dev/text/template.
 """
 
 from __future__ import annotations
@@ -167,9 +168,8 @@ class _Run:
         return value[0]
 
     def _command(self, command: Command, dot: Any, final: tuple[Any, ...]) -> Any:
-        """Return the value of a command. ``final`` is that of the command before it in
-        its pipeline, if there is one.
-        """
+        """Return the value of a command. ``final`` is the value of its predecessor in the pipeline,
+        if any."""
         first, *rest = command.operands
         if first.kind == "name":
             return self._call(first.value, rest, dot, final)

@@ -106,9 +106,8 @@ class _Parser:
         return Invalid(f"{problem} ({self._action})")
 
     def _body(self) -> tuple[tuple[Node, ...], str]:
-        """Return the nodes up to an ``end`` or ``else`` (whose tokens are
-        left), or to the end of the text.
-        """
+        """Return the nodes up to an ``end`` or ``else`` (whose tokens are left), or to the end of
+        the text."""
         nodes: list[Node] = []
         for literal, action, tokens in self._pieces:
             if literal:
@@ -347,7 +346,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str, bool]] |
 
 
 def _tokens(text: str, begin: re.Match[str]) -> tuple[list[tuple[str, str, bool]], int, bool]:
-    """Return the tokens of an action, the position after it, and True if it trims the next text."""
+    """Return the tokens of an action, the position behind it, and True if it trims what follows."""
     tokens: list[tuple[str, str, bool]] = []
     position, spaced = begin.end(), False
     while token := _TOKEN.match(text, position):

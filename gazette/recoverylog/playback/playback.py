@@ -72,7 +72,7 @@ def local_path(path: str) -> str:
 
 @dataclass(slots=True)
 class _RawBytes:
-    """The bytes of a write that are still to come. They are discarded if ``fnode`` is None."""
+    """The bytes of a write that are still to come. Without a ``fnode`` they are discarded."""
 
     fnode: int | None
     offset: int

@@ -1,1 +1,1 @@
-"""How RocksDB databases stand in a recovery log."""
+"""RocksDB databases in a recovery log."""

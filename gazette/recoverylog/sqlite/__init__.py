@@ -1,1 +1,1 @@
-"""How SQLite databases stand in a recovery log."""
+"""SQLite databases in a recovery log."""

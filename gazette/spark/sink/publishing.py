@@ -1,9 +1,9 @@
-"""What a task of a sink does, and what the driver does with it: `publish`, `commit`, `roll_back`.
+"""The parts of a sink: a task's `publish`, and the driver's `commit` and `roll_back`.
 
-Every attempt of every task is a producer of its own, which leaves its messages pending. What commits
-them, or rolls them back, it hands to the driver and does not append: only the driver knows which attempt
-of a task has won. The driver records what it is about to append before it appends anything, so that
-whoever does it again appends the same. Appending an acknowledgement twice changes nothing.
+Every attempt of every task is its own producer, which leaves its messages pending. It hands the
+driver what commits them or rolls them back, and does not append it: only the driver knows which
+attempt of a task has won. The driver records what it is about to append before it appends anything,
+so a repetition appends the same. Appending an acknowledgement twice changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gazette.spark.source.options import CONTENT_TYPE_OF, WriteOptions
 log = logging.getLogger(__name__)
 
 _RECORDS_KEPT: Final = 100
-"""Records of a query that are kept; Spark asks again for its last batch only."""
+"""Number of records of a query that are kept; Spark asks again for its last batch only."""
 
 _OTHER_VALUES: Final = {
     CONTENT_JSON_LINES: "Set value to json.",
@@ -57,7 +57,7 @@ Keyed = tuple[Any, Message]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one attempt of a task has published: by journal, what commits it and what rolls it back."""
+    """Published messages of one attempt of a task: by journal, what commits them and rolls them back."""
 
     producer: ProducerId
     commits: Mapping[JournalName, bytes]
@@ -69,9 +69,9 @@ class Attempt:
 def publish(
     access: OpenAccess, options: WriteOptions, batches: Iterable[Sequence[Keyed]], query: str = ""
 ) -> Attempt:
-    """Publish messages as a new producer, pending; returns once they are in their journals.
+    """Publish messages as a new producer, pending. Return once they are in their journals.
 
-    If anything fails, what was published is rolled back, as well as can be, and the failure raised.
+    After a failure, roll back what was published as far as possible, and raise the failure.
     """
     service = access.run(_service(access))
     try:
@@ -123,7 +123,7 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
 
 
 class _Chosen:
-    """The mapping of a message whose journal is known."""
+    """A mapping that returns a known journal."""
 
     __slots__ = ("_partition",)
 
@@ -151,7 +151,7 @@ class _Publishing:
         self._begin_clock = self._publisher.clock.value
         self._mapping = mapping_of(options, partitions)
         self._samples: dict[Partition, Message] = {}
-        """One message of each journal, of which acknowledgements are made."""
+        """One message of each journal, from which acknowledgements are made."""
 
     def run(self, batches: Iterable[Sequence[Keyed]], query: str) -> Attempt:
         publisher, rows = self._publisher, 0
@@ -171,7 +171,7 @@ class _Publishing:
         return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
 
     def _rollbacks(self) -> dict[JournalName, bytes]:
-        """By journal, an acknowledgement of nothing: below the clocks of all that was published."""
+        """Return, by journal, an acknowledgement of nothing: below the clocks of all that was published."""
         uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
         found = {}
         for (journal, content_type), message in self._samples.items():
@@ -192,14 +192,14 @@ class _Publishing:
         try:
             self._access.run(append())
         except GazetteError as error:
-            # Readers know these messages as pending until they forget their producer.
+            # Readers keep these messages pending until they forget their producer.
             log.warning(
                 "messages of a failed task could not be rolled back: %(error)s", {"error": error}
             )
 
 
 def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any], Partition]:
-    """From the value of the key to a journal, by the publisher's mapping of that name."""
+    """Return the function from the value of the key to a journal, by the publisher's mapping."""
 
     def current() -> Partitions:
         return partitions
@@ -215,23 +215,23 @@ def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any],
 
 
 def key_bytes(value: Any) -> bytes | str:
-    """What of a key is hashed: texts and bytes as they are, others as JSON writes them (``7``)."""
+    """Return the bytes of a key to hash: texts and bytes as they are, others as JSON (``7``)."""
     if isinstance(value, bytes | str):
         return value
     return b"" if value is None else msgspec.json.encode(value)
 
 
-# On the driver.
+# These functions run on the driver:
 
 
 def commit(
     access: OpenAccess, attempts: Sequence[Attempt], commits: str = "", name: str = ""
 ) -> None:
-    """Have what the winners published become visible: once, however often this is called.
+    """Make visible, once, what the winners published, however often this is called.
 
-    With ``commits`` (a directory), what is to be appended is recorded there as ``name`` before. If such
-    a record exists it is what has been decided: that is appended again, and attempts that are not of it
-    are rolled back. Raises what appends do; then call it again.
+    With ``commits`` (a directory), first record there as ``name`` what is to be appended. An
+    existing record is the decision: append it again, and roll back attempts that it lacks. Raise
+    what appends raise; then call it again.
     """
     attempts = [attempt for attempt in attempts if attempt.rows]
     decided = [dict(attempt.commits) for attempt in attempts]
@@ -249,7 +249,7 @@ def commit(
 
 
 def roll_back(access: OpenAccess, attempts: Iterable[Attempt]) -> None:
-    """Have what these published never be visible. Raises what appends do."""
+    """Roll back what these attempts published, so that it never becomes visible. Raise what appends raise."""
     _append(access, _joined([attempt.rolls_back for attempt in attempts if attempt.rows]))
 
 
@@ -276,7 +276,7 @@ def _append(access: OpenAccess, contents: Mapping[JournalName, bytes]) -> None:
 
 @dataclass(slots=True)
 class _Record:
-    """What one commit appends, as a file that is written once."""
+    """The appends of one commit, as a file that is written once."""
 
     directory: Path
     name: str
@@ -288,7 +288,7 @@ class _Record:
     def decide(
         self, commits: Mapping[str, Mapping[JournalName, bytes]]
     ) -> dict[str, dict[JournalName, bytes]]:
-        """Record this; or give what was recorded before."""
+        """Record this, or return what was recorded before."""
         if (found := self._load()) is not None:
             return found
         text = {
@@ -306,7 +306,7 @@ class _Record:
                 json.dump(text, file)
                 file.flush()
                 os.fsync(file.fileno())
-            # Unlike a rename, fails if another driver was first.
+            # Unlike a rename, this fails if another driver was first.
             os.link(temporary, self._path)
             self._sync_directory()
         except FileExistsError:
@@ -326,7 +326,7 @@ class _Record:
         return found
 
     def tidy(self) -> None:
-        """Remove records of the same query that nobody asks for any more."""
+        """Remove old records of the same query, which Spark does not ask for any more."""
         query, _, number = self.name.rpartition("-")
         if not query or not number.isdigit():
             return

@@ -1,4 +1,4 @@
-"""Writing to journals: rows become messages. What publishes and commits them is in `publishing`."""
+"""Writes to journals: rows become messages. `publishing` publishes and commits them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Maker = Callable[[dict[str, Any]], Any]
 
 
 class Published(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
 
 
 class _Writer:
-    """What both kinds of writers share. Made on the driver, pickled, and run elsewhere."""
+    """The common part of both kinds of writers. Created on the driver, pickled, and run elsewhere."""
 
     def __init__(self, options: WriteOptions, schema: Any) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class _Writer:
             for field in self._schema:
                 if field.name != _UUID and not _is_text(field.type):
                     raise Invalid(
-                        f"a {field.type} is not written as CSV",
+                        f"a {field.type} cannot be written as CSV",
                         path=field.name,
                         hint="Convert it to a string in Spark, or leave it out.",
                     )
@@ -86,7 +86,7 @@ class _Writer:
 
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
-    """Publishes a table: all of it becomes visible, or nothing does."""
+    """Publishes a table: either all of it becomes visible, or nothing."""
 
     @with_hints()
     def commit(self, messages: list[Any]) -> None:
@@ -107,7 +107,7 @@ class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
         attempts = _attempts(messages)
         if not attempts:
             return
-        # Of the query too: batches of another one have the same numbers.
+        # The name includes the query: batches of another query have the same numbers.
         name = f"{attempts[0].query or 'query'}-{batchId}"
         with self._options.access.open() as access:
             commit(access, attempts, self._options.commits, name)
@@ -141,7 +141,7 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 def _without_maps(value: Any, kind: pa.DataType) -> Any:
-    """Maps, which Arrow gives as pairs, as objects."""
+    """Return maps as objects; Arrow gives them as pairs."""
     if value is None:
         return None
     if pa.types.is_map(kind):
@@ -154,7 +154,7 @@ def _without_maps(value: Any, kind: pa.DataType) -> Any:
 
 
 def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
-    """From rows to messages, which are given their UUID when they are published."""
+    """Return the function from rows to messages. Publishing gives messages their UUID."""
     names = [name for name in schema.names if name != _UUID]
     if options.value == "json":
         # The UUID comes first, where readers find it fastest.
@@ -178,7 +178,7 @@ def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether what CSV has of values is read as the same ones."""
+    """Return True if CSV text of values is read back as the same values."""
     is_of = pa.types
     return bool(
         is_of.is_string(kind)

@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<name>\w+)|`(?P<quoted>[^`]+)`|(?P<sign>[<>(),:])
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """The columns of ``word string, counts array<long>``. Raises `Invalid` that says what is wrong."""
+    """Return the columns of ``word string, counts array<long>``. Raise `Invalid` that names the fault."""
     parser = _Parser(text)
     fields = parser.fields(colon=False)
     parser.end()
@@ -42,7 +42,7 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """Recursive descent. Each method takes what it is named after."""
+    """A recursive descent parser. Each method parses what its name says."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -141,5 +141,5 @@ class _Parser:
         raise Invalid(
             f"not columns ({self._text!r}): {reason} at {rest[:40]!r}",
             path="option fields",
-            hint="Give them as of CREATE TABLE: `word string, counts array<long>`.",
+            hint="Give them as in CREATE TABLE: `word string, counts array<long>`.",
         )

@@ -25,15 +25,15 @@ class _List:
 
 
 _Kind: TypeAlias = "pa.DataType | _Object | _List | None"
-"""The kind of the values that were seen so far. None: they were null."""
+"""Kind of the values so far. None: they were null."""
 
 
 def infer_json(lines: Iterable[bytes]) -> pa.Schema:
-    """Return the fields of some lines, by their first appearance. Lines that are no objects do not count.
+    """Return the fields of some lines, by their first appearance. Skip lines that are not objects.
 
-    A field whose values are of several kinds gets the type that holds them all: a double for integers and
-    fractions, otherwise a string. One that was always null is a string. One that was always an empty
-    object is left out.
+    A field whose values are of several kinds gets the type that holds them all: a double for
+    integers and fractions, otherwise a string. A field that was always null is a string. One that
+    was always an empty object is left out.
     """
     seen = _Object()
     for line in lines:
@@ -104,12 +104,12 @@ def _is_numeric(kind: _Kind) -> bool:
 
 
 def _digits(kind: Any) -> int:
-    """How many digits a decimal has that holds the kind."""
+    """Return how many digits a decimal has that holds the kind."""
     return _LONG_DIGITS + 2 if pa.types.is_int64(kind) else int(kind.precision)
 
 
 def _arrow(kind: _Kind) -> pa.DataType | None:
-    """The type of a column. None for objects without fields, which no column holds."""
+    """Return the type of a column; None for objects without fields, which no column holds."""
     match kind:
         case None:
             return pa.string()

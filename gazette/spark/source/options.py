@@ -1,4 +1,4 @@
-"""The options of ``format("gazette")``: read from text, checked, and turned into what they mean. Pure."""
+"""The options of ``format("gazette")``: parsed from text, and checked. Pure."""
 
 from __future__ import annotations
 
@@ -37,63 +37,69 @@ CONTENT_TYPE_OF: Final = {
     "csv": CONTENT_CSV,
     "protobuf": CONTENT_PROTO_FIXED,
 }
-"""How messages of each value that has messages are written."""
+"""Encoding of messages, for each value that has messages."""
 
 CONNECTION: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
     "broker.auth_keys": "base64 keys to sign tokens with",
-    "broker.auth_token": "a token to present",
+    "broker.auth_token": "token to present",
     "broker.trusted_ca_file": "certificates to verify brokers with (PEM)",
     "broker.cert_file": "certificate to present to brokers (PEM)",
     "broker.cert_key_file": "key of that certificate (PEM)",
     "journal": "name of a journal, or several, separated by commas; also the path of load() and save()",
     "selector": "labels of journals, such as app.gazette.dev/message-type=Word or prefix=topic/",
-    "content_type": "content type, where the label of a journal does not say it",
+    "content_type": "content type of journals that have no such label",
     "message": "class of protobuf messages, as module:Class",
-    "value": "json, csv, protobuf, text or binary: what becomes of a message",
+    "value": "how to read a message: json, csv, protobuf, text or binary",
 }
 READ: Final[dict[str, str]] = {
     **CONNECTION,
-    "store": "URL of the store to read fragments from without brokers, or several, separated by commas",
+    "store": "URL of a store to read fragments from without brokers; or several, separated by commas",
     "path_postfix": "path_postfix_template of the journals in the store",
-    "file_root": "directory below which file:// stores are",
+    "file_root": "directory of file:// stores",
     "fsspec_protocols": "protocols that fsspec+NAME:// stores may have, separated by commas",
-    "direct": "true: open fragments in their store from here, also where brokers know them",
-    "fields": "columns of messages, as of CREATE TABLE: `word string, n long`",
+    "direct": "true: open fragments in their store from here, even where brokers know them",
+    "fields": "columns of messages, as in CREATE TABLE: `word string, n long`",
     "columns": "names of the columns to read, separated by commas",
-    "meta_prefix": "what to put before journal, offset, uuid, …, where messages have such fields",
-    "uuid_field": "name of the JSON field with the UUID, with dots for one within others",
+    "meta_prefix": "prefix of the columns journal, offset, uuid, …, where messages have such fields",
+    "uuid_field": "name of the JSON field with the UUID; nested fields are joined by dots",
     "isolation": "read_committed or read_uncommitted",
-    "acks": "true: also give acknowledgements, as messages of nothing",
-    "mode": "PERMISSIVE, DROPMALFORMED or FAILFAST: what becomes of messages that do not fit the columns",
-    "columnnameofcorruptrecord": "the column for the text of such messages, if the schema has it",
+    "acks": "true: also give acknowledgements, as empty messages",
+    "mode": (
+        "what to do with messages that do not fit the columns: PERMISSIVE, DROPMALFORMED or "
+        "FAILFAST"
+    ),
+    "columnnameofcorruptrecord": "column for the text of such messages, if the schema has it",
     "begin": 'offset to begin at; or of each journal: {"journal": offset}',
     "end": 'offset to end at; or of each journal: {"journal": offset}',
     "begin_time": "time of the first messages: ISO 8601, or Unix seconds",
     "end_time": "time before which messages are read",
-    "gaps": "fail or skip, where fragments may not have been stored yet",
-    "run_bytes": "how much of a journal one task reads, at least one fragment",
-    "infer_bytes": "how much is read to find out the fields of JSON messages",
+    "gaps": "what to do where fragments may not have been stored yet: fail or skip",
+    "run_bytes": "number of bytes of a journal that one task reads; at least one fragment",
+    "infer_bytes": "number of bytes to read to infer the fields of JSON messages",
     "pushdown": "true: filters leave out fragments, of a DataFrame that is queried once (docs/spark.md)",
-    "planning_threads": "how many runs the driver looks at together",
+    "planning_threads": "number of runs that the driver reads at the same time",
     "keep": "false: gazette.spark.read keeps no rows of its first pass on the disks of executors",
     "plan": "made by gazette.spark.read",
 }
 STREAM: Final[dict[str, str]] = {
     **READ,
     "starting": "earliest or latest: where a new query begins, in journals that begin does not name",
-    "max_bytes": "the most that a batch reads, but for the last fragment of it",
-    "max_fragments": "the most fragments that a batch reads",
+    "max_bytes": "largest number of bytes of a batch; its last fragment may exceed it",
+    "max_fragments": "largest number of fragments of a batch",
     "refresh": "seconds between two looks for new messages",
     "producer_horizon": "seconds after which a silent producer is forgotten; 0: never",
 }
 WRITE: Final[dict[str, str]] = {
     **CONNECTION,
-    "mapping": "random, modulo or rendezvous: how messages are spread over several journals",
-    "key": "column by which messages are mapped",
-    "commits": "directory of the records by which a commit is not done twice",
-    "commit_id": "name of this write in commits: written again, it is the same",
-    "checkpointlocation": "of the streaming query: commits are recorded there, if not in commits",
+    "mapping": "how to spread messages over several journals: random, modulo or rendezvous",
+    "key": "column by which messages are mapped to journals",
+    "commits": "directory of the records that keep a commit from being done twice",
+    "commit_id": "name of this write in commits; a repeated write has the same name",
+    "checkpointlocation": (
+        "location of the streaming query's checkpoint: commits are recorded there unless commits "
+        "is set"
+    ),
 }
 Mode = Literal["permissive", "dropmalformed", "failfast"]
 Gaps = Literal["fail", "skip"]
@@ -108,7 +114,7 @@ _IGNORED: Final = frozenset({"path", "queryname"})
 
 
 class Options:
-    """Options by name, in whatever case. Errors name the option, its value, and what to do."""
+    """Options by name, in any case. Errors name the option, its value, and what to do."""
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
@@ -117,7 +123,7 @@ class Options:
             if name not in known and name not in _IGNORED:
                 near = difflib.get_close_matches(name, known, n=1)
                 raise Invalid(
-                    f"there is no such option (it was given {value!r})",
+                    f"there is no such option (value {value!r})",
                     path=f"option {name}",
                     hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
                 )
@@ -166,7 +172,7 @@ class Options:
         return tuple(part for part in re.split(r"[,\s]+", self.text(name)) if part)
 
     def offsets(self, name: str) -> tuple[int | None, dict[str, int]]:
-        """An offset for all journals, and by journal."""
+        """Return an offset for all journals, and offsets by journal."""
         text = self.text(name)
         if not text:
             return None, {}
@@ -185,16 +191,16 @@ class Options:
         return None, value
 
     def time_ns(self, name: str) -> int | None:
-        """A time as Unix nanoseconds. One without a zone is UTC."""
+        """Return a time as Unix nanoseconds. One without a zone is UTC."""
         text = self.text(name)
         if not text:
             return None
         try:
-            # Not by floats: these tell times of today by a quarter of a microsecond.
+            # Do not use floats: they are exact only to a quarter of a microsecond for times of today.
             parse_number(text)
             return int(decimal.Decimal(text) * 10**9)
         except (ArithmeticError, ValueError):
-            # What is no number, and infinity.
+            # Texts that are not numbers, and infinity.
             pass
         try:
             time = datetime.datetime.fromisoformat(text)
@@ -209,8 +215,6 @@ class Options:
             return parse(self.text(name))
         except Invalid as error:
             self.fail(name, str(error))
-
-    # What several kinds of use have in common.
 
     def journals(self) -> tuple[str, ...]:
         if "journal" in self._values and "path" in self._values:
@@ -274,7 +278,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read, and as what."""
+    """The bytes to read, and how to decode them."""
 
     access: Access
     selection: Selection
@@ -299,7 +303,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
-        """Raises `Invalid`."""
+        """Parse the options. Raise `Invalid`."""
         given = Options(options, known)
         names = given.names("store")
         stores = given.parsed("store", lambda _: tuple(map(_store, names)))
@@ -361,7 +365,7 @@ class ReadOptions:
     def inferred(self) -> ReadOptions:
         """Return the options for a schema that was inferred from some of the messages.
 
-        Unless a mode is given, a message that does not fit is an error then. Spark infers from all
+        A message that does not fit is then an error, unless a mode is given. Spark infers from all
         messages: the columns would have been others.
         """
         if self.has_mode:
@@ -372,7 +376,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a stream reads."""
+    """Settings of a stream."""
 
     read: ReadOptions
     starting: Starting
@@ -383,7 +387,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Raises `Invalid`."""
+        """Parse the options. Raise `Invalid`."""
         given = Options(options, STREAM)
         for name in ("end", "begin_time", "end_time", "plan"):
             if given.text(name):
@@ -402,14 +406,14 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where to publish."""
+    """Settings of a write."""
 
     access: Access
     journals: tuple[str, ...]
     selector: LabelSelector | None
     content_type: str
     content_type_unlabelled: str
-    """Of journals without a label: what the value says, if it was given."""
+    """For journals without a label: the content type of the given value, if any."""
     value: str
     message: str
     mapping: MappingName
@@ -419,7 +423,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-        """Raises `Invalid`."""
+        """Parse the options. Raise `Invalid`."""
         given = Options(options, WRITE)
         journals, selector = given.journals(), given.selector()
         if bool(journals) == (selector is not None):
@@ -477,5 +481,5 @@ def _store(url: str) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Names for an error."""
+    """Return names as text for an error."""
     return ", ".join(sorted(names)) or "none"

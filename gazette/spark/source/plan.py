@@ -1,8 +1,9 @@
 """A plan as the value of an option: `Plan`, encoded as data and never as objects.
 
-Whoever may query may set the option ``plan`` (``SELECT … OPTIONS (plan = …)``), and the process that plans
-a query reads it. So it is MessagePack of known types, its size is bounded, and nothing in it names code:
-what is not understood in full is refused. A ``combine`` comes with the class of the source (`with_combine`).
+Every user who may query may set the option ``plan`` (``SELECT … OPTIONS (plan = …)``). The process
+that plans a query reads it. So it is MessagePack of known types, its size is bounded, and nothing
+in it names code. A plan with any unknown part is refused. A ``combine`` comes with the class of the
+source (`with_combine`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.spark.message_class import require_permitted
 
 TEXT_BYTES_MAX: Final = 256 << 20
-"""Of an encoded plan: a million fragments, each with a path of its own, take about 85 MB."""
+"""Largest encoded plan in bytes: a million fragments, each with its own path, take about 85 MB."""
 DATA_BYTES_MAX: Final = 1 << 30
-"""Of what it decompresses to: about 280 bytes for each of them."""
+"""Largest decompressed plan in bytes: about 280 bytes for each of them."""
 DIRECTORY: Final = "gazette"
 """Name of the directory, on the disks of an executor, with the rows that its tasks keep."""
 
@@ -41,14 +42,14 @@ _FEWER: Final = "Read fewer journals at once, or a shorter range of offsets."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has committed; and by the numbers of runs, where a first pass has kept their rows."""
+    """The committed messages and, by the numbers of runs, files with their rows of the first pass."""
 
     runs: tuple[CommittedRun, ...]
     kept: Mapping[int, str] = field(default_factory=dict)
 
 
 def encode_plan(plan: Plan) -> str:
-    """Encode a plan as the value of an option. Raises `Invalid` if it is too large for one."""
+    """Encode a plan as the value of an option. Raise `Invalid` if it is too large for one."""
     data = _data(plan)
     text = f"{_MARK}{_VERSION}:" + base64.b64encode(zlib.compress(data, 1)).decode()
     if len(text) > TEXT_BYTES_MAX or len(data) > DATA_BYTES_MAX:
@@ -61,7 +62,7 @@ def encode_plan(plan: Plan) -> str:
 
 
 def decode_plan(text: str) -> Plan:
-    """Undo `encode_plan`. Raises `Invalid` for all that it does not give."""
+    """Undo `encode_plan`. Raise `Invalid` for any other text."""
     header = _HEADER.match(text)
     if header is None:
         raise _invalid("not a plan")
@@ -77,7 +78,7 @@ def decode_plan(text: str) -> Plan:
         raise _invalid(f"not a plan: {error}") from error
     _check(plan)
     if _data(plan) != data:
-        # A field that is not known here, or one that is there twice.
+        # A field is unknown here, or is there twice.
         raise _invalid("not a plan: some of its fields are not understood")
     return plan
 
@@ -116,13 +117,13 @@ def _check(plan: Plan) -> None:
         numbers.add(run.number)
         _check_pieces(run, paths)
     for number, path in plan.kept.items():
-        # It is opened, and removed if it is damaged: so no other file may be named.
+        # The file is opened, and removed if it is damaged. So a plan must not name any other file.
         if number not in numbers or not _KEPT.fullmatch(path) or "/../" in path:
             raise _invalid(f"not a plan: no rows are kept of run {number} as {path!r}")
 
 
 def _check_pieces(run: Run, paths: set[tuple[str, str, Codec]]) -> None:
-    """Require pieces that can be read, in order. ``paths``: what was found to be valid of fragments."""
+    """Require pieces that can be read, in order. ``paths``: valid paths of fragments so far."""
     at = 0
     for piece in run.pieces:
         fragment = piece.fragment

@@ -1,9 +1,9 @@
-"""Reading a long history with a cluster: `read` has both passes run by Spark's executors.
+"""Reads of a long history with a cluster: in `read`, Spark's executors make both passes.
 
-A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` by itself makes
-the first pass there, with threads, which is well for gigabytes. For terabytes, `read` makes it a job. Its
-tasks keep the rows that they come by on the disks of their executors, where Spark keeps what it shuffles and
-removes it at its end; the second pass has little left to do wherever it finds them.
+A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` alone makes
+the first pass there, with threads, which suits gigabytes. For terabytes, `read` makes it a job. Its
+tasks keep the rows that they find on the disks of their executors. Spark keeps shuffles there too,
+and removes all at its end. The second pass has little left to do where it finds those rows.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gazette.spark.source.table import check_isolation
 from gazette.spark.worker_process import keep_imports
 
 _LOCAL_DIRECTORIES: Final = "SPARK_LOCAL_DIRS"
-"""Where Spark tells its Python workers which directories the executor has. It removes them at its end."""
+"""Variable that tells Python workers the executor's directories. Spark removes them at its end."""
 
 
 @with_hints()
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
-    """A DataFrame of journals, as of now, with the first pass made by the executors.
+    """Return a DataFrame of journals as of now; the executors make the first pass.
 
     ``options`` are those of ``format("gazette")``; a dot in a name is written as ``__``
-    (``broker__address``). What is read is fixed by this call, whatever is appended later.
-    Raises what planning does.
+    (``broker__address``). This call fixes what is read, whatever is appended later. Raise what
+    planning raises.
     """
     given = {
         name.replace("__", "."): value if isinstance(value, str) else _text(value)
@@ -75,7 +75,7 @@ def plan_by_spark(
 ) -> tuple[Folded, Plan]:
     """Run the first pass as a job: each run is summarised by a task, and the driver folds.
 
-    ``keeping``: what the tasks keep for the second pass. Raises what reading does, as of the driver.
+    ``keeping``: what the tasks keep for the second pass. Raise what reading raises, as on the driver.
     """
     context = spark.sparkContext
     kept: dict[int, str] = {}

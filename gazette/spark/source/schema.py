@@ -1,4 +1,4 @@
-"""The columns of journals as a table: given, known by the messages' class, or inferred from some."""
+"""The columns of journals as a table: given, known by the messages' class, or inferred."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _READABLE: Final = (
     types.VariantType,
 )
 _INFER_JOURNALS: Final = 16
-"""From how many journals messages are looked at, at most."""
+"""Largest number of journals whose messages are read to infer columns."""
 _INFER_PLACES: Final = 4
-"""In how many places of each, beside its first fragment."""
+"""Number of places in each of them, besides its first fragment."""
 
 
 def table_schema(options: ReadOptions) -> tuple[Any, bool]:
-    """Return the ``StructType`` of a table whose reader gave none, and whether it is inferred.
+    """Return the ``StructType`` of a table whose reader gave none, and True if it is inferred.
 
-    Raises `Invalid`, and what reading does: columns are inferred from some of the messages.
+    Raise `Invalid`, and what reading raises: some of the messages are read to infer columns.
     """
     fields, inferred = _fields(options)
     meta = [pa.field(f"{options.meta_prefix}{name}", kind) for name, kind in META.items()]
-    # The UUID of a message is there already, as a column of every table.
+    # The UUID of a message is already a column of every table.
     names = {field.name for field in meta} & {options.selection.shape.uuid_field}
     fields = pa.schema([field for field in fields if field.name not in names])
     clash = {field.name for field in meta} & set(fields.names)
@@ -73,7 +73,7 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFormat:
-    """What rows of a schema are made of. Raises `Invalid`."""
+    """Return how rows of a schema are made. Raise `Invalid`."""
     for field in schema.fields:
         _require_readable(field.name, field.dataType)
     arrow = to_arrow_schema(schema, timezone="UTC")
@@ -111,13 +111,13 @@ def _encode_variant(text: str) -> dict[str, bytes]:
         found = types.VariantVal.parseJson(text)
     except (
         Exception
-    ) as error:  # PySpark's own errors have no class in common: a key twice, too large.
+    ) as error:  # PySpark's own errors (a duplicate key, a value too large) have no common class.
         raise ValueError(f"not a variant: {error}") from error
     return {"value": found.value, "metadata": found.metadata}
 
 
 def _require_readable(path: str, kind: types.DataType) -> None:
-    """Raises `Invalid` for types that nothing in a message is read as."""
+    """Raise `Invalid` for types to which no part of a message converts."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             _require_readable(f"{path}.{field.name}", field.dataType)
@@ -138,7 +138,7 @@ def _require_readable(path: str, kind: types.DataType) -> None:
 
 
 def _require_leading(options: ReadOptions, chosen: list[str]) -> None:
-    """Fields of CSV have no names, but their place: the first ones may be read alone. Raises `Invalid`."""
+    """Require the first fields of CSV: they have no names, only positions. Raise `Invalid`."""
     every = (
         list(parse_columns(options.fields).names)
         if options.fields
@@ -146,21 +146,21 @@ def _require_leading(options: ReadOptions, chosen: list[str]) -> None:
     )
     if chosen != every[: len(chosen)]:
         raise Invalid(
-            f"fields of CSV are told by their place: these are not the first ones ({', '.join(chosen)})",
+            f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
             path="option columns",
             hint="Name all fields before them, too, and in their order.",
         )
 
 
 def value_of(options: ReadOptions, content_type: str) -> str:
-    """What becomes of messages of a content type."""
+    """Return how messages of a content type are read."""
     if options.value:
         return options.value
     return {CONTENT_JSON_LINES: "json", CONTENT_CSV: "csv"}.get(content_type, "binary")
 
 
 def common_value(options: ReadOptions, shapes: Iterable[MessageFormat]) -> str:
-    """Return what becomes of the messages of all journals. Raises `Invalid` if that differs."""
+    """Return how the messages of all journals are read. Raise `Invalid` if that differs."""
     values = {value_of(options, shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
@@ -172,7 +172,7 @@ def common_value(options: ReadOptions, shapes: Iterable[MessageFormat]) -> str:
 
 
 def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
-    """The columns of messages, and whether they are inferred from some of these."""
+    """Return the columns of messages, and True if they are inferred from some of these."""
     if options.fields:
         return parse_columns(options.fields), False
     value = options.value
@@ -192,7 +192,7 @@ def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
 def _inferred(
     options: ReadOptions, access: OpenAccess, snapshot: Snapshot, value: str
 ) -> pa.Schema:
-    """The fields of some messages. Raises `Invalid` if there is none."""
+    """Return the fields of some messages. Raise `Invalid` if there are no messages."""
     lines: list[bytes] = []
     for journal in snapshot.journals[:_INFER_JOURNALS]:
         lines += _sample(access, journal, options.infer_bytes)
@@ -203,7 +203,7 @@ def _inferred(
     fields = infer_json(lines)
     if not fields.names:
         raise Invalid(
-            "there is no message to tell the fields from",
+            "there is no message to infer the fields from",
             path="option fields",
             hint="Give the fields, as of CREATE TABLE, or give schema() to the reader.",
         )
@@ -211,7 +211,7 @@ def _inferred(
 
 
 def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> list[bytes]:
-    """Messages of the first fragment, of the last, and of some between them, of about so many bytes."""
+    """Return messages of the first fragment, the last, and some between, of about ``bytes_max`` bytes."""
     pieces = journal.pieces
     places = sorted(
         {round(at * (len(pieces) - 1) / _INFER_PLACES) for at in range(_INFER_PLACES + 1)}
@@ -226,7 +226,7 @@ def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> lis
 
 
 def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]:
-    """Frames that are no acknowledgements, of about so many bytes."""
+    """Return frames that are not acknowledgements, of about ``bytes_max`` bytes."""
     found: list[bytes] = []
     size = 0
     for columns, buffer, base, _ in read_columns(access, run):

@@ -1,8 +1,8 @@
 """``format("gazette")``: journals as a data source of Spark.
 
-Spark imports this in every process that looks for a data source, of whatever kind; so nothing that is
-slow to import is imported before it is needed. Readers and writers are made on the driver, pickled, and
-run in processes of their own: they hold options and what these mean, and nothing else.
+Spark imports this module in every process that looks for any data source. So nothing slow is
+imported before it is needed. Readers and writers are created on the driver, pickled, and run in
+other processes. They hold only options and their meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GazetteDataSource(DataSource):
     """Journals. See docs/spark.md for the options."""
 
     _inferred = False
-    """Whether Spark was given columns that follow from some messages. It keeps this object with them."""
+    """True if Spark got columns that follow from some messages. It keeps this object with them."""
 
     @classmethod
     def name(cls) -> str:
@@ -29,7 +29,7 @@ class GazetteDataSource(DataSource):
 
     @classmethod
     def _combine(cls) -> Callable[[Any], Any] | None:
-        """Return the function that puts the rows of a run together. No option names one."""
+        """Return the function that combines the rows of a run. No option names one."""
         return None
 
     @with_hints()
@@ -37,7 +37,7 @@ class GazetteDataSource(DataSource):
         from gazette.spark.source.options import STREAM, ReadOptions
         from gazette.spark.source.schema import table_schema
 
-        # Whether the table is read at once or as a stream is not known yet.
+        # The use is not known yet: Spark may read the table at once or as a stream.
         schema, self._inferred = table_schema(ReadOptions.parse(self.options, STREAM))
         return schema
 
@@ -80,7 +80,7 @@ class GazetteDataSource(DataSource):
 
 
 def with_combine(combine: Callable[[Any], Any] | None) -> type[GazetteDataSource]:
-    """Make a source whose tasks put the rows of each run together, under a name of its own.
+    """Return a source whose tasks combine the rows of each run, under a unique name.
 
     Spark ships the class from the driver that registers it, like all of a job's own code.
     """

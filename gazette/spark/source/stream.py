@@ -1,8 +1,9 @@
 """Journals as a stream of Spark: micro-batches of committed messages.
 
-The offset that Spark keeps of a stream has, for each journal, how far it was read *and* what was known
-of its producers there: it is the sources of a checkpoint, in JSON. So the messages of a batch follow
-from its two offsets and the journals alone, however often and in whatever process it is planned.
+Spark keeps an offset of a stream. It has, for each journal, how far it was read *and* what was
+known of its producers there: the sources of a checkpoint, in JSON. So the messages of a batch
+follow from its two offsets and the journals alone. It does not matter how often, or in which
+process, the batch is planned.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _DIGITS: Final = 2 * PRODUCER_BYTES
 
 
 def encode_offset(sources: Mapping[JournalName, SourceCheckpoint]) -> StreamOffset:
-    """Keys ascend: Spark compares offsets as texts."""
+    """Encode sources. Keys ascend, since Spark compares offsets as texts."""
     offset: StreamOffset = {}
     for journal, source in sorted(sources.items()):
         producers = {}
@@ -58,7 +59,7 @@ def encode_offset(sources: Mapping[JournalName, SourceCheckpoint]) -> StreamOffs
 
 
 def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
-    """Undo `encode_offset`. Raises `Corrupt`."""
+    """Undo `encode_offset`. Raise `Corrupt`."""
     sources = {}
     try:
         for journal, value in offset.items():
@@ -80,16 +81,16 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What there was of the journals, at some time of the machine's clock."""
+    """A listing of the journals at some time of the machine's clock."""
 
     at_s: float
     snapshot: Snapshot
     known: frozenset[JournalName]
-    """Those of which something had been read then."""
+    """Those of which something had been read by then."""
 
 
 class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads journals as a stream."""
+    """Reader of journals as a stream."""
 
     def __init__(self, options: StreamOptions, schema: Any, clock: Clock | None = None) -> None:
         self._options = options
@@ -99,11 +100,11 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
         self._folded: tuple[StreamOffset, StreamOffset, Folded] | None = None
-        """Of the batch that was planned last: its offsets, and its fold."""
+        """The batch that was planned last: its offsets, and its fold."""
         self._served: JournalName = ""
-        """The journal that the last batch of limited size ended with."""
+        """The last journal in the last batch of limited size."""
 
-    # On the driver.
+    # These methods run on the driver:
 
     @with_hints()
     def initialOffset(self) -> StreamOffset:
@@ -126,7 +127,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Journals end where they do now, and others are left out."""
+        """Fix the ends of journals now, and leave out later journals."""
         self._target = {one.journal: one.end for one in self._list({}).journals}
 
     @with_hints()
@@ -175,14 +176,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RunPartition(run, format) for run in runs if format.selects(run)]
 
     def commit(self, end: StreamOffset) -> None:
-        """Nothing is kept for what Spark may ask for again."""
+        """Keep nothing: Spark may ask for the same batch again."""
 
     def stop(self) -> None:
         if self._access is not None:
             self._access.close()
             self._access = None
 
-    # On an executor.
+    # These methods run on an executor:
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(self._options.read.access, partition)
@@ -195,41 +196,39 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_folded": None,
         }
 
-    # The journals.
-
     def _opened(self) -> OpenAccess:
         if self._access is None:
             self._access = self._options.read.access.open(self._clock)
         return self._access
 
     def _list(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
-        """What there is now, or was a moment ago: Spark may ask hundreds of times a second."""
+        """Return a recent listing: Spark may ask hundreds of times a second."""
         now = (self._clock or SystemClock()).monotonic()
         if (
             self._listed is None
             or now - self._listed.at_s >= self._options.refresh_s
-            # Of those it was not asked whether they have lost what was read.
+            # That listing was not checked for journals that have lost what was read of them.
             or not known.keys() <= self._listed.known
         ):
             self._listed = _Listed(now, self._take(known), frozenset(known))
         return self._listed.snapshot
 
     def _take(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
-        """What there is now.
+        """Return a new listing.
 
-        Raises ``Corrupt`` for a journal that ends before what was read of it, and still does so when even
-        a broker that lags behind its peers would know better.
+        Raise ``Corrupt`` for a journal that ends before what was read of it. Repeat first for as
+        long as a broker that lags behind its peers may answer.
         """
         access, selection = self._opened(), self._options.read.selection
-        # From where each journal was read: what is behind may have been pruned.
+        # From where each journal was read: bytes behind that may have been pruned.
         begin = {journal: source.read_through for journal, source in known.items()}
         given = replace(selection, begin={**selection.begin, **begin})
         began = access.clock.monotonic()
         while True:
             snapshot = take_snapshot(access, given)
             require_stored(snapshot, given, known)
-            # A snapshot begins at its end, if that is before where it was to begin. A store that has
-            # nothing of a journal any more does not know where it ends.
+            # A snapshot begins at the journal's end if that is before its wanted begin. A store
+            # that has nothing of a journal any more does not know where it ends.
             short = [
                 one
                 for one in snapshot.journals
@@ -240,8 +239,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if access.clock.monotonic() - began >= _LAG_S:
                 raise Corrupt(
                     "a journal of the stream ends before what was read of it",
-                    hint="It was deleted and made anew, or has lost its end: give the query another "
-                    "checkpointLocation to read it from its begin.",
+                    hint="It was deleted and created again, or has lost its end: give the query "
+                    "another checkpointLocation to read it from its begin.",
                     journal=short[0].journal,
                     end=short[0].begin,
                     read=begin[short[0].journal],
@@ -251,7 +250,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(
         self, known: Mapping[JournalName, SourceCheckpoint], limit: ReadLimit
     ) -> dict[JournalName, Offset]:
-        """Where to end the next batch: at the ends of fragments, taken from all journals in turn."""
+        """Return where to end the next batch: at ends of fragments, taken from all journals in turn."""
         listed = self._listed_to_target(known)
         begins = {
             one.journal: known[one.journal].read_through
@@ -266,7 +265,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             return {one.journal: max(one.end, begins[one.journal]) for one in listed}
         ends: dict[JournalName, Offset] = {}
-        # Who comes after the last one served is first: else those that always have more are all there is.
+        # Begin after the journal that was served last. Otherwise journals that always have more
+        # would take every batch.
         waiting = [
             (journal.journal, iter([p for p in journal.pieces if p.end > begins[journal.journal]]))
             for journal in sorted(
@@ -288,7 +288,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _listed_to_target(
         self, known: Mapping[JournalName, SourceCheckpoint]
     ) -> list[JournalSnapshot]:
-        """What there is now; of a query that is to end, as far as it goes."""
+        """Return the present listing; for a query that is to end, only up to its target."""
         listed = self._list(known).journals
         if self._target is None:
             return list(listed)
@@ -302,7 +302,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends: Mapping[JournalName, Offset],
         sources: Mapping[JournalName, SourceCheckpoint],
     ) -> dict[JournalName, Offset]:
-        """Where to end instead, of journals whose next message does: it goes on behind its fragment."""
+        """Return later ends for journals whose next message continues behind its fragment."""
         further = {}
         for journal in self._listed_to_target(known):
             name = journal.journal
@@ -314,7 +314,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return further
 
     def _first(self, journal: JournalSnapshot) -> Offset:
-        """Where a journal begins to be read that was created since the query began."""
+        """Return where to begin to read a journal that was created since the query began."""
         selection = self._options.read.selection
         return selection.begin.get(journal.journal, selection.begin_all)
 
@@ -336,14 +336,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return sources.sources
 
     def _whole(self, journal: JournalSnapshot) -> Offset:
-        """Where its last message ends that is all there: mostly, where the last fragment does."""
+        """Return the end of its last complete message: usually that of its last fragment."""
         if not journal.pieces:
             return journal.end
         last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
         try:
             found = self._last_end(last)
         except MalformedMessage:
-            # It begins within a message.
+            # The fragment begins within a message.
             found = None
         if found is None:
             found = self._last_end(journal)
@@ -377,7 +377,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _snapshot(
         self, known: Mapping[JournalName, SourceCheckpoint], ends: Mapping[JournalName, Offset]
     ) -> Snapshot:
-        """What a batch reads. It is listed anew, since fragments may have been joined or pruned."""
+        """Return what a batch reads. List again, since fragments may have been joined or pruned."""
         selection = replace(
             self._options.read.selection,
             journals=tuple(sorted(ends)),
@@ -390,12 +390,13 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except (Invalid, NotFound) as error:
             raise Corrupt(
                 f"a batch of the stream cannot be read again: {error}",
-                hint="A journal was deleted or made anew: give the query another checkpointLocation.",
+                hint="A journal was deleted or created again: give the query another "
+                "checkpointLocation.",
             ) from error
 
 
 def _until(journal: JournalSnapshot, end: Offset) -> JournalSnapshot:
-    """Less of a journal."""
+    """Return a journal cut at an earlier end."""
     if journal.end <= end:
         return journal
     pieces = [replace(p, end=min(p.end, end)) for p in journal.pieces if p.begin < end]

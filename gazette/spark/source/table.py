@@ -57,8 +57,8 @@ class RunPartition(InputPartition):
 
 
 def read_partition(access: Access, partition: InputPartition | None) -> Iterator[Any]:
-    """The rows of one task."""
-    # Spark makes a partition of nothing where there is none.
+    """Yield the rows of one task."""
+    # Without partitions, Spark makes one of nothing.
     if not isinstance(partition, RunPartition):
         return
     run, format = partition.value, partition.format
@@ -72,7 +72,7 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
 
 
 def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> Folded:
-    """The first pass, by threads of this process."""
+    """Make the first pass by threads of this process."""
     with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
 
         def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
@@ -82,7 +82,7 @@ def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions)
 
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
-    """Raises `Invalid` if messages cannot be read committed, since we cannot see their UUID."""
+    """Raise `Invalid` if messages cannot be read committed, since their UUID is not visible to us."""
     for journal in snapshot.journals if options.isolation == "read_committed" else ():
         try:
             require_uuids(journal.journal, journal.shape)
@@ -91,7 +91,7 @@ def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
 
 
 class GazetteReader(DataSourceReader):
-    """Reads journals as a table."""
+    """Reader of journals as a table."""
 
     def __init__(self, options: ReadOptions, schema: Any, combine: Combine | None = None) -> None:
         self._options = options
@@ -135,9 +135,9 @@ class GazetteReader(DataSourceReader):
 
 
 class GazettePushdownReader(GazetteReader):
-    """The same, where Spark offers filters: a class of its own, since else it refuses such readers.
+    """The same reader, for a Spark that offers filters: it refuses ``pushFilters`` otherwise.
 
-    Filters leave out runs and rows before these are parsed. Spark applies them once more.
+    Filters leave out runs and rows before these are parsed. Spark applies them again.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -148,7 +148,7 @@ class GazettePushdownReader(GazetteReader):
 
 
 class Bounds:
-    """What filters say of journals, offsets and times."""
+    """Bounds of journals, offsets and times that filters give."""
 
     def __init__(self) -> None:
         self.journals: frozenset[str] | None = None
@@ -159,7 +159,7 @@ class Bounds:
         self.clock_end: int | None = None
 
     def selected(self, snapshot: Snapshot) -> Snapshot:
-        """Without journals that no row is asked of."""
+        """Return the snapshot without journals that cannot have a wanted row."""
         kept = [
             journal
             for journal in snapshot.journals
@@ -175,12 +175,12 @@ class Bounds:
             offset_end=_least(format.offset_end, self.offset_end),
             clock_begin=max(format.clock_begin, self.clock_begin),
             clock_end=_least(format.clock_end, self.clock_end),
-            # Spark leaves out what has no time, and keeps what has the clock 0.
+            # Spark leaves out rows without a time, and keeps those with the clock 0.
             unclocked=format.clock_end is None,
         )
 
     def narrowed(self, filter: Filter, prefix: str) -> Bounds:
-        """By one more filter; by nothing, if it is of another kind."""
+        """Return the bounds with one more filter applied; unchanged for a filter of another kind."""
         bounds = Bounds()
         bounds.__dict__.update(self.__dict__)
         attribute: tuple[str, ...] = getattr(filter, "attribute", ())

@@ -1,4 +1,4 @@
-"""``format("gazette-state")``: states of shards as a data source of Spark. Light, as `source` has to be."""
+"""``format("gazette-state")``: states of shards as a data source of Spark. Quick to import, as `source`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The state of shards as a table, from their recovery logs: what ``format("gazette-state")`` reads.
+"""The state of shards as a table, from their recovery logs: the content of
+``format("gazette-state")``.
 
-Rows of a table of SQLite, keys and values of a RocksDB column family, or the document of a JSON file; as
-of the last commit, or of one that `gazette.recoverylog.time_travel.Moment` says. Each shard is a task.
+It has rows of a table of SQLite, entries of a RocksDB column family, or the document of a JSON
+file. They are as of the last commit, or of the one that `gazette.recoverylog.time_travel.Moment`
+chooses. Each shard is a task.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ KNOWN: Final[dict[str, str]] = {
     "selector": "shards to read, such as id=shard-000 (default: all)",
     "table": "table of SQLite databases",
     "column_family": "column family of RocksDB databases (default: default)",
-    "fields": "columns of the table, as of CREATE TABLE (default: those of the first shard's)",
-    "at": "of which moment: a time, an offset of the log, or journal=offset,… (default: now)",
+    "fields": "columns of the table, as in CREATE TABLE (default: those of the first shard's)",
+    "at": "moment of the state: a time, an offset of the log, or journal=offset,… (default: now)",
 }
 SHARD: Final = "shard"
 _CONNECT_S: Final = 10.0
@@ -53,7 +55,7 @@ _REAL: Final = ("REAL", "FLOA", "DOUB")
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """What is read."""
+    """The state to read."""
 
     brokers: BrokerClientFlags
     consumers: ConsumerClientFlags
@@ -65,7 +67,7 @@ class StateOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StateOptions:
-        """Raises `Invalid` that names the option."""
+        """Parse the options. Raise `Invalid` that names the option."""
         given = {name.lower(): value for name, value in options.items()}
         for name in given:
             if name == "path":
@@ -114,7 +116,7 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """The shards that match. Blocks. Raises ``NotFound``, ``Invalid`` if one has no recovery log."""
+    """Return the shards that match. Block. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
 
     async def listed() -> list[ShardPartition]:
         found: list[ShardPartition] = []
@@ -151,7 +153,7 @@ async def _require_reachable(client: Client | ShardClient, what: str) -> None:
 
 
 class _Opened:
-    """A shard's state in a directory of its own. Use it as ``with``."""
+    """A shard's state in its own directory. Use it as ``with``."""
 
     def __init__(self, options: StateOptions, partition: ShardPartition) -> None:
         self._options = options
@@ -193,7 +195,7 @@ class _Opened:
 
 
 def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]]:
-    """(name, type of Spark) of what a state has."""
+    """Return (name, type of Spark) of the columns of a state."""
     if state.kind is StateKind.SQLITE:
         if not options.table:
             names = [
@@ -222,7 +224,7 @@ def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]
         return [("document", "string")]
     if is_empty(state):
         raise NotFound(
-            "the shard has committed nothing yet, by which its columns could be told",
+            "the shard has committed nothing yet, so its columns are unknown",
             hint='Give the option fields: "document string" of a JSON store.',
         )
     raise Invalid(
@@ -232,14 +234,14 @@ def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]
 
 
 def is_empty(state: ShardState) -> bool:
-    """Whether there is no file: stores of JSON have none before their first commit."""
+    """Return True if there is no file: stores of JSON have none before their first commit."""
     return state.kind is StateKind.FILES and not any(state.directory.iterdir())
 
 
 def require_columns(
     options: StateOptions, state: ShardState, shard: str, names: Sequence[str]
 ) -> None:
-    """Require that the state of a shard has these columns. Raises `Invalid`, and as `columns_of`."""
+    """Require that the state of a shard has these columns. Raise `Invalid`, and as `columns_of` does."""
     try:
         known = [name for name, _ in columns_of(options, state)]
     except GazetteError as error:
@@ -254,7 +256,7 @@ def require_columns(
 
 
 def _type_of(declared: str) -> str:
-    """What a column holds, by SQLite's rules of affinity."""
+    """Return the Spark type of a column, by SQLite's rules of affinity."""
     upper = declared.upper()
     for part, kind in _TYPES:
         if part in upper:
@@ -267,7 +269,7 @@ def _type_of(declared: str) -> str:
 def rows_of(
     options: StateOptions, state: ShardState, names: list[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a state, of these columns."""
+    """Yield the rows of a state, of these columns."""
     if state.kind is StateKind.SQLITE:
         quoted = ", ".join(_quoted(name) for name in names) or "NULL"
         sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
@@ -285,7 +287,7 @@ def _quoted(name: str) -> str:
 
 
 class StateReader(DataSourceReader):
-    """Reads states."""
+    """Reader of states."""
 
     def __init__(self, options: StateOptions, schema: Any) -> None:
         self._options = options
@@ -323,7 +325,7 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
         arrays = [pa.array(columns[field.name], field.type) for field in schema]
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise Invalid(
-            f"a value of the state is not of its column's type: {error}",
+            f"a value of the state does not have its column's type: {error}",
             path="option fields",
             hint="SQLite keeps any type in any column: give the fields' types yourself.",
         ) from error
@@ -331,8 +333,10 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
 
 
 def state_schema(given: Mapping[str, str]) -> str:
-    """The columns of what these options name, as of CREATE TABLE. Blocks: recovers a shard, if they do
-    not say the fields."""
+    """Return the columns that these options name, as in CREATE TABLE.
+
+    Without the option fields, recover a shard to find them; this blocks.
+    """
     options = StateOptions.parse(given)
     if options.fields:
         return f"{SHARD} string, {options.fields}"

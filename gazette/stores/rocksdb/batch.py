@@ -1,8 +1,7 @@
 """Content of a RocksDB WAL as a map, which hot standbys read instead of RocksDB's memory. Pure.
 
-A record of a WAL is a batch of writes. It has a sequence number (8 bytes), a count (4), and the
-writes. Each write is a tag, then, for families other than the default one, their number, then key
-and value.
+A record of a WAL is a batch of writes. It has a sequence number (8 bytes), a count (4), and the writes.
+Each write is a tag, then, for families other than the default one, their number, then key and value.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class WrittenAhead:
         self.layers: dict[int, Layer] = {}
 
     def apply(self, batch: bytes) -> None:
-        """Add a batch of writes. Raise ``Corrupt``, or ``NotAllowed`` for writes that no store
-        makes."""
+        """Add a batch of writes. Raise ``Corrupt``, or ``NotAllowed`` for writes that no store makes."""
         reader = RecordReader(batch, BATCH_HEADER)
         while reader.left:
             tag = reader.byte()

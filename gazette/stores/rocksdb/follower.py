@@ -3,14 +3,12 @@
 A copy has two parts. The first is the tables, and the manifest that names them. They are opened
 read-only, again whenever the manifest has changed. That costs little, since tables are not copied:
 they never change once the manifest refers to them. So the copy has further links of the played-back
-files. These stay for as long as it needs them, whatever the log unlinks. The second part is what
-was written since, in WALs. The copy reads their new bytes and keeps them in memory, over the
-tables.
+files. These stay for as long as it needs them, whatever the log unlinks. The second part is what was
+written since, in WALs. The copy reads their new bytes and keeps them in memory, over the tables.
 
 RocksDB could do both alone, with two faults. Opening reads all WALs again and holds the
-interpreter's lock meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only
-what is new, but answers with overwritten values after flushes (facebook/rocksdb issues 14444 and
-15051).
+interpreter's lock meanwhile (seconds, for tens of megabytes). A *secondary* instance reads only what
+is new, but answers with overwritten values after flushes (facebook/rocksdb issues 14444 and 15051).
 """
 
 from __future__ import annotations
@@ -144,8 +142,7 @@ class FollowedRocksDB:
         make_private(self._path)
         wanted = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
-            # A table of another inode is the same table recorded again, or one that nothing refers
-            # to.
+            # A table of another inode is the same table recorded again, or one that nothing refers to.
             if path.name in wanted and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())

@@ -127,7 +127,7 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     newest = max(texts, key=lambda one: int(one.name.partition("-")[2]))
     bits = RocksDBOptions().bloom_bits_per_key
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
-        # It also reads back what it writes as no filter.
+        # RocksDB reads its own text of a filter as no filter: write the default bits instead.
         text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))
@@ -222,8 +222,7 @@ def _make_recordable(native: Any, database: Any) -> None:
 
 
 def check_recordable(text: str, *, has_wal: bool) -> None:
-    """Refuse options, as RocksDB wrote them, under which files are not written as recording
-    expects."""
+    """Refuse options, as RocksDB wrote them, under which files are not written as recording expects."""
     actual = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     for name, value in _RECORDABLE.items():
         if actual.get(name, value) != value:

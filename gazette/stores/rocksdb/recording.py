@@ -54,8 +54,7 @@ COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
 """Factor and least number of bytes that a commit re-records while the horizon is too far away.
 
-It re-records this many times what it recorded, so the horizon approaches faster than commits push
-it away.
+It re-records this many times what it recorded, so the horizon approaches faster than commits push it away.
 """
 
 _COPY_SUFFIX: Final = ".rebase"

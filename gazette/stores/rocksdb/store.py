@@ -61,8 +61,8 @@ class RocksDBStore(Store):
     the application named is kept, and opened with the options that it had.
 
     ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and
-    to its running transaction, which sees its own writes. The writes are held in memory until the
-    commit. Other threads read by ``view``, which shows the last local commit.
+    to its running transaction. The transaction sees its own writes, which are held in memory until
+    the commit. Other threads read by ``view``, which shows the last local commit.
 
     In the default column family, keys must not be empty nor begin with a zero byte (``Invalid``).
     """
@@ -80,9 +80,9 @@ class RocksDBStore(Store):
         Some families have no options here: the default one without ``options``, and those that are
         only named. They get the options of the last opening, or the defaults.
 
-        ``batch_bytes``: write a commit to RocksDB in batches of about this size, since no other
-        thread of the process runs during one. Raise ``Invalid``, also when the package is missing
-        or the log holds another store.
+        ``batch_bytes``: write a commit to RocksDB in batches of about this size. No other thread of
+        the process runs during one. Raise ``Invalid``, also when the package is missing or the log
+        holds another store.
         """
         if recorder is None:
             raise Invalid(
@@ -356,8 +356,7 @@ class RocksDBStore(Store):
         size = 0
         for family, pending in self._pending.items():
             handle = self._handles.get(family)
-            # Ranges first: a key that was set after its range was deleted stands only among the
-            # values.
+            # Ranges first: a key that was set after its range was deleted stands only among the values.
             batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
             for key, value in pending.values.items():
                 batch.append(_Write(handle, key, value, False))
@@ -369,8 +368,7 @@ class RocksDBStore(Store):
             yield batch
 
     def _write(self, writes: list[_Write]) -> None:
-        """Write one batch. If RocksDB would delay the write, wait without it, so that other threads
-        run."""
+        """Write one batch. If RocksDB would delay the write, wait without it, so that other threads run."""
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
         for _ in range(_STALL_FLUSHES):

@@ -74,8 +74,7 @@ def batches(data: bytes, offset: int) -> list[tuple[int, int]] | None:
 
 
 def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield (record, its end in the file) of each complete record in ``data``, which stands at
-    ``offset``.
+    """Yield (record, its end in the file) of each complete record in ``data``, which stands at ``offset``.
 
     End, as RocksDB does, at a record that was cut off, or at zeros, which were not written yet.
     Manifests have the same form. Raise ``Corrupt`` at anything else: a reader that ended there
@@ -104,11 +103,11 @@ def records(data: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
 
 
 def continues(tails: Iterable[tuple[bytes, int]], last: int, latest: int) -> bool:
-    """Return True if tails of WALs (data, offset), in order, hold exactly the writes (``last``,
-    ``latest``].
+    """Return True if tails of WALs (data, offset), in order, hold exactly the writes
+    (``last``, ``latest``].
 
-    If not, a write went past the known WALs. It is in a table already, or in a WAL that came and
-    went unseen.
+    If not, a write went past the known WALs. It is in a table already, or in a WAL that came
+    and went unseen.
     """
     following = last + 1
     for data, offset in tails:

@@ -61,12 +61,10 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 
 
 def create_engine(url: str, **options: Any) -> sa.Engine:
-    """Return an engine of SQLAlchemy with the settings that stores need. One is enough for all
-    shards.
+    """Return an engine of SQLAlchemy with the settings that stores need. One is enough for all shards.
 
-    Connections are tested when they leave the pool, so a restart of the database breaks none.
-    SQLite uses WAL mode, locks for writing when a transaction begins, and waits for other writers
-    up to 30 s.
+    Connections are tested when they leave the pool, so a restart of the database breaks none. SQLite
+    uses WAL mode, locks for writing when a transaction begins, and waits for other writers up to 30 s.
     """
     try:
         backend = sa.make_url(url).get_backend_name()

@@ -37,8 +37,7 @@ class TryAgain(Unavailable):
 
 
 def classify(error: Exception) -> ErrorCause:
-    """Return the cause of an error. Errors of SQLAlchemy or a driver carry it; any other is the
-    message's.
+    """Return the cause of an error. Errors of SQLAlchemy or a driver carry it; any other is the message's.
 
     See `gazette.consumer.application.Store.classify_error`.
     """

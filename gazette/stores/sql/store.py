@@ -2,8 +2,7 @@
 
 Needs the extra ``pygazette[postgres]`` (SQLAlchemy, and a driver). There is no recovery log: the
 shard's checkpoint is a row of the same database. It commits in the transaction of the application's
-changes. Every new owner increments a *fence* in that row, which keeps former owners from
-committing.
+changes. Every new owner increments a *fence* in that row, which keeps former owners from committing.
 """
 
 from __future__ import annotations
@@ -160,8 +159,8 @@ class SQLStore(Store):
     ) -> sa.CursorResult[Any]:
         """Run a statement in the running transaction; a string is SQL with ``:name`` parameters.
 
-        Raise ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the
-        statement.
+        Raise ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults
+        of the statement.
         """
         connection = self.transaction()
         if isinstance(statement, str):
@@ -183,8 +182,7 @@ class SQLStore(Store):
         return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
 
     def _is_fenced(self) -> bool:
-        """Return True if another owner has restored the checkpoint after us. Block, on an own
-        connection."""
+        """Return True if another owner has restored the checkpoint after us. Block, on an own connection."""
         if self._fence is None or self._claimed is not None:
             return False
         with self.engine.connect().execution_options(**{READING: True}) as connection:
@@ -253,8 +251,7 @@ class SQLStore(Store):
         raise Bug("unreachable")
 
     def held(self, shard: Shard) -> Held:
-        """Return what the database holds of the shard. Leave the fence unchanged. Block. See
-        `Claimable`."""
+        """Return what the database holds of the shard. Leave the fence unchanged. Block. See `Claimable`."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
             self.engine.connect().execution_options(**{READING: True}) as connection,
@@ -262,8 +259,7 @@ class SQLStore(Store):
             return held_in(connection, self._table, shard.fqn)
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
-        """Claim the state for a backfill, instead of ``restore_checkpoint``. Block. See
-        `Claimable`."""
+        """Claim the state for a backfill, instead of ``restore_checkpoint``. Block. See `Claimable`."""
         held = self.held(shard)
         if not held.is_of(claim.token):
             if held.fence != claim.fence or held.is_followed(claim.token):
@@ -280,8 +276,7 @@ class SQLStore(Store):
         table = self._table
         if self.engine.dialect.name == "postgresql":
             self._session_name = _session_name(table.name, fqn)
-            # A former owner that is stopped (SIGSTOP) or cut off would hold its locks for that
-            # time.
+            # A former owner that is stopped (SIGSTOP) or cut off would hold its locks for that time.
             with self.engine.begin() as connection:
                 connection.execute(_END_FORMER, {"name": self._session_name})
         with self.engine.begin() as connection:
@@ -351,8 +346,7 @@ class _Running:
         self.rolled_back = self.rolled_back or not self._ours
 
     def commit(self) -> None:
-        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are
-        lost."""
+        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are lost."""
         self._ours = True
         if self.rolled_back or not self.transaction.is_active:
             raise GazetteError(
@@ -475,8 +469,7 @@ class _Commit:
     def _why_none(self) -> GazetteError:
         """Return the error for a row that does not have our fence.
 
-        A deleted row differs from a newer fence: an owner that starts without a row starts from
-        nothing.
+        A deleted row differs from a newer fence: an owner that starts without a row starts from nothing.
         """
         table = self._statement.table
         row = self._running.connection.execute(
@@ -501,8 +494,7 @@ class _Commit:
 
 
 def _session_name(table: str, fqn: str) -> str:
-    """Return the ``application_name`` of a shard's transactions, by which its next owner finds
-    them."""
+    """Return the ``application_name`` of a shard's transactions, by which its next owner finds them."""
     digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
     return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
 

@@ -1,8 +1,7 @@
 """The databases of one SQLite store, which commit together: the redo mode.
 
-A transaction may change several attached databases. SQLite commits them one after the other, each
-in its own WAL. The commit is atomic because one append records all of them, and nothing is recorded
-before.
+A transaction may change several attached databases. SQLite commits them one after the other, each in its
+own WAL. The commit is atomic because one append records all of them, and nothing is recorded before.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ REIMAGE_MAX: Final = 4
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each holds this fraction of it."""
 FILES_PER_IMAGE_FILE: Final = 2
-"""Above this multiple of that number of files, images are made again even if no horizon asks for
-it."""
+"""Above this multiple of that number of files, images are made again even if no horizon asks for it."""
 MERGE_EVERY: Final = 8
 """Commits between two such images, so that they add little to what is recorded."""
 
@@ -110,8 +108,7 @@ class RedoDatabases:
         return {one.schema: one.path for one in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the databases as they were recorded, or new ones. Block. Raise ``Corrupt`` or
-        ``Invalid``."""
+        """Open the databases as they were recorded, or new ones. Block. Raise ``Corrupt`` or ``Invalid``."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:
@@ -154,8 +151,7 @@ class RedoDatabases:
         if changed and collected[0][1] is None:
             raise no_frames(self.path)
         if all(changes is None for _, changes in collected):
-            # The store was just opened. An owner that never commits must not only add a file of
-            # redo.
+            # The store was just opened. An owner that never commits must not only add a file of redo.
             for _ in range(REIMAGE_MAX):
                 if self._many_files:
                     self._merge_files()

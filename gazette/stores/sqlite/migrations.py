@@ -10,8 +10,7 @@
 
 All new ones are one transaction, together with the record that they were applied, and one append. A
 recovery of the log finds all of them, or none. An applied migration is known by its position and a
-digest of its SQL. So a change of it afterwards is an error. It would otherwise affect only new
-shards.
+digest of its SQL. So a change of it afterwards is an error. It would otherwise affect only new shards.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ CREATE TABLE IF NOT EXISTS gazette_migration (version INTEGER PRIMARY KEY, diges
 def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration]) -> int:
     """Apply new migrations in the running transaction. Return their number.
 
-    Raise ``Invalid`` when the state has more migrations than these (it is of a later version of the
-    application), or others, and when one fails. Then nothing of this call is committed.
+    Raise ``Invalid`` when a migration fails, and when the state has other migrations than these. It has
+    more of them if a later version of the application wrote it. Then nothing of this call is committed.
     """
     applied = _applied(connection)
     if len(applied) > len(migrations):

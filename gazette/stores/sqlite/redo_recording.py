@@ -73,8 +73,8 @@ would let the WAL grow for ever.
 class RedoRecording:
     """Recorder of one database of a recorder's directory, named ``schema`` in its connection.
 
-    Used from the shard's thread only. `stores/sqlite/databases` has all of a store, and calls these
-    in turn.
+    Used from the shard's thread only. `stores/sqlite/databases` has all of a store, and
+    calls these in turn.
     """
 
     def __init__(
@@ -236,8 +236,7 @@ class RedoRecording:
     def shorten(self) -> bool:
         """Keep the WAL of an offline log short. Nothing is recorded before the log's end.
 
-        Return True if anything was committed since the last call. Raise ``Broken`` as `collect`
-        does.
+        Return True if anything was committed since the last call. Raise ``Broken`` as `collect` does.
         """
         assert self._connection is not None
         check_file(self._connection, self.schema, self.path)
@@ -270,9 +269,8 @@ class RedoRecording:
     def collect(self) -> list[PageChange] | None:
         """Return what was committed since the last call, or None if nothing was.
 
-        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt``
-        when the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not
-        recorded.
+        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt`` when
+        the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
         """
         assert self._connection is not None
         check_file(self._connection, self.schema, self.path)
@@ -329,8 +327,7 @@ class RedoRecording:
             self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return each page's newest frame (its offset in the WAL), the pages after them, and the
-        commits."""
+        """Return each page's newest frame (its offset in the WAL), the pages after them, and the commits."""
         stride = self._state.page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0
@@ -412,14 +409,12 @@ class RedoRecording:
         return len(self._image_files) + len(self._old_redo)
 
     def rotate_if_long(self, bound: int) -> None:
-        """Begin a new redo file when the present one is long, for a horizon of at most ``bound``
-        bytes."""
+        """Begin a new redo file when the present one is long, for a horizon of at most ``bound`` bytes."""
         if self._redo_end > max(bound // 32, 64 << 10):
             self._rotate()
 
     def renew(self, bound: int, file_bytes: int) -> bool:
-        """Record again the oldest part that a recovery needs. Return False if there is nothing to
-        do.
+        """Record again the oldest part that a recovery needs. Return False if there is nothing to do.
 
         ``file_bytes``: add an image to the last file if the file then has at most this many bytes.
         """
@@ -439,8 +434,7 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the oldest group. Both kinds are ordered by age, so a large database costs no
-        more."""
+        """Return the oldest group. Both kinds are ordered by age, so a large database costs no more."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)
         if imaged is None or bare is None:
@@ -475,8 +469,7 @@ class RedoRecording:
             self._drop_redo(group)
 
     def _file_for_image(self, group: Group, number: int, file_bytes: int) -> tuple[ImageFile, int]:
-        """Return the file to add an image of a group to, and its fnode. Each owner begins its own
-        files.
+        """Return the file to add an image of a group to, and its fnode. Each owner begins its own files.
 
         If one whole group is the most that a file holds, it gets one image, as earlier versions can
         read. A file never gets a second image of a group: it would not lose its first bytes, which
@@ -506,8 +499,7 @@ class RedoRecording:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Move recorded frames into the database file. If readers hold it up, a later commit tries
-        again."""
+        """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
         assert self._connection is not None
         patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
         if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self.schema):

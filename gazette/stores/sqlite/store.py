@@ -84,13 +84,12 @@ _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigE
 class SQLiteStore(Store):
     """A store with its state in a SQLite database.
 
-    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` run
-    once, each a version of the schema: see `stores/sqlite/migrations`. ``databases`` names further
+    ``schema`` is SQL that runs at every start, so it says ``IF NOT EXISTS``. ``migrations`` run once,
+    each a version of the schema: see `stores/sqlite/migrations`. ``databases`` names further
     databases, attached under these names (``archive``: tables are ``archive.…``). They commit
-    together with the main one, ``primary.db``. A database of the log that is not named any more
-    stays attached. ``mode`` is how commits are recorded. ``"redo"`` ships the bytes that changed.
-    ``"vfs"`` records every write through our own VFS; it is slower, and the plain specification of
-    the other.
+    together with the main one, ``primary.db``. A database of the log that is not named any more stays
+    attached. ``mode`` is how commits are recorded. ``"redo"`` ships the bytes that changed. ``"vfs"``
+    records every write through our own VFS; it is slower, and the plain specification of the other.
 
     ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
     first statement begins it and the runtime commits it. An application never says BEGIN, COMMIT or
@@ -282,10 +281,10 @@ class SQLiteStore(Store):
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
         """Run SQL in the running transaction. Rows are read from the returned cursor.
 
-        Several statements separated by semicolons run one after the other as rows are fetched: call
-        ``fetchall`` unless the SQL returns none. Raise ``NotAllowed`` for SQL that the class
-        refuses, ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, and ``apsw.Error``
-        for faults of the SQL.
+        Several statements separated by semicolons run one after the other as rows are fetched. So
+        call ``fetchall`` unless the SQL returns none. Raise ``NotAllowed`` for SQL that the class
+        refuses. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
+        ``apsw.Error`` for faults of the SQL.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -312,8 +311,7 @@ class SQLiteStore(Store):
         return _Savepoint(self)
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return the cause of an error; SQLite's errors of values and constraints are the
-        message's."""
+        """Return the cause of an error; SQLite's errors of values and constraints are the message's."""
         if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
             return ErrorCause.MESSAGE
         # SQLite knows the place of an error in the SQL. Without a place, a value did not fit.
@@ -342,10 +340,10 @@ class SQLiteStore(Store):
         """Return all rows of a reading statement. Any thread; the rows stay valid for ever.
 
         On the shard's thread it sees the writes of the running transaction. On another thread it
-        sees every transaction that was committed here, including one whose append is still on its
-        way. There it waits while ``readers`` others run. Raise ``NotAllowed`` for SQL that writes,
-        ``Closed`` when the store is or was destroyed, and ``apsw.Error`` for faults of the SQL. The
-        transaction goes on.
+        sees every transaction that was committed here, even if its append is still on its way.
+        There it waits while ``readers`` others run. Raise ``NotAllowed`` for SQL that writes, or
+        ``Closed`` when the store is or was destroyed. Raise ``apsw.Error`` for faults of the SQL.
+        The transaction goes on.
         """
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)

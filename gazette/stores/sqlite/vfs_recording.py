@@ -203,11 +203,9 @@ class VfsRecording:
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
-        """Record everything that SQLite wrote since the last call, as one append after
-        ``wait_for``.
+        """Record everything that SQLite wrote since the last call, as one append after ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Raise ``Broken`` if nothing was
-        written.
+        ``changed``: the commit changed the primary database. Raise ``Broken`` if nothing was written.
         """
         noted, self._noted = self._noted, []
         assert self._connection is not None
