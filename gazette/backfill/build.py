@@ -169,7 +169,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
 def build_state(
     task: ShardTask, backfill: Backfill, fill: Callable[[StateBuilder], int]
 ) -> Attempt:
-    """Build a state by ``fill``, which returns how many messages it took, and stage it. Block.
+    """Build a state by ``fill``, which returns how many messages it took, and stage it. Blocks.
 
     Raise ``NotAllowed`` when the shard's database has a state already. Raise ``Fenced`` when an
     owner has opened that state since the run began. Raise what ``fill``, the store and the staging

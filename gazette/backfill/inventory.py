@@ -87,7 +87,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 def list_runs(staging: Staging) -> list[RunInfo]:
-    """Return all runs. Block. Raise what the staging area raises, and ``Corrupt`` for a bad plan."""
+    """Return all runs. Blocks. Raise what the staging area raises, and ``Corrupt`` for a bad plan."""
     return [_info(staging, run, objects) for run, objects in sorted(runs_of(staging).items())]
 
 
@@ -117,7 +117,7 @@ def step_of(names: Iterable[str], shards: int) -> str:
 
 
 def staged_orphans(staging: Staging) -> list[Orphan]:
-    """Return objects that no run needs, of any age. Block.
+    """Return objects that no run needs, of any age. Blocks.
 
     For a run without a manifest these are states that another attempt has staged as well, and
     incomplete ones: their attempt may be about to complete them.
@@ -157,7 +157,7 @@ def _staged(one: StagedObject, reason: str) -> Orphan:
 
 
 def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
-    """Return local directories, on this machine, of processes that have died. Block."""
+    """Return local directories, on this machine, of processes that have died. Blocks."""
     return [
         Orphan(
             SCRATCH,
@@ -172,7 +172,7 @@ def scratch_orphans(parent: Path | None, before_s: float) -> list[Orphan]:
 
 
 def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]:
-    """Return, by shard, all notes of appends to its log, in order of their offsets. Block."""
+    """Return, by shard, all notes of appends to its log, in order of their offsets. Blocks."""
     found: dict[str, list[tuple[Intent, StagedObject]]] = {}
     for run, objects in runs_of(staging).items():
         for one in objects:

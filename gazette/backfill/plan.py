@@ -98,7 +98,7 @@ def take(
     ends: Mapping[JournalName, Offset] | None = None,
     begins: Mapping[JournalName, Offset] | None = None,
 ) -> Snapshot:
-    """Fix what is read. Block. ``ends`` and ``begins`` are those of a plan that is resumed.
+    """Fix what is read. Blocks. ``ends`` and ``begins`` are those of a plan that is resumed.
 
     Raise ``Invalid`` for bounds of journals outside the history. Raise ``NotFound`` for absent
     journals. Raise ``NotYet`` where a journal has a gap that may yet be filled.
@@ -155,7 +155,7 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 
 
 def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
-    """Return what the publisher's mapping chooses from. Block. Raise ``Invalid`` or ``NotFound``."""
+    """Return what the publisher's mapping chooses from. Blocks. Raise ``Invalid`` or ``NotFound``."""
     if not backfill.history:
         return ()
     if not backfill.partitions:

@@ -439,7 +439,7 @@ def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
 
 
 def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
-    """Return the objects of each run, by its id. Block."""
+    """Return the objects of each run, by its id. Blocks."""
     runs: dict[str, list[StagedObject]] = {}
     for one in staging.list():
         run, separator, _ = one.name.partition("/")
@@ -449,7 +449,7 @@ def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
-    """Return what a run does not need, of any age; nothing before it has a manifest. Block."""
+    """Return what a run does not need, of any age; nothing before it has a manifest. Blocks."""
     names = {one.name for one in objects}
     if f"{run}/{PUBLISHED}" in names:
         return [

@@ -91,7 +91,7 @@ def verify(
     """Return the first difference between a built state, staged at ``path``, and a replay.
 
     Return None if they are equal. The application's own store opens both. The checkpoint is
-    compared as well. Block.
+    compared as well. Blocks.
     """
     backfill = task.load()
     with scratch_directory(REPLAYS, task.scratch) as scratch:

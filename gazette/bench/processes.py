@@ -45,7 +45,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def exported(url: str) -> Metrics:
-    """Return the metrics that a process exports at ``/metrics``. Block. Raise ``Unavailable``."""
+    """Return the metrics that a process exports at ``/metrics``. Blocks. Raise ``Unavailable``."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:

@@ -146,7 +146,7 @@ class OfflineShard:
         return bool(self._spec.recovery_log)
 
     def commit(self) -> OpFuture[Any]:
-        """Commit what was written to the store so far. Block; the future has succeeded.
+        """Commit what was written to the store so far. Blocks; the future has succeeded.
 
         For states that do not fit into memory. No reader sees it before the state is finished.
         """

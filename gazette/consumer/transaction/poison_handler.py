@@ -67,7 +67,7 @@ class PoisonControl:
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish the message for which the application raised ``error``. Block: read its bytes again.
+        """Publish the message for which the application raised ``error``. Blocks: its bytes are read again.
 
         Raise ``TooMuchPoison``, caused by ``error``.
         """

@@ -116,7 +116,7 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """Return the shards that match. Block. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
+    """Return the shards that match. Blocks. Raise ``NotFound``, or ``Invalid`` without a recovery log."""
 
     async def listed() -> list[ShardPartition]:
         found: list[ShardPartition] = []

@@ -182,7 +182,7 @@ class SQLStore(Store):
         return translating(self.engine, what, hint=hint, is_fenced=self._is_fenced)
 
     def _is_fenced(self) -> bool:
-        """Return True if another owner has restored the checkpoint after us. Block, on an own connection."""
+        """Return True if another owner has restored the checkpoint since. Blocks, on its own connection."""
         if self._fence is None or self._claimed is not None:
             return False
         with self.engine.connect().execution_options(**{READING: True}) as connection:
@@ -233,7 +233,7 @@ class SQLStore(Store):
         return self._commit.future
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
-        """Restore the checkpoint, and increment the fence. Block.
+        """Restore the checkpoint, and increment the fence. Blocks.
 
         Commits of former owners then fail with ``Fenced``. Raise ``Invalid`` when the table is
         missing, or ``Unavailable``.
@@ -251,7 +251,7 @@ class SQLStore(Store):
         raise Bug("unreachable")
 
     def held(self, shard: Shard) -> Held:
-        """Return what the database holds of the shard. Leave the fence unchanged. Block. See `Claimable`."""
+        """Return what the database holds of the shard. Leave the fence unchanged. Blocks. See `Claimable`."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
             self.engine.connect().execution_options(**{READING: True}) as connection,
@@ -259,7 +259,7 @@ class SQLStore(Store):
             return held_in(connection, self._table, shard.fqn)
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
-        """Claim the state for a backfill, instead of ``restore_checkpoint``. Block. See `Claimable`."""
+        """Claim the state for a backfill, instead of ``restore_checkpoint``. Blocks. See `Claimable`."""
         held = self.held(shard)
         if not held.is_of(claim.token):
             if held.fence != claim.fence or held.is_followed(claim.token):

@@ -108,7 +108,7 @@ class RedoDatabases:
         return {one.schema: one.path for one in self._all[1:]}
 
     def open(self) -> apsw.Connection:
-        """Open the databases as they were recorded, or new ones. Block. Raise ``Corrupt`` or ``Invalid``."""
+        """Open the databases as they were recorded, or new ones. Blocks. Raise ``Corrupt`` or ``Invalid``."""
         connection = self._connection = self._primary.open()
         limit = connection.limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(self._all) - 1 > limit:

@@ -122,14 +122,14 @@ class RedoRecording:
         self._image_end = 0
 
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Block. Raise ``Corrupt``."""
+        """Open the database as it was recorded, or a new one. Blocks. Raise ``Corrupt``."""
         recorded = self._recover()
         connection = apsw.Connection(str(self.path))
         self._begin(connection, recorded=recorded)
         return connection
 
     def attach(self, connection: apsw.Connection) -> None:
-        """Attach the database to a connection under its name. Block. Raise as ``open`` does."""
+        """Attach the database to a connection under its name. Blocks. Raise as ``open`` does."""
         recorded = self._recover()
         connection.execute(f'ATTACH ? AS "{self.schema}"', (str(self.path),)).fetchall()
         self._begin(connection, recorded=recorded)

@@ -147,7 +147,7 @@ class VfsRecording:
         self._closed = False
 
     def open(self) -> apsw.Connection:
-        """Open the database as it was recorded, or a new one. Block."""
+        """Open the database as it was recorded, or a new one. Blocks."""
         directory = self.recorder.directory
         paths = (self.path, *self.attached.values())
         if any(is_recorded(directory, path.name) for path in paths):
