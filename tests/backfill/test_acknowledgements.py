@@ -195,7 +195,7 @@ async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
             await job.run(dry_run=dry_run)
         assert f"--offsets='{{\"{SOURCE}\": {first}}}'" in raised.value.hint
     before = Bounds({SOURCE: 0})
-    with pytest.raises(NotAllowed, match=f"up to {first}.* go on at 0, .* published twice"):
+    with pytest.raises(NotAllowed, match=f"up to {first}.* continue at 0, .* published twice"):
         await cluster.backfill(backfill, overwrite=True, bounds=before)
     assert not cluster.staging.exists(), "something was built"
     await cluster.backfill(backfill, overwrite=True, bounds=Bounds({SOURCE: first}), enable=True)

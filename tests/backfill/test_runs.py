@@ -71,7 +71,7 @@ def test_runs_and_their_orphans(staging: DirectoryStaging) -> None:
     assert (run.run_id, run.backfill, run.shards, run.step) == ("run", "app:Backfill", 2, "planned")
     assert (run.objects, run.bytes > 15) == (9, True)
     # Case: not built; a run that is resumed takes the last attempt of each shard.
-    again, torn = "another attempt has built the same state", "not whole"
+    again, torn = "another attempt has built the same state", "incomplete"
     found = names(staging)
     assert {name for name, reason in found.items() if reason == again} == {
         "run/states/a.1",
