@@ -208,7 +208,9 @@ def test_what_cannot_be_told_committed(options):
 
 
 def test_nothing_to_infer_from(options):
-    with pytest.raises(Invalid, match="option fields: there is no message to infer the fields from"):
+    with pytest.raises(
+        Invalid, match="option fields: there is no message to infer the fields from"
+    ):
         GazetteDataSource({**options, "journal": "topic/a", "end": "0"}).schema()
 
 
