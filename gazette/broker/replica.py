@@ -373,9 +373,16 @@ class Replica:
         """List the stores of ``spec``, and adopt the listing."""
         listed_at = self._context.clock.now()
         cover = await list_fragments(self._context.blob_stores, spec, self._nested())
+        refuted: list[Fragment] = []
         for aside in cover.set_aside:
-            if aside.life == self.life and await self._confirm(aside):
+            if aside.life != self.life:
+                continue
+            if await self._confirm(aside):
                 cover.add(aside.fragment)
+            else:
+                refuted.append(aside.fragment)
+        if refuted:
+            cover = cover.without(refuted, self.index.local)
         retention_ns = spec.fragment.retention_ns
         self.emptied_stores = self._former.restore(cover, spec.fragment.stores, retention_ns)
         for emptied in self.emptied_stores:

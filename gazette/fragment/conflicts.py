@@ -10,10 +10,10 @@ alone do not prove a conflict: compare the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.cover_set import CoverSet, Span
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
@@ -35,19 +35,44 @@ class FragmentCover(CoverSet[Fragment]):
     `set_aside`) that the listing found.
     """
 
-    __slots__ = ("conflicts", "set_aside")
+    __slots__ = ("conflicts", "listed", "set_aside")
 
     def __init__(self, spans: Iterable[Fragment] = ()) -> None:
         self.conflicts: list[FragmentConflict] = []
+        self.listed: list[Fragment] = []
+        """All fragments, also those that others cover."""
         self.set_aside: list[SetAside] = []
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
-        """Add a fragment as ``CoverSet.add`` does. The later one of a conflict is kept."""
+        """Add as `CoverSet.add` does. Of two fragments in conflict, keep the later one."""
+        self.listed.append(span)
         former = self.equal(span.begin, span.end)
         if former is not None and former.sum != span.sum:
             self.conflicts.append(FragmentConflict(kept=span, hidden=former))
         return super().add(span)
+
+    def without(
+        self, refuted: Collection[Fragment], local: Iterable[LocalFragment]
+    ) -> FragmentCover:
+        """Return a cover without the fragments of ``refuted``, as far as others have bytes at their offsets.
+
+        A broker stored such a fragment, and could not confirm it. A later primary has given its offsets out
+        again. If neither the stores nor ``local`` have others there, that primary may have relied on the same
+        bytes: the fragment stays.
+        """
+        names = {one.content_path() for one in refuted}
+        spans: CoverSet[Span] = CoverSet(local)
+        for one in self.listed:
+            if one.content_path() not in names:
+                spans.add(one)
+        kept = FragmentCover(
+            one
+            for one in self.listed
+            if one.content_path() not in names or not spans.overlaps(one.begin, one.end)
+        )
+        kept.set_aside = self.set_aside
+        return kept
 
 
 def conflicts_with(

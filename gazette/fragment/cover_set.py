@@ -77,6 +77,11 @@ class CoverSet(Generic[S]):
             begin = self._ends[at]
         return True
 
+    def overlaps(self, begin: Offset, end: Offset) -> bool:
+        """Return True if a span has any offset of ``[begin, end)``."""
+        at, found = self.longest_overlapping(begin)
+        return begin < end and (found or (at < len(self._begins) and self._begins[at] < end))
+
     def equal(self, begin: Offset, end: Offset) -> S | None:
         """Return the span of exactly these offsets, or None."""
         at = bisect_left(self._begins, begin)

@@ -126,6 +126,11 @@ class Index:
         """Number of queries that wait."""
         return len(self._waiting_at_head) + len(self._in_holes)
 
+    @property
+    def local(self) -> list[LocalFragment]:
+        """Fragments of which this broker has the bytes, and no store is known to."""
+        return self._local[0:]
+
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
         """Return a copy of the covering fragments that begin at ``begin`` or later."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]

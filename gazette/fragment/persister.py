@@ -411,10 +411,8 @@ class Persister:
             path = SetAside(placed, entry.life, entry.tenure).path
             await active.calls.run(_put, active.store, path, entry.spool)
             entry.aside = url, path
-        # An object that was put before etcd fell silent must not hide later appends of other brokers.
-        await self._remove(
-            entry, "its bytes are stored aside, as they may not be the journal's any more"
-        )
+        # An object that was put before etcd fell silent stays: replicas of the same bytes may have found it,
+        # and let their own spools go. The object aside marks it as unconfirmed.
 
     async def _upload(self, entry: _Entry, spec: JournalSpec, *, look: bool) -> bool:
         """Put the fragment into the journal's first store. Return True if it is there.
@@ -524,9 +522,7 @@ class Persister:
         entry.cut = limit
         return limit <= fragment.begin
 
-    async def _remove(
-        self, entry: _Entry, reason: str = "the journal has other bytes there, or was deleted"
-    ) -> None:
+    async def _remove(self, entry: _Entry) -> None:
         """Remove the object that this entry has put into its store, if there is one."""
         if entry.placed is None:
             return
@@ -534,8 +530,8 @@ class Persister:
         active = self._blob_stores.get(url)
         await active.calls.run(active.store.remove, path)
         log.warning(
-            "removed %(path)s from %(store)s: %(reason)s",
-            {"path": path, "store": url, "reason": reason},
+            "removed %(path)s from %(store)s: the journal has other bytes there, or was deleted",
+            {"path": path, "store": url},
         )
         entry.placed, entry.is_put = None, False
 

@@ -602,6 +602,14 @@ def test_suspension_now_rolls_when_the_pipeline_is_rebuilt() -> None:
     assert story.wants == (ev.SendSync(fragment(9, 9), EMPTY_LABELS, opening=True),)
 
 
+def test_bytes_that_peers_had_to_be_sent_are_completed_at_once() -> None:
+    """They have lost holders since they were acknowledged: the store gets them now."""
+    story = Story()
+    story.tell(resolved(), ev.PipelineTaken(None, None))
+    story.tell(ev.PipelineBuilt(spool(4, 9), NOW, caught_up=True))
+    assert story.wants == (ev.SendSync(fragment(9, 9), EMPTY_LABELS, opening=True),)
+
+
 def test_roll_is_forgotten_with_the_pipeline() -> None:
     """Others append while we do not hold it; what we meant to complete is complete by then."""
     story = Story(AppendTerms(JOURNAL, suspend=SuspendControl.NOW)).until_ready(spool(4, 9))

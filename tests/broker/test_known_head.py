@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -359,6 +360,37 @@ async def test_a_broker_that_cannot_ask_etcd_hides_nothing_of_a_later_one(
     cluster.assign(JOURNAL)
     await until(lambda: len(stored(tmp_path)) == 3)
     assert stored(tmp_path)[1].name == name_of(5, b"of b")
+
+
+@pytest.mark.parametrize("reset", [True, False])
+async def test_what_was_uploaded_and_could_not_be_confirmed_is_judged_by_the_next_listing(
+    cluster: FixedCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, reset: bool
+) -> None:
+    """It is there under its own name, too: other replicas may have found it, and let their bytes go."""
+    await cut_off(cluster, tmp_path, reset=reset)
+    (path,) = (one for one in stored(tmp_path) if ".unconfirmed-" in one.name)
+    uploaded = path.with_name(name_of(5, b"held by a"))
+    shutil.copy(path, uploaded)
+    cluster.etcd.silent = False
+    if not reset:
+        cluster.assign(JOURNAL, "b")
+    replica = cluster["b"].replica(JOURNAL)
+    replica.list_again()
+    if reset:
+        await until(lambda: "is not made part of a/journal" in caplog.text)
+        assert replica.index.end_offset == 9
+        assert replica.index.local
+        cluster.assign(JOURNAL)
+        await until(lambda: len(stored(tmp_path)) == 4)
+        cluster.assign(JOURNAL, "c")
+        index = cluster["c"].replica(JOURNAL).index
+        await until(lambda: index.first_refreshed)
+        assert [(one.begin, one.end) for one in index.fragments()] == [(0, 5), (5, 9)]
+    else:
+        await until(lambda: replica.index.first_refreshed)
+        assert not aside(cluster, tmp_path)
+        assert replica.index.end_offset == 14
+        assert uploaded.exists()
 
 
 async def test_what_was_set_aside_becomes_a_fragment_where_etcd_knows_of_no_later_primary(

@@ -51,6 +51,15 @@ def bounds(cover: CoverSet[Piece]) -> list[tuple[int, int]]:
     return [(piece.begin, piece.end) for piece in cover]
 
 
+@given(st.lists(pieces, max_size=10), st.integers(0, 40), st.integers(0, 12))
+def test_an_overlap_is_any_offset_in_common(added, begin, length):
+    cover = CoverSet(added)
+    offsets = {at for piece in cover for at in range(piece.begin, piece.end)}
+    assert cover.overlaps(begin, begin + length) == any(
+        at in offsets for at in range(begin, begin + length)
+    )
+
+
 @given(st.lists(pieces, max_size=25))
 def test_any_order_of_adding_gives_the_brute_force_cover(added):
     """The set is the same as if all pieces were compared with each other."""

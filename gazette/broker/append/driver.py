@@ -310,7 +310,8 @@ class AppendDriver:
             if failed is not None:
                 return failed
         replica.agreement.lead(spool.fragment.end, at.tenure)
-        return ev.PipelineBuilt(pipeline.view(), self._context.clock.now())
+        now = self._context.clock.now()
+        return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
         """Send peers the bytes of the spool that they lack. Return None if all have them, or were ahead."""

@@ -157,8 +157,11 @@ class PipelineTaken:
 
 @dataclass(frozen=True, slots=True)
 class PipelineBuilt:
+    """``caught_up``: peers lacked bytes of the open fragment, and were sent them."""
+
     spool: SpoolView
     now: float
+    caught_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,9 +152,12 @@ class AppendFSM:
             case State.ACQUIRE_PIPELINE, ev.PipelineTaken(route, spool):
                 self.holds, self._pipeline_route, self._spool = True, route, spool
                 return self._start_pipeline()
-            case State.START_PIPELINE, ev.PipelineBuilt(spool, now):
+            case State.START_PIPELINE, ev.PipelineBuilt(spool, now, caught_up):
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
                 self._spool, self._registers = spool, spool.registers
+                if caught_up:
+                    # These bytes have lost holders since they were acknowledged: have them uploaded now.
+                    self.roll_to = spool.fragment.end
                 return self._send_sync(now)
             case State.START_PIPELINE, ev.SyncAnswered():
                 return self._on_catch_up_failed(event)

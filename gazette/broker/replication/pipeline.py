@@ -140,6 +140,8 @@ class Pipeline:
         self._failure: GazetteError | None = None
         self.reassigned = asyncio.Event()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
+        self.caught_up = False
+        """A peer lacked bytes of the open fragment, and was sent them."""
         self._opened = False
         """The route was sent to the peers."""
         self.last_turn: asyncio.Future[None] | None = None
@@ -237,6 +239,7 @@ class Pipeline:
             return unwilling
 
     async def _send_missing(self, peer: PeerStream, begin: Offset, read: ReadSpool) -> None:
+        self.caught_up = True
         local, at = self.spool.committed(), begin
         log.info(
             "%(journal)s: sending [%(begin)d, %(end)d) to %(peer)s, which does not have it",
