@@ -224,11 +224,12 @@ class Scenario:
         now = world.loop.now
         world.say("fault", what, f"for {seconds:.1f} s", *hosts)
         world.history.faults.append(Fault(now, now + seconds + after_s, what))
-        self.plan.until = max(self.plan.until, now + seconds)
+        until = now + seconds
         if lease:
+            until += LEASE_S + 10.0  # A lease may be lost a little after the fault.
             for host in hosts:
-                until = now + seconds + LEASE_S + 10.0
                 world.excused_until[host] = max(world.excused_until.get(host, 0.0), until)
+        self.plan.until = max(self.plan.until, until)
 
     def _host(self) -> str:
         return self.rng.choice(self.plan.hosts)
