@@ -48,6 +48,7 @@ class Capability(IntFlag):
     ALL = 0xFFFFFFFF
 
 
+_CLAIMS: Final = frozenset({"cap", "exp", "iat", "nbf", "sel"})
 _NAMED: Final = (
     Capability.LIST,
     Capability.APPLY,
@@ -196,6 +197,10 @@ class KeyedAuth:
         raise NotAllowed(f"verifying Authorization: {failure}") from failure
 
     def _claims_of(self, payload: Mapping[str, Any]) -> Claims:
+        for name in payload:
+            # The original knows claims in any case: what restricts a token there must not be skipped here.
+            if name not in _CLAIMS and name.lower() in _CLAIMS:
+                raise NotAllowed(f"verifying Authorization: claim {name} is written {name.lower()}")
         now = self.clock.now()
         expires_at = _number(payload, "exp")
         if expires_at is None:

@@ -280,7 +280,7 @@ class NamedStore(FsspecStore):
         if protocol in _NEVER or protocol not in allowed:
             raise NotAllowed(
                 f"stores of protocol {protocol} are not allowed here ({url.scheme}://)",
-                hint="Add {protocol} to --broker.fsspec-protocols of this process."
+                hint=f"Add {protocol} to --broker.fsspec-protocols of this process."
                 if protocol not in _NEVER
                 else "Use file:// stores below --broker.file-root for local directories.",
             )

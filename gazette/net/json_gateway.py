@@ -107,7 +107,8 @@ class WrongMediaType(Invalid):
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raises ``Invalid``, and ``WrongMediaType`` for a body that is not ``application/json``.
+    Raises ``Invalid``, and ``WrongMediaType`` for another type than ``application/json``. Only an absent body
+    may have no type.
     """
     body = bytearray()
     async for part in request.stream():
@@ -117,7 +118,9 @@ async def parse_body(request: Request, message: Message) -> None:
                 f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)", path="body"
             )
     types = request.headers.getlist("content-type")
-    if body and [one.partition(";")[0].strip().lower() for one in types] != ["application/json"]:
+    if (body or types) and [one.partition(";")[0].strip().lower() for one in types] != [
+        "application/json"
+    ]:
         raise WrongMediaType("expected a body of Content-Type application/json", path="body")
     try:
         json_format.Parse(bytes(body) or b"{}", message, ignore_unknown_fields=True)

@@ -195,7 +195,7 @@ def test_no_protocol_is_allowed_unless_it_is_named() -> None:
     url = FragmentStoreUrl.parse("fsspec+memory://name/")
     with pytest.raises(NotAllowed, match="protocol memory are not allowed") as raised:
         default_constructors(BlobSettings())["fsspec"](url)
-    assert "--broker.fsspec-protocols" in raised.value.hint
+    assert raised.value.hint == "Add memory to --broker.fsspec-protocols of this process."
     allowed = BlobSettings(fsspec_protocols=check_protocols(["memory"], "flag"))
     put(default_constructors(allowed)["fsspec"](url), "a/b", b"content")
     for chain in ("fsspec+memory://x::file/", "fsspec+memory://name/a::file:///etc/"):
