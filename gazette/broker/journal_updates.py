@@ -63,4 +63,4 @@ async def _put_if_unchanged(
         return result.header.revision
     # Some key is newer than in our mirror, so the mirror's next revision will arrive. That of the response
     # may not: it also counts changes outside of our prefix.
-    return at.header.etcd.revision + 1
+    return at.seen_revision + 1

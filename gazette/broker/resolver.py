@@ -60,6 +60,9 @@ class Resolution:
     """Set once a local replica has another primary or other members than these, or has ended."""
     local_id: ProcessId
     desired_replication: int
+    seen_revision: Revision
+    """Up to which all changes are known. To wait for the next one, resolve at the revision behind it: that
+    of ``header`` may be older."""
 
     @property
     def tenure(self) -> Revision:
@@ -239,6 +242,7 @@ class Resolver:
             reassigned=asyncio.Event() if held is None else held.reassigned,
             local_id=local_id,
             desired_replication=0 if found is None else found.value.desired_replication(),
+            seen_revision=self._ks.seen_revision,
         )
 
     def _find(self, journal: str) -> _Found | None:

@@ -76,6 +76,14 @@ class KeySpace:
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
 
+    @property
+    def seen_revision(self) -> int:
+        """Return the revision up to which the mirror has all changes. The next change is behind it.
+
+        It is above that of ``header`` after a load for which the watch fell behind.
+        """
+        return max(self.header.revision, self._loaded_revision)
+
     def get(self, key: str) -> DecodedKeyValue | None:
         """Return the entry of exactly that key (which includes the root), or None."""
         return find(self.key_values, key)
@@ -139,7 +147,7 @@ class KeySpace:
         Only changes under the root count. The revision of a write elsewhere is reached with the
         next change here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
-        while max(self.header.revision, self._loaded_revision) < revision:
+        while self.seen_revision < revision:
             await self.next_change()
 
     async def next_change(self) -> None:

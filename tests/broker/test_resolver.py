@@ -12,10 +12,13 @@ import pytest
 from gazette.allocator.model import assignment_key, item_key, member_key
 from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import AppendTerms, Ending
 from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.pulse import NoContent
 from gazette.broker.resolver import MISSING_ID, Resolver
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.etcd.values import KeyValue, ResponseHeader, WatchEvent, WatchResponse
+from gazette.etcd.values import KeyValue, RangeResult, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
@@ -340,6 +343,56 @@ async def test_a_future_revision_is_waited_for(world: World, by_header: bool) ->
         at = await waiting
     assert at.status is Status.OK
     assert at.header.etcd.revision == wanted
+
+
+class Etcd:
+    """Answers the load of a mirror whose watch fell behind: at ``revision``, long after its last change."""
+
+    def __init__(self, world: World, revision: int) -> None:
+        kvs = tuple(sorted(world.kvs.values(), key=lambda kv: kv.key))
+        self._loaded = RangeResult(ResponseHeader(7, 8, revision, 9), kvs, len(kvs))
+
+    async def range(self, prefix: str) -> RangeResult:
+        return self._loaded
+
+
+@dataclass
+class Context:
+    """Counts how often an append resolves its journal."""
+
+    world: World
+    resolutions: int = 0
+
+    @property
+    def resolver(self) -> Any:
+        return self
+
+    async def resolve(self, *args: Any, **options: Any) -> Any:
+        self.resolutions += 1
+        assert self.resolutions < 10, "the append resolves its journal without waiting"
+        return await self.world.resolver.resolve(*args, **options)
+
+
+async def test_an_append_waits_for_the_next_change_behind_a_load_of_the_mirror(
+    world: World,
+) -> None:
+    world.write(item(journal_spec(JOURNAL, replication=1)), assigned(THEM, 0), assigned(US, 1))
+    await world.key_space._reload(Etcd(world, world.key_space.header.revision + 20))
+    at = await world.resolve()
+    assert at.seen_revision == at.header.etcd.revision + 20
+    call = AppendCall(terms=AppendTerms(JOURNAL), claims=ALL)
+    context = Context(world)
+    driver = AppendDriver(context, call, NoContent())
+    async with TaskScope("append") as scope:
+        appending = scope.spawn(driver.run(), name="append")
+        await breathe()
+        assert not appending.done()
+        assert context.resolutions == 2
+        world.key_space.header = replace(world.key_space.header, revision=at.seen_revision)
+        world.write(gone(assigned(US, 1)))
+        outcome = await appending
+    assert outcome.ending is Ending.PROXY
+    assert context.resolutions == 2
 
 
 # --- Replicas

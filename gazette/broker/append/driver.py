@@ -247,7 +247,7 @@ class AppendDriver:
         return ev.Resolved(
             status=at.status,
             route=at.header.route,
-            revision=at.header.etcd.revision,
+            revision=at.seen_revision,
             is_primary=at.is_local,
             same_replica=self._replica is None or at.replica is self._replica,
             same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),
