@@ -181,3 +181,41 @@ def test_a_jump_over_what_could_not_be_listed_is_none_that_counts():
     assert "jumped" in told.found()
     told.history.unlisted.append(Fault(4.0, 6.0, "bucket"))
     assert told.found() == ""
+
+
+def test_a_fragment_with_an_append_of_another_life():
+    told = Told()
+    told.history.lives[0].deleted = 12
+    told.append(b"an append of the first life", 4)
+    told.history.lives.append(Life(J, 15, "other"))
+    told.stored(b"aaaaan append of the first life", 0)
+    assert told.found() == ""
+    told.history.stored[-1].bucket = "other"
+    assert "has append 1 of client to a/journal at [4, 31) of another life" in told.found()
+
+
+def test_an_upload_of_what_was_given_out_again():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.append(b"zz", 0, time=60.0)
+    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    told.history.appends[1].holders = (("c",),)
+    told.stored(b"aaaa", 0, time=70.0)
+    assert "fragment path has other bytes" in told.found()
+    stored = told.history.stored[0]
+    stored.by = "a"
+    told.history.killed["a"] = 70.1
+    assert told.found() == "", "it could not be removed again"
+    told.history.killed.clear()
+    stored.removed = 70.1
+    assert told.found() == ""
+
+
+def test_what_was_removed_again_is_not_stored():
+    told = Told()
+    told.append(b"aaaa", 0)
+    told.history.stopped = True
+    told.stored(b"aaaa", 0)
+    assert told.found() == ""
+    told.history.stored[0].removed = 3.0
+    assert "the store does not have append 1" in told.found()

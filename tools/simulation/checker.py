@@ -3,7 +3,8 @@
 An acknowledged append has its bytes at its offsets: in every reader of its journal's life, in every
 fragment of that life's store, and, while the journal lives, after everything was healed. No other append
 is acknowledged at any of its offsets. An append that was refused is not there at all; one whose outcome is
-not known is there as a whole or not at all. Registers change as if appends were made one after another.
+not known is there as a whole or not at all. One of a former life is not there either. Registers change as
+if appends were made one after another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tools.simulation.history import Append, History, Life, Piece, Stored
 LifeKey: TypeAlias = "tuple[str, int]"
 
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
+_NAME_BYTES: Final = 25
+"""So many bytes of an append are of no other one."""
 UPLOAD_S: Final = 60.0
 """How long brokers may take to upload what a lost replica had, while nothing is wrong."""
 
@@ -42,6 +45,9 @@ def check(history: History) -> list[str]:
         key = (life.journal, life.created)
         stored = [one for one in history.stored if one.bucket == life.bucket]
         found += _check_life(history, life, appends[key], pieces[key], stored)
+        for other, theirs in appends.items():
+            if other[0] == life.journal and other != key:
+                found += _revenants(theirs, stored)
     return found
 
 
@@ -70,8 +76,15 @@ def _check_life(
             () if piece.final else gone,
         )
     for fragment in stored:
+        # Whoever comes back uploads nothing at offsets that were given out again, or removes it.
+        stays = fragment.removed is None and fragment.by not in history.killed
         yield from _mismatches(
-            f"fragment {fragment.path}", fragment.begin, fragment.content, None, kept, gone
+            f"fragment {fragment.path}",
+            fragment.begin,
+            fragment.content,
+            None,
+            kept,
+            () if stays else gone,
         )
     yield from _registers(history, kept)
     finals = [piece for piece in pieces if piece.final]
@@ -115,6 +128,18 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
             if append.payload and append.begin < jump.end and append.end > jump.begin:
                 yield f"reader {jump.reader} jumped at {jump.time:.3f} s over {_name(append)}"
                 break
+
+
+def _revenants(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
+    """Appends that were acknowledged in another life than that of these fragments."""
+    for fragment in stored:
+        for append in appends:
+            assert append.begin is not None
+            at = append.begin - fragment.begin
+            known = append.payload[:_NAME_BYTES]
+            if known and at >= 0 and fragment.content[at : at + _NAME_BYTES] == known:
+                yield f"fragment {fragment.path} has {_name(append)} of another life"
+                return
 
 
 def _mismatches(
@@ -166,7 +191,7 @@ def _missing(appends: list[Append], finals: list[Piece]) -> Iterator[str]:
 
 def _not_stored(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
     """Acknowledged appends that no fragment has, after every broker has left in good order."""
-    spans = _joined((one.begin, one.end) for one in stored)
+    spans = _joined((one.begin, one.end) for one in stored if one.removed is None)
     for append in appends:
         assert append.begin is not None
         if append.payload and not any(
@@ -254,7 +279,9 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     if ends is None:
         return False
     assert append.begin is not None
-    spans = _joined((one.begin, one.end) for one in stored if one.time <= max(ends))
+    spans = _joined(
+        (one.begin, one.end) for one in stored if one.time <= max(ends) and one.removed is None
+    )
     if any(begin <= append.begin and append.end <= end for begin, end in spans):
         return False
     return _quiet(history, min(ends), max(ends)) < UPLOAD_S

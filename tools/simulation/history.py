@@ -99,7 +99,7 @@ class Fault:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stored:
     """A fragment that a bucket got, with its content as it was before compression."""
 
@@ -110,6 +110,10 @@ class Stored:
     end: int
     content: bytes
     path: str
+    by: str = ""
+    """The process that put it."""
+    removed: float | None = None
+    """When it was removed again."""
 
 
 @dataclass(slots=True)
@@ -132,6 +136,8 @@ class History:
     """Whether all brokers were stopped in good order at the end."""
     lost_brokers: dict[str, float] = field(default_factory=dict)
     """Processes that ended without uploading what they had, or lost their lease, and when."""
+    killed: dict[str, float] = field(default_factory=dict)
+    """Those of them that were killed, and when."""
     violations: list[str] = field(default_factory=list)
     """What was seen to be wrong as it happened."""
 

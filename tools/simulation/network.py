@@ -27,6 +27,8 @@ MESSAGE_BYTES_MAX: Final = 4 << 20
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _Code: Final = grpc.StatusCode
 _OVERHEAD: Final = 16
+_SYN_S: Final = 1.0
+"""After which TCP sends again what a connection begins with; then it doubles."""
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)
 _SERVER_SILENCE_S: Final = (10.0, 20.0)
 """After how long one end notices that the other is gone without a word: by its pings."""
@@ -359,8 +361,19 @@ class _Connecting:
                 "Connection refused",
                 context=node.context,
             )
-        elif not network.is_blocked(node.name, server.node.name):
+        else:
+            self._ask(server, _SYN_S)
+
+    def _ask(self, server: SimServer, again_s: float) -> None:
+        """Send what a connection begins with. While it or its answer is lost, TCP sends it again."""
+        network, node = self._channel.network, self._channel.node
+        links = (node.name, server.node.name), (server.node.name, node.name)
+        if self.over:
+            return
+        if not network.is_blocked(*links[0]):
             network.send(node.name, server.node, None, self._accepted, server)
+        if any(network.is_blocked(*link) for link in links):
+            network.loop.call_later(again_s, self._ask, server, 2 * again_s, context=node.context)
 
     def _accepted(self, server: SimServer) -> None:
         """At the server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,7 +18,7 @@ from gazette.client.append.appender import (
 )
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
-from gazette.client.journals import JournalChange, apply_journals
+from gazette.client.journals import JournalChange, apply_journals, get_journal
 from gazette.client.read.reader import OffsetJump, Reader, ReadParams
 from gazette.client.rpc.errors import status_of
 from gazette.errors import Bug, GazetteError
@@ -29,6 +29,7 @@ from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, settled
 from tools.simulation.checker import is_lost, replicas_ended
+from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.storage import Threads
@@ -41,6 +42,8 @@ _STOP_S: Final = 420.0
 _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
 """How long a broker keeps away from a store that was down."""
+_LARGE: Final = 1_600_000
+"""Bytes of an append of which brokers write a part before they have all of it."""
 _REGISTER: Final = "tag"
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
 
@@ -72,6 +75,8 @@ class Scenario:
         """The end of the last acknowledged append."""
         self.tags: dict[str, int | None] = {}
         self.writing = True
+        self._faults_open = 0
+        """How many faults have not come to their end, when they put right what they made wrong."""
         self.done = False
         self._numbers = 0
         self._writers: list[asyncio.Task[None]] = []
@@ -83,7 +88,8 @@ class Scenario:
 
     def _plan(self) -> Plan:
         rng, world = self.rng, self.world
-        self.story = rng.choice((*[None] * 8, self._deaths_apart, self._paused_leader))
+        tales = (self._deaths_apart, self._paused_leader, self._reassigned_unseen)
+        self.story = rng.choice((*[None] * 8, *tales))
         is_tale_of_deaths = self.story == self._deaths_apart
         is_tale_of_pauses = self.story == self._paused_leader
         count = 3 if self.story else rng.choice((2, 3, 3, 3, 3, 4))
@@ -96,7 +102,9 @@ class Scenario:
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
         }
-        replications = (3,) if is_tale_of_deaths else (1,) if is_tale_of_pauses else (1, 2, 3, 3)
+        replications: tuple[int, ...] = (1, 2, 3, 3)
+        if self.story is not None:
+            replications = (3,) if is_tale_of_deaths else (1,) if is_tale_of_pauses else (1, 1, 2)
         journals = {}
         for number in range(rng.choice((2, 3)) if is_tale_of_deaths else rng.choice((1, 1, 1, 2))):
             name = f"journal-{number}"
@@ -188,14 +196,20 @@ class Scenario:
             await self.clock.sleep(rng.choice((5.0, 30.0, 100.0, 130.0)) * rng.uniform(0.8, 1.2))
 
     async def _delayed(self, seconds: float, fault: Callable[[], Any]) -> None:
-        await self.clock.sleep(seconds)
-        await fault()
+        self._faults_open += 1
+        try:
+            await self.clock.sleep(seconds)
+            await fault()
+        finally:
+            self._faults_open -= 1
 
     def _faults(self) -> list[Callable[[], Any]]:
         common = [self._crash, self._crash, self._pause, self._partition, self._partition_etcd]
         rare = [
             self._crash_pair,
             self._terminate,
+            self._terminate_many,
+            self._amid_append,
             self._slow_link,
             self._cut_connections,
             self._store_errors,
@@ -233,6 +247,12 @@ class Scenario:
 
     def _host(self) -> str:
         return self.rng.choice(self.plan.hosts)
+
+    def _leader(self) -> str:
+        """A host whose broker takes itself for the primary of some journal."""
+        running = (one for one in self.world.brokers.values() if not one.ended)
+        primaries = [one.host for one in running if self.world.leads(one)]
+        return self.rng.choice(primaries or self.plan.hosts)
 
     async def _crash(self) -> None:
         self._kill(self._host())
@@ -290,6 +310,126 @@ class Scenario:
         self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
         process.terminate(hurried=hurried)
 
+    async def _terminate_many(self) -> None:
+        """Brokers are stopped together, perhaps all of them. Their store may be slow just then, or etcd."""
+        rng, world = self.rng, self.world
+        leader, hosts, bucket = self._leader(), self.plan.hosts, self._bucket()
+        seconds = rng.uniform(10.0, 60.0)
+        slow = rng.choice(("", "store", "etcd", "etcd"))
+        if slow == "store" and bucket is not None:
+            self._fault(f"slow store {bucket.name}", seconds, after_s=_BACKOFF_S)
+            bucket.trouble.delay_s = rng.choice((1.0, 5.0, 15.0))
+        if slow == "etcd":
+            delay = rng.choice((0.1, 0.5, 2.0))
+            self._fault(f"slow link to etcd by {delay} s", seconds, leader, lease=True)
+            world.network.slow(leader, ETCD, delay)
+            world.network.slow(ETCD, leader, delay)
+        for host in {leader: None, **dict.fromkeys(rng.sample(hosts, rng.randrange(len(hosts))))}:
+            hurried = rng.random() < 0.7
+            self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
+            world.brokers[host].terminate(hurried=hurried)
+        await self._append_often(min(seconds, 15.0), self.plan.hosts)
+        await self.clock.sleep(max(0.0, seconds - 15.0))
+        if slow == "store" and bucket is not None:
+            bucket.heal()
+        if slow == "etcd":
+            world.network.slow(leader, ETCD, 0.0)
+            world.network.slow(ETCD, leader, 0.0)
+
+    async def _amid_append(self) -> None:
+        """An append is sent in two parts, and something goes wrong in between, or right behind it."""
+        rng, network = self.rng, self.world.network
+        journal = rng.choice(list(self.plan.journals))
+        append = self.new_append("op", journal, rng.choice((1_000, _LARGE)))
+        pause_s, late_s = rng.choice((0.01, 0.1, 0.5, 2.0)), rng.choice((0.0, 0.0, 0.5, 3.0))
+        hosts = self.world.assigned(journal)
+        peer = rng.choice(hosts[1:] or hosts or self.plan.hosts)
+
+        async def parts() -> AsyncIterator[bytes]:
+            middle = len(append.payload) // 2
+            yield append.payload[:middle]
+            await self.clock.sleep(pause_s)
+            yield append.payload[middle:]
+
+        async def send() -> None:
+            assert self._client is not None
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    result = await append_once(self._client, AppendParams(journal), parts())
+                    self.answered(append, result)
+            except (GazetteError, TimeoutError) as error:
+                self.failed(append, error)
+
+        async with TaskScope("amid an append") as scope:
+            scope.spawn(send(), name="append")
+            if not hosts:
+                return
+            if late_s and peer != hosts[0]:
+                # What the append ends with may have come to one replica, and not yet to another.
+                self._fault(f"slow link to {peer} by {late_s} s", 2 * late_s, hosts[0])
+                network.slow(hosts[0], peer, late_s)
+            await self.clock.sleep(rng.uniform(0.0, 1.2 * pause_s + late_s))
+            network.slow(hosts[0], peer, 0.0)
+            match rng.choice(("part", "part", "crash", "terminate", "pause", "cut")):
+                case "part" if peer != hosts[0]:
+                    await self._part(hosts[0], peer, "partition amid an append")
+                case "crash":
+                    self._kill(rng.choice((hosts[0], peer)))
+                case "terminate":
+                    self._fault("terminate hurriedly", 10.0, hosts[0])
+                    self.world.brokers[hosts[0]].terminate(hurried=True)
+                    await self._append_often(2.0, self.plan.hosts)
+                case "pause":
+                    self._hold(rng.choice((hosts[0], peer)), rng.choice((2.0, 15.0, 25.0)))
+                case _:
+                    self._cut(peer)
+
+    async def _reassigned_unseen(self) -> None:
+        """A broker does not hear of it that a journal of its own is taken from it, led by others and given
+        back: its watch lags, or is so late that etcd has compacted what it missed."""
+        rng, world = self.rng, self.world
+        journal = rng.choice(list(self.plan.journals))
+        replication = self.plan.journals[journal].replication
+        await self._replicate(journal, replication + 1)
+        await self.clock.sleep(rng.uniform(2.0, 8.0))
+        hosts = world.assigned(journal)
+        if not hosts:
+            return
+        unseeing = rng.choice((hosts[0], hosts[0], *hosts[1:]))
+        others = [host for host in self.plan.hosts if host != unseeing]
+        seconds = rng.uniform(30.0, 60.0)
+        self._fault("lagging watch", seconds, unseeing)
+        streams = world.hold_watches(unseeing)
+        until = world.loop.now + seconds
+        await self._replicate(journal, replication)
+        await self._append_often(rng.uniform(6.0, 12.0), others)
+        for _ in range(replication):
+            hosts = world.assigned(journal)
+            if not hosts or hosts[0] == unseeing:
+                break
+            hurried = rng.random() < 0.8
+            if hurried:
+                self._fault("terminate hurriedly", 10.0, hosts[0])
+                world.brokers[hosts[0]].terminate(hurried=True)
+            else:
+                self._kill(hosts[0])
+            await self.clock.sleep(rng.uniform(1.0, 5.0) if hurried else LEASE_S + 2.0)
+        await self.clock.sleep(max(0.0, until - world.loop.now) * rng.random())
+        self._release(streams)
+        await self._append_often(5.0, [unseeing])
+
+    async def _replicate(self, journal: str, replication: int) -> None:
+        """Give a journal another replication, as an operator does."""
+        client = self._client
+        assert client is not None
+        self._fault(f"replication of {journal} is {replication}", 5.0)
+        with suppress(GazetteError, TimeoutError):
+            async with asyncio.timeout(_CALL_S):
+                listed = await get_journal(client, journal)
+                spec = replace(listed.spec, replication=replication)
+                change = JournalChange(upsert=spec, expect_mod_revision=listed.mod_revision)
+                await apply_journals(client, [change])
+
     async def _pause(self) -> None:
         host, seconds = self._host(), self.rng.choice((2.0, 15.0, 25.0, 60.0))
         self._hold(host, seconds * self.rng.uniform(0.7, 1.3))
@@ -297,12 +437,7 @@ class Scenario:
     async def _paused_leader(self) -> None:
         """The only broker of a journal is held beyond its lease, and clients go on to append."""
         for _ in range(self.rng.choice((1, 2, 3))):
-            primaries = [
-                one.host
-                for one in self.world.brokers.values()
-                if not one.ended and self.world.leads(one)
-            ]
-            host = self.rng.choice(primaries or self.plan.hosts)
+            host = self._leader()
             seconds = LEASE_S + self.rng.uniform(1.0, 15.0)
             self._hold(host, seconds)
             await self.clock.sleep(seconds + self.rng.uniform(5.0, 30.0))
@@ -365,19 +500,24 @@ class Scenario:
         network.slow(other, one, 0.0)
 
     async def _late_etcd(self) -> None:
-        """A broker's renewals are answered late, and then not at all."""
-        rng, network, host = self.rng, self.world.network, self._host()
+        """A broker's renewals are answered late, and then not at all. Clients go on to append there."""
+        rng, network = self.rng, self.world.network
+        host = self._leader()
         late_s, cut_s = rng.uniform(8.0, 16.0), rng.uniform(25.0, 50.0)
         self._fault("etcd answers late, then not", late_s + cut_s, host, lease=True)
         network.slow(ETCD, host, rng.uniform(2.0, 8.0))
         await self.clock.sleep(late_s)
         network.block(host, ETCD)
-        await self.clock.sleep(cut_s)
+        # From before its lease ends until it knows of that.
+        await self.clock.sleep(LEASE_S - 7.0)
+        await self._append_often(cut_s - LEASE_S + 7.0, [host], 15)
         network.unblock(host, ETCD)
         network.slow(ETCD, host, 0.0)
 
     async def _cut_connections(self) -> None:
-        host = self.rng.choice([ETCD, *self.plan.hosts])
+        self._cut(self.rng.choice([ETCD, *self.plan.hosts]))
+
+    def _cut(self, host: str) -> None:
         self._fault("cut connections", 0.0, host)
         node = self.world.etcd_node if host == ETCD else self.world.brokers[host].node
         self.world.network.break_connections(node, self.rng.choice((0.3, 1.0)))
@@ -454,28 +594,43 @@ class Scenario:
         """Append several times to each journal, at once."""
         client = self._client
         assert client is not None
-
-        async def one(append: Append) -> None:
-            try:
-                async with asyncio.timeout(_CALL_S):
-                    params = AppendParams(append.journal)
-                    self.answered(append, await append_once(client, params, append.payload))
-            except (GazetteError, TimeoutError) as error:
-                self.failed(append, error)
-
         async with TaskScope("appends") as scope:
             for journal in self.plan.journals:
                 for _ in range(5):
-                    scope.spawn(one(self.new_append("op", journal, 5_000)), name="append")
+                    append = self.new_append("op", journal, 5_000)
+                    scope.spawn(self._append(client, append), name="append")
+
+    async def _append_often(self, seconds: float, hosts: Sequence[str], times: int = 8) -> None:
+        """Begin ``times`` appends to each journal in so many seconds, through brokers of ``hosts``."""
+        addresses = self.rng.sample(hosts, len(hosts))
+        client = self.world.client(self.node, *addresses)
+        for _ in range(times):
+            for journal in self.plan.journals:
+                append = self.new_append("op", journal, self.rng.choice((30, 700)))
+                # Some take long, and what comes next does not wait for them.
+                self._writers.append(self.node.spawn(self._append(client, append), "append"))
+            await self.clock.sleep(seconds / times)
+
+    async def _append(self, client: Client, append: Append) -> None:
+        try:
+            async with asyncio.timeout(_CALL_S):
+                params = AppendParams(append.journal)
+                self.answered(append, await append_once(client, params, append.payload))
+        except (GazetteError, TimeoutError) as error:
+            self.failed(append, error)
 
     async def _lagging_watch(self) -> None:
         host, seconds = self._host(), self.rng.uniform(1.0, 40.0)
         self._fault("lagging watch", seconds, host)
-        held = [one for one in self.world.etcd.streams if one.peer == f"sim:{host}"]
-        for stream in held:
-            stream.hold()
+        streams = self.world.hold_watches(host)
         await self.clock.sleep(seconds)
-        for stream in held:
+        self._release(streams)
+
+    def _release(self, streams: Iterable[WatchStream]) -> None:
+        """Deliver what was held back: as events, or by a load if etcd has compacted them."""
+        if self.rng.random() < 0.4:
+            self.world.compact_etcd()
+        for stream in streams:
             stream.release()
 
     async def _clock_jump(self) -> None:
@@ -486,8 +641,31 @@ class Scenario:
         self.world.brokers[host].clock.offset_s = jump
 
     async def _recreate(self) -> None:
-        journal = self.rng.choice(list(self.plan.journals))
-        client = self._client
+        """A journal is deleted and created again: while nothing else is wrong, unseen by one of its brokers,
+        or while fragments of its former life wait for their store."""
+        rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
+        life = self.world.history.last_life(journal)
+        match rng.choice(("plainly", "unseen", "unstored")):
+            case "unseen" if hosts := self.world.assigned(journal):
+                host, seconds = rng.choice(hosts), rng.uniform(0.2, 10.0)
+                self._fault("lagging watch", seconds, host)
+                others = [one for one in self.plan.hosts if one != host]
+                streams = self.world.hold_watches(host)
+                await self._recreate_now(journal, self.world.client(self.node, *others))
+                await self.clock.sleep(seconds)
+                self._release(streams)
+            case "unstored" if life is not None and self.world.bucket(life.bucket).trouble_free:
+                bucket, seconds = self.world.bucket(life.bucket), rng.uniform(5.0, 20.0)
+                self._fault(f"store {bucket.name} is down", seconds, after_s=_BACKOFF_S)
+                bucket.trouble.error_chance = 1.0
+                await self._append_often(seconds, self.plan.hosts)
+                await self._recreate_now(journal)
+                bucket.heal()
+            case _:
+                await self._recreate_now(journal)
+
+    async def _recreate_now(self, journal: str, client: Client | None = None) -> None:
+        client = client or self._client
         assert client is not None
         self._fault(f"re-creation of {journal}", 10.0)
         life = self.world.history.last_life(journal)
@@ -524,7 +702,7 @@ class Scenario:
         world = self.world
         while True:
             down = any(process.ended or process.stopping for process in world.brokers.values())
-            if self.plan.until < world.loop.now and not down:
+            if self.plan.until < world.loop.now and not down and not self._faults_open:
                 break
             await self.clock.sleep(5.0)
         for journal in self.plan.journals:
@@ -599,14 +777,23 @@ class Scenario:
 
     def may_reset(self, journal: str) -> bool:
         """Whether a journal's head may have to be confirmed: all of its replicas came to be replaced, or its
-        store has more than was acknowledged."""
-        history = self.world.history
+        store has more than was acknowledged. An operator does not while that store is not mounted."""
+        history, now = self.world.history, self.world.loop.now
         life = history.last_life(journal)
-        if life is None:
+        if life is None or any(
+            one.what == life.bucket and one.begin <= now <= one.end for one in history.unlisted
+        ):
             return False
         # A replica that leaves uploads what it was sent. If its primary dies before all others have that,
         # the store has bytes that no replica has, and that were never acknowledged.
-        stored = max((one.end for one in history.stored if one.bucket == life.bucket), default=0)
+        stored = max(
+            (
+                one.end
+                for one in history.stored
+                if one.bucket == life.bucket and one.removed is None
+            ),
+            default=0,
+        )
         if stored > self.heads[journal] and (history.lost_brokers or history.hurried):
             return True
         return any(

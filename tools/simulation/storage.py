@@ -296,7 +296,9 @@ class Bucket:
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     elsewhere: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     trouble: StoreTrouble = field(default_factory=StoreTrouble)
-    on_put: Callable[[str, bytes], None] | None = None
+    on_put: Callable[[str, bytes, str], None] | None = None
+    """Called with the path and content of an object, and who put it."""
+    on_remove: Callable[[str], None] | None = None
 
     @property
     def trouble_free(self) -> bool:
@@ -310,7 +312,7 @@ class Bucket:
             if path not in self.objects:
                 self.objects[path] = found
                 if self.on_put is not None:
-                    self.on_put(path, found[0])
+                    self.on_put(path, found[0], "")
 
     @property
     def mounted(self) -> dict[str, tuple[bytes, int]]:
@@ -318,10 +320,11 @@ class Bucket:
 
 
 class SimStore:
-    """A `gazette.blobs.blob_store.BlobStore`: a bucket as one node sees it."""
+    """A `gazette.blobs.blob_store.BlobStore`: a bucket as one process sees it, which ``user`` names."""
 
-    def __init__(self, bucket: Bucket, threads: Threads, loop: VirtualLoop) -> None:
+    def __init__(self, bucket: Bucket, threads: Threads, loop: VirtualLoop, user: str = "") -> None:
         self._bucket = bucket
+        self._user = user
         self._threads = threads
         self._loop = loop
 
@@ -357,7 +360,7 @@ class SimStore:
         now = int(self._loop.now + 1_700_000_000)
         self._bucket.mounted[path] = (content, now)
         if self._bucket.on_put is not None and not self._bucket.trouble.unmounted:
-            self._bucket.on_put(path, content)
+            self._bucket.on_put(path, content, self._user)
         lost = self._bucket.trouble.lost_answer_chance
         if lost and self._threads.rng.random() < lost:
             raise Unavailable("the connection to the bucket was reset")
@@ -376,6 +379,8 @@ class SimStore:
         validate_path(path)
         self._work()
         self._bucket.mounted.pop(path, None)
+        if self._bucket.on_remove is not None and not self._bucket.trouble.unmounted:
+            self._bucket.on_remove(path)
 
     def sign_get(self, path: str, ttl_s: float) -> str:
         return self.sign_now(path, ttl_s)

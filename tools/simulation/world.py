@@ -16,6 +16,7 @@ from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels
 from gazette.errors import Bug, GazetteError
 from gazette.etcd.client import EtcdSettings
+from gazette.etcd.pb import rpc_pb2
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.set_aside import SetAside
 from gazette.net.grpc_metrics import MetricsInterceptor
@@ -24,6 +25,7 @@ from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from tools.simulation.etcd.service import FakeEtcd
+from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import History, Life, Stored
 from tools.simulation.loop import Node, NodeClock, VirtualLoop
 from tools.simulation.network import Network, SimServer, SimTransport
@@ -87,6 +89,20 @@ class _Service(BrokerService):
         if self.failure is None:
             self.process.world.on_failure(self.process, error)
         super().fail(error)
+
+    async def _finish(self) -> None:
+        try:
+            await super()._finish()
+        except GazetteError:
+            self.process.lose()
+            raise
+
+    async def _persist(self) -> None:
+        try:
+            await super()._persist()
+        except GazetteError:
+            self.process.lose()
+            raise
 
     def _build(self, etcd: Any) -> Any:
         parts = super()._build(etcd)
@@ -155,13 +171,16 @@ class BrokerProcess:
         )
 
     def _store(self, url: FragmentStoreUrl) -> BlobStore:
-        return SimStore(self.world.bucket(url.host), self.threads, self.world.loop)
+        return SimStore(self.world.bucket(url.host), self.threads, self.world.loop, self.name)
 
     @property
-    def leaving(self) -> bool:
-        """Whether it gives its lease back, because it was asked to stop."""
-        service = self.service
-        return service is not None and service.failure is None and service._phase in _LEAVING
+    def has_persisted(self) -> bool:
+        """Whether it is at its end, behind the upload of its spools."""
+        return self.service is not None and self.service._phase in _LEAVING
+
+    def lose(self) -> None:
+        """It has not uploaded all that it had, and says so; or it has lost its lease before."""
+        self.world.history.lost_brokers.setdefault(self.name, self.world.loop.now)
 
     def terminate(self, *, hurried: bool) -> None:
         """As SIGTERM; twice if ``hurried``."""
@@ -248,7 +267,7 @@ class World:
             if key.startswith(members):
                 id = key.decode().rpartition("#")[2]
                 if event.type:
-                    self._evicted(id)
+                    self._evicted(id, expired=self.etcd.store.expires)
                 else:
                     self.announced |= {
                         one.name: one for one in self.processes if one.id == id and not one.ended
@@ -265,6 +284,32 @@ class World:
                 bucket = FragmentStoreUrl.parse(spec.fragment.stores[0]).host
                 self.history.lives.append(Life(journal, revision, bucket))
 
+    def assigned(self, journal: str) -> list[str]:
+        """The hosts of a journal's brokers, as etcd has them: the primary, then the others."""
+        prefix = f"{ROOT}/assign/{journal}#"
+        end = prefix[:-1] + chr(ord("#") + 1)
+        request = rpc_pb2.RangeRequest(key=prefix.encode(), range_end=end.encode(), keys_only=True)
+        slots = []
+        for kv in self.etcd.store.range(request).kvs:
+            _, id, slot = kv.key.decode().removeprefix(prefix).split("#")
+            slots.append((int(slot), id))
+        hosts = {one.id: one.host for one in self.brokers.values()}
+        return [hosts[id] for _, id in sorted(slots) if id in hosts]
+
+    def hold_watches(self, host: str) -> list[WatchStream]:
+        """Let a host hear of no change in etcd until the streams are released."""
+        streams = [one for one in self.etcd.streams if one.peer == f"sim:{host}"]
+        for stream in streams:
+            stream.hold()
+        return streams
+
+    def compact_etcd(self) -> None:
+        """Let etcd forget how it came to its present keys."""
+        store = self.etcd.store
+        if store.compacted < store.revision:
+            self.say(ETCD, f"compacts up to {store.revision}")
+            store.compact(rpc_pb2.CompactionRequest(revision=store.revision))
+
     def leads(self, process: BrokerProcess) -> bool:
         """Whether a process takes itself for the primary of some journal."""
         service = process.service
@@ -279,14 +324,15 @@ class World:
         parts = None if service is None else service._parts
         return parts is not None and bool(parts.context.state.local_items)
 
-    def _evicted(self, id: str) -> None:
+    def _evicted(self, id: str, *, expired: bool) -> None:
+        """A member's lease has ended. Who gives it back says by that that its spools are in the store."""
         for name, process in self.announced.items():
             if process.id == id:
                 self.history.evicted.setdefault(name, self.loop.now)
-                if process.leaving and self._left_alone(process):
+                if expired and not process.has_persisted:
+                    process.lose()
+                elif self._left_alone(process):
                     self.history.hurried.setdefault(name, self.loop.now)
-                if not process.leaving:
-                    self.history.lost_brokers.setdefault(name, self.loop.now)
         self.announced = {n: p for n, p in self.announced.items() if p.id != id}
 
     # Stores.
@@ -295,10 +341,17 @@ class World:
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = Bucket(name)
-            bucket.on_put = lambda path, content: self._on_put(name, path, content)
+            bucket.on_put = lambda path, content, by: self._on_put(name, path, content, by)
+            bucket.on_remove = lambda path: self._on_remove(name, path)
         return bucket
 
-    def _on_put(self, bucket: str, path: str, content: bytes) -> None:
+    def _on_remove(self, bucket: str, path: str) -> None:
+        self.say("store", f"remove {bucket}/{path}")
+        for one in self.history.stored:
+            if one.bucket == bucket and one.path == path and one.removed is None:
+                one.removed = self.loop.now
+
+    def _on_put(self, bucket: str, path: str, content: bytes, by: str) -> None:
         self.say("store", f"put {bucket}/{path}")
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
@@ -309,7 +362,7 @@ class World:
         while block := file.read(1 << 20):
             decoded += block
         self.history.stored.append(
-            Stored(self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path)
+            Stored(self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path, by)
         )
 
     # Brokers.
@@ -335,7 +388,8 @@ class World:
         self.say(host, f"is killed{' with its machine' if silent else ''}")
         process.ended, process.ended_at = True, self.loop.now
         process.node.kill()
-        self.history.lost_brokers.setdefault(process.name, self.loop.now)
+        process.lose()
+        self.history.killed.setdefault(process.name, self.loop.now)
         self.network.crashed(process.node, silent=silent)
 
     def on_failure(self, process: BrokerProcess, error: BaseException) -> None:
@@ -358,15 +412,9 @@ class World:
             self.violated(f"{process.name} has exited with tasks: {sorted(leaked)}")
         if isinstance(error, Bug) or (error is not None and not isinstance(error, GazetteError)):
             self.violated(f"{process.name} has ended with {error!r}")
-        elif isinstance(error, GazetteError):
-            self._judge_exit(process, error)
         process.node.kill()
         self.network.crashed(process.node, silent=False)
         self.on_exited(process)
-
-    def _judge_exit(self, process: BrokerProcess, error: GazetteError) -> None:
-        if "not persisted in time" in str(error) or "not shut down in time" in str(error):
-            self.history.lost_brokers.setdefault(process.name, self.loop.now)
 
     def holder(self, id: str, since: float) -> tuple[str, ...]:
         """The processes that had a member id, one after the other, from ``since`` until now."""

@@ -43,6 +43,8 @@ class Store:
         self.compacted = compacted
         self.leases = Leases(lease_ttl_min_s)
         self.observers: list[Callable[[int, Sequence[Event]], None]] = []
+        self.expires = False
+        """Whether the present write ends a lease whose time is over, and not one that is given back."""
         self._keys: list[bytes] = []
         self._histories: dict[bytes, list[_Version]] = {}
         self._log: list[tuple[int, tuple[Event, ...]]] = []
@@ -145,8 +147,10 @@ class Store:
     def expire(self, now: float) -> list[int]:
         """Revoke the leases whose time is over, each at its own revision; return their ids."""
         ids = self.leases.expired(now)
+        self.expires = True
         for lease_id in ids:
             self.revoke(rpc_pb2.LeaseRevokeRequest(ID=lease_id))
+        self.expires = False
         return ids
 
     # What watches read.

@@ -1,0 +1,171 @@
+"""Faults of a simulation are what they are said to be, and its judge knows what brokers lose by them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gazette.client.journals import list_journals
+from gazette.etcd.pb import rpc_pb2
+from tools.simulation.checker import check
+from tools.simulation.run import in_children, quiet
+from tools.simulation.scenario import Scenario
+
+SEED = 3
+
+
+def simulated(tale: Callable[[Scenario], Awaitable[Any]]) -> Any:
+    """What a tale gives in a simulation in which nothing else goes wrong. A process of its own runs it."""
+    (given,) = in_children([partial(_simulate, tale)], 1)
+    return given
+
+
+def _simulate(tale: Callable[[Scenario], Awaitable[Any]]) -> Any:
+    quiet()
+    scenario, given = Scenario(SEED), []
+
+    async def story() -> None:
+        given.append(await tale(scenario))
+
+    scenario.story = story
+    scenario.run()
+    scenario.world.close()
+    assert check(scenario.world.history) == []
+    return given[0]
+
+
+async def leader_is_stopped(scenario: Scenario) -> tuple[bool, bool]:
+    process = scenario.world.brokers[scenario._leader()]
+    scenario._fault("terminate", 10.0, process.host)
+    process.terminate(hurried=True)
+    await scenario.clock.sleep(10.0)
+    history = scenario.world.history
+    return process.name in history.evicted, process.name in history.lost_brokers
+
+
+async def leader_is_held(scenario: Scenario) -> tuple[bool, bool]:
+    process = scenario.world.brokers[scenario._leader()]
+    scenario._hold(process.host, 40.0)
+    await scenario.clock.sleep(30.0)
+    history = scenario.world.history
+    return process.name in history.evicted, process.name in history.lost_brokers
+
+
+async def leader_cannot_store(scenario: Scenario) -> tuple[bool, bool]:
+    world = scenario.world
+    await scenario._append_often(2.0, scenario.plan.hosts)
+    process = world.brokers[scenario._leader()]
+    (bucket,) = world.buckets.values()
+    scenario._fault("errors of store", 400.0, process.host, after_s=150.0)
+    bucket.trouble.error_chance = 1.0
+    process.terminate(hurried=True)
+    await scenario.clock.sleep(400.0)
+    bucket.heal()
+    return process.name in world.history.evicted, process.name in world.history.lost_brokers
+
+
+async def leader_gives_its_lease_back_too_soon(scenario: Scenario) -> tuple[bool, bool]:
+    world = scenario.world
+    process = world.brokers[scenario._leader()]
+    scenario._fault("lease is given back", 1.0, process.host, lease=True)
+    assert process.service is not None
+    assert process.service._parts is not None
+    session = process.service._parts.session
+    assert session is not None
+    world.etcd.store.revoke(rpc_pb2.LeaseRevokeRequest(ID=session.lease.id))
+    await scenario.clock.sleep(10.0)
+    return process.name in world.history.evicted, process.name in world.history.lost_brokers
+
+
+@pytest.mark.parametrize(
+    ("tale", "lost"),
+    [
+        (leader_is_stopped, False),
+        (leader_is_held, True),
+        (leader_cannot_store, True),
+        (leader_gives_its_lease_back_too_soon, False),
+    ],
+)
+def test_who_gives_its_lease_back_has_lost_nothing_unless_it_says_so(
+    tale: Callable[[Scenario], Awaitable[Any]], lost: bool
+) -> None:
+    assert simulated(tale) == (True, lost)
+
+
+async def host_is_reached_again(scenario: Scenario) -> float:
+    """How long a call to a host takes that begins while it cannot be reached for 2.5 s."""
+    world, host = scenario.world, scenario.plan.hosts[0]
+    links, begun = (("op", host), (host, "op")), world.loop.now
+    scenario._fault("partition", 2.5, host)
+    for link in links:
+        world.network.block(*link)
+    call = scenario.node.spawn(list_journals(world.client(scenario.node, host)), "list")
+    await scenario.clock.sleep(2.5)
+    for link in links:
+        world.network.unblock(*link)
+    await call
+    return world.loop.now - begun
+
+
+def test_a_connection_that_is_begun_in_a_partition_is_made_soon_after_it() -> None:
+    assert 2.5 < simulated(host_is_reached_again) < 4.0
+
+
+async def journal_is_created_again_unseen(
+    scenario: Scenario, compacts: bool
+) -> tuple[list[int], list[int]]:
+    """The lives of the journal that one broker saw while its watch was held, and behind that."""
+    world, journal = scenario.world, next(iter(scenario.plan.journals))
+    host, others = world.assigned(journal)[0], list(scenario.plan.hosts)
+    others.remove(host)
+    service = world.brokers[host].service
+    assert service is not None
+    context, held, after = service.context, [], []
+    steps = held
+
+    def life() -> int:
+        item = context.state.item(journal)
+        return 0 if item is None else item.raw.create_revision
+
+    held.append(life())
+    context.key_space.observers.append(lambda: steps.append(life()))
+    streams = world.hold_watches(host)
+    await scenario._recreate_now(journal, world.client(scenario.node, *others))
+    await scenario.clock.sleep(5.0)
+    if compacts:
+        world.compact_etcd()
+    steps = after
+    for stream in streams:
+        stream.release()
+    await scenario.clock.sleep(10.0)
+    return held, after
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_what_a_broker_with_a_lagging_watch_missed_comes_in_one_step(compacts: bool) -> None:
+    held, after = simulated(partial(journal_is_created_again_unseen, compacts=compacts))
+    assert len(held) == 1, "it heard of changes while its watch was held"
+    assert after[0] > held[0], "it saw that the journal was gone"
+
+
+def test_a_fault_that_takes_long_is_over_before_anything_is_judged() -> None:
+    assert in_children([_with_a_long_fault], 1).__next__() == [True]
+
+
+def _with_a_long_fault() -> list[bool]:
+    quiet()
+    scenario, over = Scenario(SEED), []
+
+    async def fault() -> None:
+        await scenario.clock.sleep(900.0)
+        over.append(scenario.writing)
+
+    scenario.story = None
+    scenario._faults = lambda: [fault]
+    scenario.rng.choice = lambda options: options[0]
+    scenario.run()
+    scenario.world.close()
+    return over
