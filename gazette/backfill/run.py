@@ -240,6 +240,13 @@ class BackfillRun:
         *,
         dry_run: bool,
     ) -> tuple[Folded, list[ShardTask]]:
+        """Return the folded history, and a task for each shard.
+
+        Three cases share these steps. A new run stores its plan, and can be resumed from then on.
+        A resumed run takes bounds, token and verified shards from the stored plan, so that it reads
+        the same bytes. A dry run stores nothing, and keeps no rows for a second pass.
+        """
+        # Checks that need no fold come before the plan is stored: a run that they refuse leaves nothing.
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
         plan = await self._records.plan()

@@ -48,7 +48,7 @@ async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
 
 
 class _Filed:
-    """Also writes to a file without a name, and to a new file when that is as long as a spool."""
+    """Also writes to a file without a name. Once it is as long as a spool, a new file follows."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None

@@ -1,4 +1,4 @@
-"""Hints of errors, for users who see only a traceback."""
+"""Hints of errors, for users that see only a traceback."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which classes the option ``message`` may name.
+"""Check of the classes that the option ``message`` may name.
 
-Anyone who may query may set that option, by SQL too. To import a module is to run its code, and that of
-the packages around it. So only modules that protoc has generated may be named, and those that the job's
-environment lists.
+Every user with the right to query may set that option, by SQL too. To import a module is to run its
+code, and that of the packages around it. So the option may name only modules that protoc has
+generated, and those that the job's environment lists.
 """
 
 from __future__ import annotations

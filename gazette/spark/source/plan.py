@@ -1,9 +1,9 @@
 """A plan as the value of an option: `Plan`, encoded as data and never as objects.
 
-Every user who may query may set the option ``plan`` (``SELECT … OPTIONS (plan = …)``). The process
-that plans a query reads it. So it is MessagePack of known types, its size is bounded, and nothing
-in it names code. A plan with any unknown part is refused. A ``combine`` comes with the class of the
-source (`with_combine`).
+Every user with the right to query may set the option ``plan`` (``SELECT … OPTIONS (plan = …)``).
+The process that plans a query reads it. So it is MessagePack of known types, its size is bounded,
+and nothing in it names code. A plan with any unknown part is refused. A ``combine`` comes with the
+class of the source (`with_combine`).
 """
 
 from __future__ import annotations

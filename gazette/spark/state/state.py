@@ -2,8 +2,8 @@
 ``format("gazette-state")``.
 
 It has rows of a table of SQLite, entries of a RocksDB column family, or the document of a JSON
-file. They are as of the last commit, or of the one that `gazette.recoverylog.time_travel.Moment`
-chooses. Each shard is a task.
+file. They show the last commit, or the one that `gazette.recoverylog.time_travel.Moment` chooses.
+Each shard is a task.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ _INGESTED_TABLE_BYTES: Final = 64 << 20
 class RocksDBStore(Store):
     """A store with its state in a RocksDB database: ordered keys and values, both bytes.
 
-    ``column_families`` names those beside the default one. A family that only a former version of
-    the application named is kept, and opened with the options that it had.
+    ``column_families`` names those beside the default one. A family that the application does not
+    name any more is kept, and opened with its former options.
 
     ``get``, ``put``, ``delete``, ``delete_range`` and ``iterate`` belong to the shard's thread and
     to its running transaction. The transaction sees its own writes, which are held in memory until
