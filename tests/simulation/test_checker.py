@@ -219,3 +219,20 @@ def test_what_was_removed_again_is_not_stored():
     assert told.found() == ""
     told.history.stored[0].removed = 3.0
     assert "the store does not have append 1" in told.found()
+
+
+def test_a_replica_that_lost_its_lease_may_upload_an_append_without_an_answer():
+    """The double fault of docs/consistency.md: its primary is gone, too, and the third replica lacks it."""
+    told = Told()
+    told.append(b"an append of unknown outcome", None)
+    told.append(b"what was acknowledged later!", 0, time=60.0)
+    told.stored(b"an append of unknown outcome", 0, time=50.0)
+    told.history.stored[0].by = "a"
+    assert "other bytes" in told.found(), "its lease held"
+    told.history.lost_brokers["a"] = 40.0
+    assert told.found() == ""
+    told.history.stored[0].time = 70.0
+    assert "other bytes" in told.found(), "a later primary had begun"
+    told.history.stored[0].time = 50.0
+    told.history.appends[0].refused = True
+    assert "other bytes" in told.found(), "it had been refused"
