@@ -56,7 +56,7 @@ class BenchFlags:
     """Flags of ``gazette bench``."""
 
     json: Path | None = setting(None, "JSON file to write all results to")
-    seconds: float = setting(0.6, "length of each measurement of a round")
+    seconds: float = setting(0.6, "seconds of each measurement of a round")
     rounds: int = setting(3, "number of rounds; the figure is their median")
     dir: Path | None = setting(
         None, "directory in which to create a temporary directory for all state"

@@ -73,7 +73,7 @@ class ConsumerFlags:
         0, "number of restarts of a failed shard within ten minutes, unless its label says"
     )
     append_memory: int = setting(
-        256 << 20, "memory for bytes that wait to be appended; more goes to files"
+        256 << 20, "bytes of memory for pending appends; more goes to files"
     )
     query_timeout: float = duration("60s", "longest time that a query waits for a shard's primary")
     drain_timeout: float = duration(
