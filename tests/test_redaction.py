@@ -130,6 +130,8 @@ def test_a_named_secret_is_taken_out(shape: str, name: str, secret: str) -> None
 LISTS: dict[str, Callable[[str, list[str]], str]] = {
     "environment": lambda n, keys: f"{n}={','.join(keys)}",
     "ini": lambda n, keys: f"{n} = {', '.join(keys)}",
+    "continued lines": lambda n, keys: f"{n} = " + ",\n    ".join(keys) + "\nx = 1",
+    "continued lines of yaml": lambda n, keys: f"a:\n  {n}: " + ",\n    ".join(keys) + "\n  x: 1",
     "flag": lambda n, keys: f"serve --{n} {','.join(keys)} --x 1",
     "flag, with blanks": lambda n, keys: f"serve --{n} {', '.join(keys)} --x 1",
     "json": lambda n, keys: json.dumps({n: keys, "x": 1}),
@@ -248,6 +250,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
         ),
         ("key: |\n  x\npassword: |\n  a\n  b\nc: 1", "key: |\n  x\npassword: *\nc: 1"),
         ("auth-keys:\n- a\n- b\nc:\n- 1", "auth-keys:*\nc:\n- 1"),
+        ("auth-keys: a,\n  b\nc: 1", "auth-keys: *\nc: 1"),
+        ("password: a\n  at x", "password: *\n  at x"),
     ],
 )
 def test_no_more_is_taken_out_than_needed(text: str, left: str) -> None:

@@ -195,6 +195,8 @@ def _in_line(text: str, at: int, *, flag: bool) -> tuple[int, int, str]:
         block = _end_of_block(text, at, end)
         # An empty value is no secret.
         return (at, block, "") if block > end else (at, at, "")
+    elif text[end - 1 : end] == ",":  # A list of keys, that goes on in deeper lines.
+        end = _end_of_block(text, at, end)
     return at, end, ""
 
 
