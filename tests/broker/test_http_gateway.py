@@ -262,26 +262,6 @@ async def test_get_reads_to_the_head_and_tells_where_it_is(
             assert name not in response.headers
 
 
-async def test_stored_fragments_show_where_they_are(
-    broker: BrokerFixture, http: httpx.AsyncClient
-) -> None:
-    content = b"stored content"
-    digest = hashlib.sha1(content).hexdigest()
-    path = (
-        broker.file_root / "fragments" / JOURNAL / f"{7:016x}-{7 + len(content):016x}-{digest}.raw"
-    )
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    await broker.create(journal_spec(JOURNAL))
-    # Case: the first jump of an offset is told by the range.
-    response = await http.get(f"/{JOURNAL}?offset=2")
-    assert response.content == content
-    assert response.headers["Content-Range"].startswith("bytes 7-")
-    assert response.headers["X-Fragment-Name"] == path.name
-    assert response.headers["X-Fragment-Location"] == f"file:///fragments/{JOURNAL}/{path.name}"
-    assert response.headers["X-Fragment-Last-Modified"].endswith(" GMT")
-
-
 async def store(broker: BrokerFixture, begin: int, content: bytes) -> Path:
     """Put a fragment into the store that was persisted long ago."""
     digest = hashlib.sha1(content).hexdigest()
@@ -291,6 +271,21 @@ async def store(broker: BrokerFixture, begin: int, content: bytes) -> Path:
     path.write_bytes(content)
     os.utime(path, (1_000_000_000, 1_000_000_000))
     return path
+
+
+async def test_stored_fragments_show_where_they_are(
+    broker: BrokerFixture, http: httpx.AsyncClient
+) -> None:
+    content = b"stored content"
+    path = await store(broker, 7, content)
+    await broker.create(journal_spec(JOURNAL))
+    # Case: the first jump of an offset is told by the range.
+    response = await http.get(f"/{JOURNAL}?offset=2")
+    assert response.content == content
+    assert response.headers["Content-Range"].startswith("bytes 7-")
+    assert response.headers["X-Fragment-Name"] == path.name
+    assert response.headers["X-Fragment-Location"] == f"file:///fragments/{JOURNAL}/{path.name}"
+    assert response.headers["X-Fragment-Last-Modified"].endswith(" GMT")
 
 
 async def test_a_body_is_cut_off_before_a_second_jump(
