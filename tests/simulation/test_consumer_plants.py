@@ -30,7 +30,7 @@ FOUND: dict[str, tuple[int, str]] = {
     "fence-after-the-end": (2, "set a fence after it had ended"),
     "hints-before-flush": (8, "ends before operations that its hints name"),
     "queries-outlive-the-lease": (6, "still answers a query"),
-    "recovered-acks-not-awaited": (77, "does not answer"),
+    "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "standby-older-than-it-says": (12, "were committed"),
     "views-forget-the-hand-off": (114, "is stuck"),
