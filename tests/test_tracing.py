@@ -79,7 +79,7 @@ async def test_a_failed_call_is_marked(
     async with await BrokerFixture.start(etcd, tmp_path) as broker:
         async with httpx.AsyncClient() as http:
             response = await http.post(f"{broker.http}/v1/journals/read", json={"journal": "x"})
-        assert response.status_code == 500
+        assert response.status_code == 400
     client = next(
         one
         for one in spans.get_finished_spans()
