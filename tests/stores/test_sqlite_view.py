@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Closed, Corrupt, NotAllowed
+from gazette.errors import Closed, Corrupt, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.stores.double_buffer import TwoCopies
@@ -143,6 +143,30 @@ def test_a_view_only_reads(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> No
             getattr(store, write)("INSERT INTO word VALUES (?, ?)", ("a", 1))
     with pytest.raises(NotAllowed):
         store.query("DELETE FROM word")
+    view.close()
+    replayer.abandon()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_view_has_nothing_to_show_before_its_schema_was_committed(
+    mode: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query then goes to the primary. Here it would find no table."""
+    recorded = record(mode, scratch, random.Random(f"early {mode}"), 3)
+    data = bytes(recorded.log.data)
+    replayer = Replayer(scratch / "staged")
+    view = Counted.view(scratch / "view")
+    early = 0
+    for end in [0, *recorded.log.ends]:
+        replayer.advance(data, end)
+        try:
+            store = replayer.view(view.refresh)
+        except NotYet:
+            early += 1
+            continue
+        assert store.words() >= 0
+        view.release(store)
+    assert early
     view.close()
     replayer.abandon()
 

@@ -17,7 +17,7 @@ import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 from gazette.recoverylog.log.recorder import Recorder
@@ -78,6 +78,7 @@ _OF_THE_DISK: Final = (
 )
 
 
+_HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
 _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 
 
@@ -202,6 +203,9 @@ class SQLiteStore(Store):
         store._directory = copy.path.parent
         store._thread = None
         store.connection = cast("apsw.Connection", _NoConnection())
+        if not store.query(_HAS_SCHEMA):
+            store.close_reading()
+            raise NotYet("the log holds no commit of the database's schema yet")
         return store
 
     def _transaction(self, statement: str) -> None:
