@@ -12,7 +12,7 @@ STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
 # Tests wait for processes, timers and disks more than they compute: two per core.
 WORKERS ?= 4
-PARALLEL := -n $(WORKERS) --dist loadfile --max-worker-restart 0
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers protos clean
 

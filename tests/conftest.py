@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -28,21 +28,32 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(sys.stderr.fileno())
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process if a test is still running long after its timeout, and print every thread's stack.
+def _watch(item: pytest.Item) -> None:
+    """End the process if the item still runs long after its timeout, and print every thread's stack.
 
-    The timeout needs a thread of Python's to run. A call that never returns the interpreter's lock
-    would hang the whole run otherwise.
+    The timeout needs the interpreter's lock, and counts once for a test and its reruns. A call that never
+    returns would hang the whole run.
     """
     marker = item.get_closest_marker("timeout")
     option = item.config.getoption("timeout") or item.config.getini("timeout")
     limit_s = float(marker.args[0] if marker is not None and marker.args else option)
-    faulthandler.dump_traceback_later(limit_s + 30.0, exit=True, file=item.config.stash[_STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    stderr = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(limit_s + 30.0, exit=True, file=stderr)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _watch(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    _watch(item)  # pytest has cancelled it if the test failed.
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

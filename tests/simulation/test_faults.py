@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -169,3 +171,28 @@ def _with_a_long_fault() -> list[bool]:
     scenario.run()
     scenario.world.close()
     return over
+
+
+class _Leftover:
+    """Garbage in a cycle, as a channel of gRPC is. Its finalizer says in which process it ran."""
+
+    ran: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.ran.append(os.getpid())
+
+
+def _collected() -> list[int]:
+    gc.collect()
+    return list(_Leftover.ran)
+
+
+def test_a_child_does_not_finalize_what_its_parent_left() -> None:
+    """Finalizers of gRPC wait without end for threads that a fork does not have."""
+    gc.collect()
+    _Leftover()
+    assert list(in_children([_collected], 1)) == [[]]
+    assert _collected() == [os.getpid()]

@@ -147,7 +147,13 @@ def in_children(calls: Iterable[Callable[[], T]], workers: int) -> Generator[T, 
                 process: BaseProcess = context.Process(
                     target=_child, args=(theirs, waiting.popleft())
                 )
-                process.start()
+                # A child must not finalize what its parent left as garbage: threads that a finalizer waits
+                # for, such as those of grpc.aio, do not exist in it.
+                gc.freeze()
+                try:
+                    process.start()
+                finally:
+                    gc.unfreeze()
                 theirs.close()
                 running[ours] = process
                 due.append(ours)
