@@ -311,7 +311,7 @@ async def test_json_must_be_declared(etcd: Etcd, tmp_path: Path, kind: str) -> N
         body = "Content-Length: 2\r\n\r\n{}"
         answer = await raw(host, int(port), f"{start}{header}{body}")
         assert answer.startswith("HTTP/1.1 415"), answer
-        # Without a body: a type that is none of JSON is refused all the same.
+        # Case: no body. A type other than JSON is refused even then.
         answer = await raw(host, int(port), f"{start}{header}Content-Length: 0\r\n\r\n")
         assert answer.startswith("HTTP/1.1 415" if kind else "HTTP/1.1 200"), answer
         for good in ("application/json", "Application/JSON; charset=utf-8"):

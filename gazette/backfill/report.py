@@ -58,7 +58,7 @@ class Report:
     Those that states in databases owe are appended by their shards.
     """
     refusals: tuple[str, ...] = ()
-    """Of a dry run: why the run would be refused now."""
+    """The reasons why a run would be refused now. Only a dry run has them."""
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:

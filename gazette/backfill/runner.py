@@ -21,7 +21,7 @@ class Runner(Protocol):
 
     @property
     def description(self) -> str:
-        """Where it runs, as text for users."""
+        """The place where the run takes place, as text for users."""
         ...
 
     def fold(

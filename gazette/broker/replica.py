@@ -384,7 +384,9 @@ class Replica:
         if refuted:
             cover = cover.without(refuted, self.index.local)
         retention_ns = spec.fragment.retention_ns
-        self.emptied_stores = self._former.restore(cover, spec.fragment.stores, retention_ns)
+        self.emptied_stores = self._former.restore(
+            cover, spec.fragment.stores, retention_ns, refuted
+        )
         for emptied in self.emptied_stores:
             log.warning(
                 "store %(store)s lists none of the %(count)d fragments of %(journal)s that it listed before: "

@@ -1,4 +1,4 @@
-"""Which member serves a shard, and the shards that this member serves itself.
+"""Routes of shards to the members that serve them, and the shards that this member serves.
 
 The resolver follows the key space as its last observer. Routes and local shards change in the same
 step of the loop as the keys that they come from.

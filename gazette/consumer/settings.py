@@ -54,7 +54,7 @@ class ConsumerSettings:
 
     @property
     def hint_keys(self) -> HintKeys:
-        """Where hints may be written in etcd. Raises ``Invalid``."""
+        """The keys of etcd that hints may be written to. Raises ``Invalid``."""
         return HintKeys.of(self.hint_prefixes, self.root)
 
     def __post_init__(self) -> None:

@@ -8,16 +8,14 @@ would jump to the first fragment that brokers store there in the meantime, over 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from gazette.fragment.conflicts import FragmentCover
+from gazette.fragment.index import JUMP_AGE_S
 from gazette.protocol.fragment import Fragment
 from gazette.runtime.clock import Clock
-
-BELIEVED_AFTER_S: Final = 6 * 60 * 60
-"""Seconds after which a store that still lists none of its former fragments is believed."""
 
 _NS: Final = 1_000_000_000
 
@@ -50,15 +48,23 @@ class EmptiedStores:
         self._stored.setdefault(fragment.backing_store, []).append(fragment)
 
     def restore(
-        self, cover: FragmentCover, stores: Iterable[str], retention_ns: int
+        self,
+        cover: FragmentCover,
+        stores: Iterable[str],
+        retention_ns: int,
+        refuted: Collection[Fragment] = (),
     ) -> list[EmptiedStore]:
         """Add the former fragments of each emptied store to ``cover``, and return these stores.
 
-        A store is emptied if ``cover`` has the offsets of none of its former fragments. Fragments that
-        are older than the retention (nanoseconds, 0: without end) do not count, as they may have been
-        pruned. Stores that the journal has no longer do not count either. After ``BELIEVED_AFTER_S``
-        the listing is accepted as it is.
+        A store is emptied if ``cover`` has the offsets of none of its former fragments. Not counted are:
+
+        - fragments older than the retention (nanoseconds, 0: without end), as they may have been pruned;
+        - fragments of ``refuted``, which the caller has taken out of ``cover``;
+        - stores that the journal has no longer.
+
+        After `JUMP_AGE_S` the listing is accepted as it is.
         """
+        names = {one.content_path() for one in refuted}
         now = self._clock.now()
         listed: dict[str, list[Fragment]] = defaultdict(list)
         for one in cover:
@@ -68,10 +74,13 @@ class EmptiedStores:
             last = self._listed.get(url) or self._stored.get(url, [])
             since, former = self._emptied.get(url, (now, last))
             expected = [
-                one for one in former if not retention_ns or one.mod_time + retention_ns / _NS > now
+                one
+                for one in former
+                if one.content_path() not in names
+                and (not retention_ns or one.mod_time + retention_ns / _NS > now)
             ]
             gone = expected and not any(cover.covers(one.begin, one.end) for one in expected)
-            if gone and now - since < BELIEVED_AFTER_S:
+            if gone and now - since < JUMP_AGE_S:
                 # Without what was stored since: the empty store has that.
                 emptied[url] = since, expected
         for _, fragments in emptied.values():

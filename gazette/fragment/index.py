@@ -128,7 +128,7 @@ class Index:
 
     @property
     def local(self) -> list[LocalFragment]:
-        """Fragments of which this broker has the bytes, and no store is known to."""
+        """Fragments whose bytes this broker has. No store is known to have them."""
         return self._local[0:]
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:

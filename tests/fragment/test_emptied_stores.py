@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gazette.fragment.conflicts import FragmentCover
-from gazette.fragment.emptied_stores import BELIEVED_AFTER_S, EmptiedStore, EmptiedStores
+from gazette.fragment.emptied_stores import EmptiedStore, EmptiedStores
+from gazette.fragment.index import JUMP_AGE_S
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.testing.clock import ManualClock
 
@@ -27,10 +28,11 @@ def restored(
     *listed: Fragment,
     stores: tuple[str, ...] = (ONE,),
     retention_ns: int = 0,
+    refuted: tuple[Fragment, ...] = (),
 ) -> tuple[list[int], list[EmptiedStore]]:
     """Begins of the fragments of a listing after the check, and the emptied stores."""
     cover = FragmentCover(listed)
-    found = emptied.restore(cover, stores, retention_ns)
+    found = emptied.restore(cover, stores, retention_ns, refuted)
     return [one.begin for one in cover], found
 
 
@@ -43,7 +45,7 @@ def test_an_empty_directory_is_not_believed_until_it_stays_so(
     for _ in range(2):
         emptied.note(fragment(20, 30))
         assert restored(emptied, fragment(20, 30)) == ([0, 10, 20], [EmptiedStore(ONE, 2)])
-    clock.advance(BELIEVED_AFTER_S - 1)
+    clock.advance(JUMP_AGE_S - 1)
     assert restored(emptied, fragment(20, 30), fragment(30, 40))[0] == [0, 10, 20, 30]
     clock.advance(1)
     assert restored(emptied, fragment(20, 30)) == ([20], [])
@@ -58,7 +60,7 @@ def test_a_store_that_is_back_is_believed_at_once(
     # Case: what was stored elsewhere in the meantime is not there. That hole is the index's matter.
     assert restored(emptied, fragment(0, 10), fragment(10, 20)) == ([0, 10], [])
     # Case: the time begins again when the store is emptied again.
-    clock.advance(BELIEVED_AFTER_S)
+    clock.advance(JUMP_AGE_S)
     assert restored(emptied) == ([0, 10], [EmptiedStore(ONE, 2)])
 
 
@@ -96,3 +98,12 @@ def test_what_this_broker_stored_is_expected(emptied: EmptiedStores) -> None:
     # Case: the listing had begun before the upload.
     assert restored(emptied) == ([0], [EmptiedStore(ONE, 1)])
     assert restored(emptied, fragment(0, 10)) == ([0], [])
+
+
+def test_a_refuted_fragment_is_not_missed(emptied: EmptiedStores) -> None:
+    """It would hide what a later primary appended at its offsets."""
+    wrong = fragment(0, 20)
+    restored(emptied, wrong)
+    assert restored(emptied, fragment(0, 10), refuted=(wrong,)) == ([0], [])
+    restored(emptied, wrong)
+    assert restored(emptied, fragment(0, 10)) == ([0], [EmptiedStore(ONE, 1)])

@@ -68,13 +68,15 @@ INT_FIELD: Final[dict[str, int | None]] = {
     "0o10": 8, "08": 8, "1:30": None, "190:20:30": None, "+1": 1, "1e3": 1000, "1.0": 1,  "12e03": 12000,
     "\u0661": None, "2147483648": None, "~": 0, "0x": None, "0o8": None, "yes": None, "0B11": 3, "-0o7": -7,
 }  # fmt: skip
-"""What yaml.v2 2.4.0 decodes into an int32. None: an error. Fractions are errors here: it takes `1_0.0`,
-and cuts off those of `1.5`."""
+"""Texts and the int32 that yaml.v2 2.4.0 makes of them. None: an error.
+
+Fractions are errors here. yaml.v2 accepts `1_0.0`, and cuts the fraction of `1.5` off.
+"""
 BOOL_FIELD: Final[dict[str, bool | None]] = {
     "yes": True, "on": True, "y": True, "Y": True, "TRUE": True, "no": False, "n": False, "N": False,
     "Off": False, "tRuE": None, "'true'": None, "'y'": None, "1": None, "yEs": None,
 }  # fmt: skip
-"""What it decodes into a bool. None: an error."""
+"""Texts and the bool that yaml.v2 2.4.0 makes of them. None: an error."""
 
 BOMBS = {
     "merges": "\n".join(merges()),

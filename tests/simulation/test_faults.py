@@ -20,7 +20,7 @@ SEED = 3
 
 
 def simulated(tale: Callable[[Scenario], Awaitable[Any]]) -> Any:
-    """What a tale gives in a simulation in which nothing else goes wrong. A process of its own runs it."""
+    """Return the result of a tale in a simulation without other faults. It runs in a process of its own."""
     (given,) = in_children([partial(_simulate, tale)], 1)
     return given
 
@@ -98,7 +98,7 @@ def test_who_gives_its_lease_back_has_lost_nothing_unless_it_says_so(
 
 
 async def host_is_reached_again(scenario: Scenario) -> float:
-    """How long a call to a host takes that begins while it cannot be reached for 2.5 s."""
+    """Return the seconds that a call takes which begins while its host cannot be reached for 2.5 s."""
     world, host = scenario.world, scenario.plan.hosts[0]
     links, begun = (("op", host), (host, "op")), world.loop.now
     scenario._fault("partition", 2.5, host)

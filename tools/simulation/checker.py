@@ -133,8 +133,11 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
 
 
 def _is_doubtful(history: History, fragment: Stored) -> bool:
-    """Whether it has an append whose outcome is not known, and was put by a replica that had lost its lease,
-    before anything else was acknowledged there: the double fault that `docs/consistency.md` names."""
+    """Return True for the double fault that `docs/consistency.md` names.
+
+    The fragment has an append of unknown outcome. A replica that had lost its lease stored it, before
+    anything else was acknowledged at its offsets.
+    """
     lost = history.lost_brokers.get(fragment.by)
     if lost is None or lost > fragment.time or fragment.by in history.killed:
         return False

@@ -25,7 +25,7 @@ _ENDED: Final = (
     grpc.aio.InternalError,
     grpc.aio.UsageError,
 )
-"""What gRPC raises for sending to a call that has ended."""
+"""Errors that gRPC raises for sending to a call that has ended."""
 
 
 class StreamCall:

@@ -62,7 +62,7 @@ BUSY_MS: Final = 10_000
 """Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
 CHECKPOINT_PATIENCE: Final = 4
 CHECKPOINT_PATIENCE_MS: Final = 100
-"""How long checkpoints yield to readers that hold them up.
+"""Bounds of the time for which checkpoints yield to readers that hold them up.
 
 A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
 each commit waits this long for readers. Otherwise readers that follow one another without a pause
