@@ -70,16 +70,15 @@ def stations_of(cycle: Cycle) -> tuple[int, list[str]]:
 def flags(request: pytest.FixtureRequest) -> BikeShareFlags:
     if request.param == "sqlite":
         return BikeShareFlags()
-    return BikeShareFlags(store="sql", database=request.getfixturevalue("empty_postgres"))
+    return BikeShareFlags(store="sql", database=request.getfixturevalue("bike_postgres"))
 
 
 @pytest.fixture
-def empty_postgres(postgres_url: str) -> Any:
+def bike_postgres(postgres_url: str) -> Any:
     from bike_share.sql_history import METADATA
 
     from gazette.stores.sql.store import shared_engine
 
-    METADATA.drop_all(shared_engine(postgres_url, METADATA))
     METADATA.create_all(shared_engine(postgres_url, METADATA))
     yield postgres_url
     shared_engine(postgres_url, METADATA).dispose()
