@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tools.simulation.checker import check
-from tools.simulation.history import Append, Fault, History, Jump, Life, Piece, Stored
+from tools.simulation.checker import assigned_ended, check
+from tools.simulation.history import Append, Assigned, Fault, History, Jump, Life, Piece, Stored
 
 J = "a/journal"
 
@@ -236,3 +236,23 @@ def test_a_replica_that_lost_its_lease_may_upload_an_append_without_an_answer():
     told.history.stored[0].time = 50.0
     told.history.appends[0].refused = True
     assert "other bytes" in told.found(), "it had been refused"
+
+
+def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed():
+    history = History()
+    life = Life(J, 5, "bucket")
+    history.assigned += [
+        Assigned(J, 6, 1.0, frozenset({"a", "b"})),
+        Assigned(J, 7, 2.0, frozenset({"b"})),
+        Assigned(J, 8, 9.0, frozenset({"a"})),
+        Assigned("another", 9, 9.0, frozenset({"c"})),
+    ]
+    history.lost_brokers["c"] = 9.0
+    assert not assigned_ended(history, life)
+    history.lost_brokers["b"] = 9.5
+    assert not assigned_ended(history, life), "the journal was given to another before"
+    history.lost_brokers["b"] = 8.0
+    assert assigned_ended(history, life)
+    assert not assigned_ended(history, Life(J, 10, "bucket")), "this was another life"
+    del history.lost_brokers["b"]
+    assert assigned_ended(history, life, {"b": 8.0})

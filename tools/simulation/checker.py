@@ -9,6 +9,7 @@ if appends were made one after another.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -338,6 +339,24 @@ def replicas_ended(
             return None
         ends.append(max(end for end in ended if end is not None))
     return ends or None
+
+
+def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _NONE) -> bool:
+    """Return True if all brokers of a journal ended before the journal was assigned to others.
+
+    ``others`` are further processes that count as ended.
+    """
+    changes = [
+        one for one in history.assigned if one.journal == life.journal and life.has(one.revision)
+    ]
+    for number, change in enumerate(changes, 1):
+        until = changes[number].time if number < len(changes) else math.inf
+        ends = [
+            history.lost_brokers.get(name, others.get(name, math.inf)) for name in change.processes
+        ]
+        if ends and max(ends) < math.inf and max(ends) <= until:
+            return True
+    return False
 
 
 def _quiet(history: History, begin: float, end: float) -> float:

@@ -116,6 +116,16 @@ class Stored:
     """When it was removed again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The processes that a journal is assigned to, from a revision of etcd on."""
+
+    journal: str
+    revision: int
+    time: float
+    processes: frozenset[str]
+
+
 @dataclass(slots=True)
 class History:
     """Everything, in the order in which it happened."""
@@ -128,6 +138,8 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     unlisted: list[Fault] = field(default_factory=list)
     """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
+    assigned: list[Assigned] = field(default_factory=list)
+    """The assignments of all journals, whenever they changed."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Processes whose member key was deleted from etcd, and when."""
     hurried: dict[str, float] = field(default_factory=dict)

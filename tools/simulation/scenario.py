@@ -28,7 +28,7 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, settled
-from tools.simulation.checker import is_lost, replicas_ended
+from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
 from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
@@ -776,8 +776,9 @@ class Scenario:
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
 
     def may_reset(self, journal: str) -> bool:
-        """Whether a journal's head may have to be confirmed: all of its replicas came to be replaced, or its
-        store has more than was acknowledged. An operator does not while that store is not mounted."""
+        """Whether a journal's head may have to be confirmed: all of its replicas or brokers came to be
+        replaced, or its store has more than was acknowledged. An operator does not while that store is not
+        mounted."""
         history, now = self.world.history, self.world.loop.now
         life = history.last_life(journal)
         if life is None or any(
@@ -795,6 +796,9 @@ class Scenario:
             default=0,
         )
         if stored > self.heads[journal] and (history.lost_brokers or history.hurried):
+            return True
+        # A broker that was taken from the journal lives on, and is not asked for what it has.
+        if assigned_ended(history, life, history.hurried):
             return True
         return any(
             replicas_ended(history, one, history.hurried) is not None

@@ -26,7 +26,7 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from tools.simulation.etcd.service import FakeEtcd
 from tools.simulation.etcd.watches import WatchStream
-from tools.simulation.history import History, Life, Stored
+from tools.simulation.history import Assigned, History, Life, Stored
 from tools.simulation.loop import Node, NodeClock, VirtualLoop
 from tools.simulation.network import Network, SimServer, SimTransport
 from tools.simulation.storage import Bucket, SimDisk, SimStore, Threads
@@ -261,6 +261,7 @@ class World:
 
     def _on_etcd(self, revision: int, events: Any) -> None:
         prefix, members = f"{ROOT}/items/".encode(), f"{ROOT}/members/".encode()
+        assignments, assigned = f"{ROOT}/assign/".encode(), dict[str, None]()
         for event in events:
             key: bytes = event.kv.key
             self.say(ETCD, f"{revision} {'delete' if event.type else 'put'} {key.decode()}")
@@ -272,6 +273,8 @@ class World:
                     self.announced |= {
                         one.name: one for one in self.processes if one.id == id and not one.ended
                     }
+            if key.startswith(assignments):
+                assigned[key[len(assignments) :].decode().partition("#")[0]] = None
             if not key.startswith(prefix):
                 continue
             journal = key[len(prefix) :].decode()
@@ -283,9 +286,17 @@ class World:
                 spec = decode_journal(journal, event.kv.value)
                 bucket = FragmentStoreUrl.parse(spec.fragment.stores[0]).host
                 self.history.lives.append(Life(journal, revision, bucket))
+        names = {one.id: one.name for one in self.announced.values()}
+        for journal in assigned:
+            processes = frozenset(names[id] for id in self._assigned(journal) if id in names)
+            self.history.assigned.append(Assigned(journal, revision, self.loop.now, processes))
 
     def assigned(self, journal: str) -> list[str]:
         """The hosts of a journal's brokers, as etcd has them: the primary, then the others."""
+        hosts = {one.id: one.host for one in self.brokers.values()}
+        return [hosts[id] for id in self._assigned(journal) if id in hosts]
+
+    def _assigned(self, journal: str) -> list[str]:
         prefix = f"{ROOT}/assign/{journal}#"
         end = prefix[:-1] + chr(ord("#") + 1)
         request = rpc_pb2.RangeRequest(key=prefix.encode(), range_end=end.encode(), keys_only=True)
@@ -293,8 +304,7 @@ class World:
         for kv in self.etcd.store.range(request).kvs:
             _, id, slot = kv.key.decode().removeprefix(prefix).split("#")
             slots.append((int(slot), id))
-        hosts = {one.id: one.host for one in self.brokers.values()}
-        return [hosts[id] for _, id in sorted(slots) if id in hosts]
+        return [id for _, id in sorted(slots)]
 
     def hold_watches(self, host: str) -> list[WatchStream]:
         """Let a host hear of no change in etcd until the streams are released."""
