@@ -130,7 +130,7 @@ class KeyedAuth:
     def parse(clock: Clock, text: str) -> KeyedAuth:
         """Read keys from base64 text, separated by white space or commas.
 
-        Raises ``Invalid`` for text that is not base64, a key under ``KEY_BYTES_MIN``, or no key at all.
+        Raise ``Invalid`` for text that is not base64, a key under ``KEY_BYTES_MIN``, or no key at all.
         """
         keys, allow_missing = [], False
         for index, word in enumerate(re.split(r"[\s,]+", text.strip(" \t\r\n,"))):

@@ -94,7 +94,7 @@ class Api:
         self.mapping: Mapping[str] = modulo_mapping(self.rides, lambda bike: bike)
 
     async def shard_of(self, bike: int) -> str:
-        """The shard that reads the rides of a bike. Raises ``NotFound``."""
+        """Return the shard that reads the rides of a bike. Raise ``NotFound``."""
         await self.rides.ready()
         journal = self.mapping(str(bike)).journal
         shards = self.service.resolver.shards_with_source(journal)

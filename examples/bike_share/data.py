@@ -72,10 +72,10 @@ def stations(rng: random.Random, count: int) -> list[Station]:
 def generate(
     rng: random.Random, *, rides: int, bikes: int, stations_count: int
 ) -> Iterator[list[str]]:
-    """Rows of rides in the order in which they end, without a UUID.
+    """Yield rows of rides in the order in which they end, without a UUID.
 
-    A bike goes on from where it is. Now and then it makes a tour that comes back to where it began; and
-    now and then a truck moves it, which is no ride.
+    A bike starts its next ride where it is. Now and then it makes a tour that returns to its beginning. Now
+    and then a truck moves the bike, which is no ride.
     """
     places = stations(rng, stations_count)
     queue: list[tuple[float, int, list[str]]] = []
@@ -125,14 +125,14 @@ def _time(seconds: float) -> str:
 
 
 def write_csv(rows: Iterable[Sequence[str]], file: TextIO) -> None:
-    """Every field in quotes, as in the files of Citi Bike."""
+    """Write the rows with every field in quotes, as in the files of Citi Bike."""
     writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(HEADER)
     writer.writerows(rows)
 
 
 def read_csv(file: Iterable[str]) -> Iterator[Ride]:
-    """The rides of a file. Raises ``Invalid``, which says in which line."""
+    """Yield the rides of a file. Raise ``Invalid``, which names the line."""
     reader = csv.reader(file)
     for row in reader:
         if tuple(one.strip().lower() for one in row) == HEADER or not row:

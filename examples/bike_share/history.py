@@ -55,11 +55,11 @@ class History(Store):
 
     @abstractmethod
     def look(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Rows, as of the transaction."""
+        """Return rows, as of the transaction."""
 
     @abstractmethod
     def read(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Rows, as of the last commit. Any thread."""
+        """Return rows, as of the last commit. Any thread."""
 
     def add(self, ride: Ride, longer_than: int) -> list[Stop]:
         """Add a ride. If it closes a cycle of more rides than that, its stops; else none."""
@@ -88,7 +88,7 @@ class History(Store):
         )
 
     def rides_of(self, bike: int) -> list[Leg]:
-        """The last rides of a bike, oldest first. Any thread."""
+        """Return the last rides of a bike, oldest first. Any thread."""
         return _legs(self.read(RIDES, bike=bike, ride=0))
 
 
@@ -111,7 +111,7 @@ class SQLiteHistory(History, SQLiteStore):
 
 
 def new_history(kind: str, shard: Shard, recorder: Any, database: str) -> History:
-    """The store of a kind. Raises ``Invalid``."""
+    """Create a store by the name of its kind. Raise ``Invalid`` for an unknown one."""
     if kind == "sqlite":
         return SQLiteHistory(recorder)
     if kind != "sql":

@@ -41,7 +41,7 @@ class Ride(CSVRecord):
         return cls(fields)
 
     def validate(self) -> None:
-        """Raises ``Invalid`` for a row that is no ride."""
+        """Raise ``Invalid`` for a row that is no ride."""
         if len(self) != 1 + len(HEADER):
             raise Invalid(f"a ride has {1 + len(HEADER)} columns (got {len(self)})")
         if not self[BIKE].isdigit():

@@ -99,7 +99,7 @@ class Load:
     async def run(self) -> None:
         """Return when what was published is verified, but for ``Verifier.finish``.
 
-        Raises ``NotFound`` (there are no journals), and what publishing and reading do for good.
+        Raise ``NotFound`` (there are no journals), and what publishing and reading do for good.
         Cancellation: streams are left open.
         """
         chunks = await self._journals(CHUNKS)
@@ -177,7 +177,7 @@ class Load:
     # -- reading
 
     async def _begin(self, journal: str) -> int:
-        """Where to begin to read: known before anything is published."""
+        """Note where to begin to read, before anything is published."""
         if self._settings.offset != HEAD:
             return self._settings.offset
         reader = self._client.retry_reader(ReadParams(journal, HEAD, metadata_only=True))

@@ -27,7 +27,7 @@ _TABLE: Final = _crc_table()
 
 
 def crc64(data: bytes, value: int = 0) -> int:
-    """CRC-64 by ECMA-182, going on from the ``value`` of what came before."""
+    """Return the CRC-64 by ECMA-182, continued from the ``value`` of the bytes before."""
     value ^= _MASK
     for byte in data:
         value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)

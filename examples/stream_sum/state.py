@@ -51,14 +51,14 @@ class StreamState(Store):
         super().__init__(*arguments, **named)
 
     def open(self, key: bytes) -> Partial:
-        """The sum so far, as of the running transaction."""
+        """Return the sum so far, as of the running transaction."""
         if key in self.gathered:
             return self.gathered[key] or NEW
         return self.load(key) or NEW
 
     @abstractmethod
     def load(self, key: bytes) -> Partial | None:
-        """As of the last transaction."""
+        """Return the sum as of the last transaction."""
 
     @abstractmethod
     def save(self, changes: dict[bytes, Partial | None], sums: int) -> int:
@@ -67,7 +67,7 @@ class StreamState(Store):
 
     @abstractmethod
     def totals(self) -> Totals:
-        """As of the last commit. Any thread."""
+        """Return the totals as of the last commit. Any thread."""
 
     def flush(self, sums: int) -> int:
         transaction = self.save(self.gathered, sums)
@@ -76,7 +76,7 @@ class StreamState(Store):
 
 
 def new_state(kind: str, shard: Shard, recorder: Any, database: str) -> StreamState:
-    """The store of a kind. Raises ``Invalid`` for one that is not known."""
+    """Create a store by the name of its kind. Raise ``Invalid`` for an unknown one."""
     if kind == "sqlite":
         return SQLiteState(recorder)
     if kind == "rocksdb":

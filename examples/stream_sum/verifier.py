@@ -53,7 +53,7 @@ class _Transaction:
         return receipt is not None and receipt.sums == self.sums and receipt.digest == self.digest
 
     def is_over(self) -> bool:
-        """Whether there is more of it than its receipt says."""
+        """Return True if the transaction has more than its receipt says."""
         receipt = self.receipt
         return receipt is not None and any(
             count > receipt.sums.get(journal, 0) for journal, count in self.sums.items()
@@ -85,18 +85,21 @@ class Verifier:
         self.violations.append(Violation(kind, details))
 
     def expect(self, key: bytes, seq_no: int, value: int, *, ended_at: float = 0.0) -> None:
-        """A stream is about to end with this sum. To be said before its last chunk is published, or at
-        least before what follows from that is given."""
+        """Expect a stream to end with this sum.
+
+        Call it before the last chunk of the stream is published. At the latest, call it before the
+        results of that chunk are given.
+        """
         self._expected[key] = Expected(seq_no, value, ended_at)
 
     def ended(self, key: bytes, at: float) -> None:
-        """The last chunk of a stream was acknowledged."""
+        """Note that the last chunk of a stream was acknowledged."""
         expected = self._expected.get(key)
         if expected is not None:
             self._expected[key] = Expected(expected.seq_no, expected.value, at)
 
     def on_sum(self, journal: str, one: Sum) -> Expected | None:
-        """A committed sum; what was expected, if it is the first and right."""
+        """Take a committed sum. Return the expected one, if the sum is the first and right."""
         stream = one.key.hex()
         where = {"stream": stream, "journal": journal, "shard": one.shard}
         if one.transaction:
@@ -134,7 +137,7 @@ class Verifier:
         self._check(shard, number, transaction)
 
     def on_receipt(self, receipt: Receipt) -> None:
-        """A committed receipt, in the order of its journal."""
+        """Take a committed receipt, in the order of its journal."""
         shard, number = receipt.shard, receipt.transaction
         last = self.transactions.get(shard, 0 if self._alone else number - 1)
         if number != last + 1:
@@ -179,7 +182,7 @@ class Verifier:
         return len(self._open)
 
     def overdue(self, now: float, after_s: float) -> list[Violation]:
-        """Streams that ended longer ago than that, and have no sum. Not kept: they may come yet."""
+        """Return streams that ended longer ago than that, and have no sum yet. Nothing is recorded."""
         return [
             Violation("late", {"stream": key.hex(), "seconds": round(now - one.ended_at, 1)})
             for key, one in self._expected.items()
@@ -187,7 +190,7 @@ class Verifier:
         ]
 
     def finish(self) -> None:
-        """Everything was published and everything there is was read: what is not whole is a violation."""
+        """Report what is incomplete as a violation, after everything was published and read."""
         for key, one in self._expected.items():
             self._violated("missing", stream=key.hex(), chunks=one.seq_no)
         for (shard, number), transaction in self._open.items():
@@ -196,7 +199,7 @@ class Verifier:
         self._open.clear()
 
     def check_totals(self, shard: str, totals: Totals) -> None:
-        """The state of a shard, after everything was read, must be the fold of what it published."""
+        """Require that the state of a shard, after everything was read, is the fold of what it published."""
         said = (totals.transactions, totals.sums, totals.open_streams)
         seen = (self.transactions.get(shard, 0), self.sums.get(shard, 0), 0)
         if said != seen:

@@ -61,7 +61,7 @@ class WordCountFlags:
 
 
 def ngrams(text: str, n: int) -> Iterator[str]:
-    """The n-grams of a text: runs of letters in lower case, with START and END around them."""
+    """Yield the n-grams of a text: runs of letters in lower case, with START and END around them."""
     words = WORD.findall(text.lower())
     if n == 1:
         yield from words
@@ -127,7 +127,7 @@ class Api(NGramServicer):
     async def query(
         self, prefix: str, shard: str, header: Header | None = None
     ) -> Sequence[NGramCount]:
-        """Counts of n-grams with a prefix: of one shard, or of all."""
+        """Return counts of n-grams with a prefix: of one shard, or of all."""
         if shard:
             return await self.query_shard(prefix, shard, header)
         await self.partitions.ready()

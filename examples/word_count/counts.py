@@ -37,7 +37,7 @@ class Counts(Store):
 
     @abstractmethod
     def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
-        """N-grams with a prefix and their counts, in order, as of the last commit. Any thread."""
+        """Return n-grams with a prefix and their counts, in order, as of the last commit. Any thread."""
 
     def flush(self) -> None:
         self.add(self.gathered)
@@ -45,7 +45,7 @@ class Counts(Store):
 
 
 def new_counts(kind: str, shard: Shard, recorder: Any, database: str) -> Counts:
-    """The store of a kind; packages are imported when they are needed. Raises ``Invalid``."""
+    """Create a store by the name of its kind. Packages are imported on demand. Raise ``Invalid``."""
     if kind == "sqlite":
         return SQLiteCounts(recorder, SCHEMA)
     if kind == "json":
@@ -70,7 +70,7 @@ def new_counts(kind: str, shard: Shard, recorder: Any, database: str) -> Counts:
 
 
 def new_view(kind: str, directory: Path) -> StateView | None:
-    """How hot standbys answer, if the store lets them."""
+    """Return how hot standbys answer, if the store lets them."""
     if kind == "sqlite":
         return SQLiteCounts.view(directory)
     if kind == "rocksdb":

@@ -122,25 +122,24 @@ class Backfill:
     """Columns that order the rows of ``load``. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """On Spark: combine rows of one journal before ``fold``, where the result stays the same.
+        """Combine rows of one journal before ``fold``, on Spark, where the result stays the same.
 
-        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``, and so must be the result: with
-        sums in place of summands, for example. It is called with any rows, and with its own
-        results. It saves most of the cost of a fold in Java: otherwise all rows of a task go to
-        Java, and not a few.
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be one too: with sums in
+        place of summands, for example. The method is called with any rows, and with its own results. It saves
+        most of the cost of a fold in Java: without it all rows of a task go to Java, and not a few.
         """
         return rows
 
     def fold(self, frame: Any) -> Any:
-        """On Spark: fold the committed rows of all shards as a DataFrame.
+        """Fold the committed rows of all shards as a DataFrame, on Spark.
 
-        It has the columns ``fields``, those of ``meta``, and ``shard``, which must be kept. Then
+        The frame has the columns ``fields``, those of ``meta``, and ``shard``, which must be kept. Then
         ``load`` gets each shard's rows. Without an implementation ``build`` is called on Spark too.
         """
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
-        """On Spark: write what ``fold`` returned for one shard, as Arrow record batches, in order."""
+        """Write what ``fold`` returned for one shard, on Spark, as Arrow record batches, in order."""
         raise Invalid(
             f"{type(self).__name__} has a fold(), but no load() for its result",
             hint="Implement load(shard, store, batches).",

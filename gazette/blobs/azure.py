@@ -160,7 +160,7 @@ class AzureStore(FsspecStore):
     def sign_get(self, path: str, ttl_s: float) -> str:
         """Return a URL with a shared access signature, of the account's key or of a delegated one.
 
-        Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
         with self._mapped(path) as files:
             delegation = None

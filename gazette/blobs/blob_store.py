@@ -42,7 +42,7 @@ class BlobStore(Protocol):
         ...
 
     def open(self, path: str) -> BinaryIO:
-        """Read an object's bytes as they are stored. Raises ``NotFound``.
+        """Read an object's bytes as they are stored. Raise ``NotFound``.
 
         Reading raises ``Unavailable`` when it fails. The store may have undone a stored content encoding, or
         not: see ``codecs.new_decompressor``.
@@ -62,7 +62,7 @@ class BlobStore(Protocol):
         """List all objects below ``prefix``, which is empty or ends in ``/``, at any depth.
 
         A prefix without objects gives an empty listing. Objects that a ``put`` has not completed are left
-        out. The order is not defined. Raises as it is iterated.
+        out. The order is not defined. Raise as it is iterated.
         """
         ...
 
@@ -92,7 +92,7 @@ class LocalSigner(Protocol):
 
 
 def validate_path(path: str) -> None:
-    """Require the path of an object: relative, clean, without ``..``. Raises ``Invalid``."""
+    """Require the path of an object: relative, clean, without ``..``. Raise ``Invalid``."""
     if not path or path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
         raise Invalid(f"must be a clean path ({path!r})", path="path")
     if path == "." or path.split("/", 1)[0] == "..":
@@ -100,7 +100,7 @@ def validate_path(path: str) -> None:
 
 
 def validate_prefix(prefix: str) -> None:
-    """Require the prefix of a listing: empty, or a path that is followed by ``/``. Raises ``Invalid``."""
+    """Require the prefix of a listing: empty, or a path that is followed by ``/``. Raise ``Invalid``."""
     if not prefix:
         return
     if not prefix.endswith("/"):
@@ -125,7 +125,7 @@ class PathRewrite:
 def parse_query(query: str, names: Collection[str]) -> dict[str, str]:
     """Return the arguments of a store's URL, by their names in lower case.
 
-    ``names`` (lower case) are the arguments of the store; case does not matter in the URL. Raises ``Invalid``
+    ``names`` (lower case) are the arguments of the store; case does not matter in the URL. Raise ``Invalid``
     for any other, and for one that is given twice.
     """
     try:

@@ -93,7 +93,7 @@ class FsspecStore(ABC):
     def __init__(self, root: str, query: str) -> None:
         """Take ``root``, a path of the file system: not empty, without ``/`` at the end.
 
-        Raises ``Invalid`` for unknown arguments.
+        Raise ``Invalid`` for unknown arguments.
         """
         arguments = parse_query(query, ("find", "replace"))
         self._rewrite = parse_rewrite(arguments)
@@ -181,7 +181,7 @@ class FsspecStore(ABC):
         """Make the file system. Runs in a thread, and may use the network."""
 
     def stat(self, files: Any, located: str) -> Mapping[str, Any]:
-        """Return what fsspec calls the info of a file. Raises ``FileNotFoundError``."""
+        """Return what fsspec calls the info of a file. Raise ``FileNotFoundError``."""
         info: Mapping[str, Any] = files.info(located)
         return info
 
@@ -273,7 +273,7 @@ class NamedStore(FsspecStore):
     def __init__(self, url: FragmentStoreUrl, allowed: Collection[str]) -> None:
         """Parse the URL. ``allowed`` are the protocols that URLs may name.
 
-        Raises ``NotAllowed`` for another protocol. Raises ``Invalid`` if fsspec is not installed, or for a
+        Raise ``NotAllowed`` for another protocol. Raise ``Invalid`` if fsspec is not installed, or for a
         path that fsspec would expand, or take for a chain of file systems.
         """
         protocol = url.scheme.removeprefix(extras.FSSPEC_PREFIX)

@@ -113,7 +113,7 @@ class GsStore(FsspecStore):
         """Return a signed URL, or the location if the credentials have no
         private key, such as those of a host.
 
-        Without signed URLs, clients read through brokers. Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        Without signed URLs, clients read through brokers. Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
         with self._mapped(path) as files:
             return self._signed(self._signing_bucket(files), path, ttl_s)

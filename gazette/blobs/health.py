@@ -29,7 +29,7 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 def check(store: BlobStore) -> None:
     """Write, read, list and sign a small object; fetch it by its URL if that is one of HTTP.
 
-    Any number of brokers may do so at the same time. Raises what the store raised,
+    Any number of brokers may do so at the same time. Raise what the store raised,
     with the step in front. Blocks.
     """
     with _step("PUT failed"):
@@ -54,7 +54,7 @@ def check(store: BlobStore) -> None:
 def probe_delete(store: BlobStore, prefix: str = "") -> None:
     """Write and remove an object below ``prefix`` (empty, or ending in ``/``). Blocks.
 
-    Not part of the periodic check: a broker never removes. Raises what the store raised.
+    Not part of the periodic check: a broker never removes. Raise what the store raised.
     """
     path = f"{prefix}{DELETE_PROBE_NAME}"
     with _step("PUT failed", "delete-probe"):

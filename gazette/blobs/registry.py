@@ -142,7 +142,7 @@ class ActiveStore:
         """Return ``BlobStore.sign_get`` of each path.
 
         Computed on the loop where the store can: then a store that hangs does not matter. Otherwise computed
-        in a separate thread. Raises ``Unavailable`` if that thread has not returned for 15 s.
+        in a separate thread. Raise ``Unavailable`` if that thread has not returned for 15 s.
         """
         store, urls = self._made, list[str]()
         for path in paths:

@@ -122,7 +122,7 @@ class StoreCalls:
     def start(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StoreCall[T]:
         """Begin a call as soon as there is a thread. See ``answer``.
 
-        Raises ``Unavailable`` while all threads hang, and ``Closed``.
+        Raise ``Unavailable`` while all threads hang, and ``Closed``.
         """
         call = StoreCall(lambda: fn(*args, **kwargs), self._monotonic)
         with self._lock:
@@ -140,7 +140,7 @@ class StoreCalls:
     async def answer(self, call: StoreCall[T]) -> T:
         """Return or raise the result of the call.
 
-        Raises ``Unavailable`` once the call hangs. Cancellation: the call goes on; its result is dropped.
+        Raise ``Unavailable`` once the call hangs. Cancellation: the call goes on; its result is dropped.
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[None] = loop.create_future()

@@ -20,7 +20,7 @@ async def put_assignments(context: BrokerContext, at: Resolution, route: Route) 
     """Store ``route`` in all of the journal's assignments: the allocator then takes them for consistent.
 
     Nothing is changed if any of them was changed since ``at``. Returns the revision to resolve
-    at next. Raises as ``Etcd.txn``.
+    at next. Raise as ``Etcd.txn``.
     """
     value = route.without_endpoints().to_pb().SerializeToString()
     puts: list[Operation] = [
@@ -37,7 +37,7 @@ async def put_suspend(
     """Change the suspension in the journal's specification.
 
     Nothing is changed if the journal or any of its assignments was changed since ``at``. Returns the revision
-    to resolve at next. Raises as ``Etcd.txn``.
+    to resolve at next. Raise as ``Etcd.txn``.
     """
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)

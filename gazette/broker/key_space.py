@@ -62,7 +62,7 @@ def broker_decoder(
 def decode_journal(journal: str, value: bytes) -> JournalSpec:
     """Return the specification that is stored under the name ``journal``, as far as it can be served.
 
-    Raises ``Invalid`` for bytes that are no specification, and for one of another journal.
+    Raise ``Invalid`` for bytes that are no specification, and for one of another journal.
     """
     with _readable("JournalSpec"):
         pb = broker_pb2.JournalSpec.FromString(value)

@@ -145,7 +145,7 @@ class KnownHead:
     async def load(self) -> Offset:
         """Read the head from etcd, and return its offset.
 
-        Raises as ``Etcd.get``, and ``Conflict`` for an unknown value or if the
+        Raise as ``Etcd.get``, and ``Conflict`` for an unknown value or if the
         journal was created again since.
         """
         kv = await self._context.etcd.get(self._key)
@@ -170,7 +170,7 @@ class KnownHead:
     async def begin(self, tenure: Revision, begin: Offset) -> None:
         """Return once uploads for former primaries end at ``begin``, where that of ``tenure`` begins.
 
-        Raises as ``acknowledge``.
+        Raise as ``acknowledge``.
         """
         if self._tenure != tenure:
             await self._write(lambda head: head.begun(tenure, begin, begin), tenure)
@@ -178,7 +178,7 @@ class KnownHead:
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.
 
-        Writes to etcd for the first append of a tenure only. Raises ``Conflict`` if a later primary has
+        Writes to etcd for the first append of a tenure only. Raise ``Conflict`` if a later primary has
         acknowledged an append, and as ``Etcd.txn``: then the head may have been written.
         """
         if self._tenure == tenure:
@@ -283,7 +283,7 @@ class UploadLimits:
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary of the journal began; None without a later primary.
 
-        Raises ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version.
+        Raise ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version.
         Nothing is known then: a later primary may have begun.
         """
         present = tenure_of(self._state.assignments_of(journal))

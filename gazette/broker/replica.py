@@ -119,7 +119,7 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self) -> None:
-        """Read from etcd how far the journal reaches. Raises as ``KnownHead.load``."""
+        """Read from etcd how far the journal reaches. Raise as ``KnownHead.load``."""
         self.index.known_head = await self.head.load()
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
@@ -130,7 +130,7 @@ class Replica:
         and then stores are listed again. The listing shows what was uploaded before. Its broker
         removes what is uploaded later.
 
-        Raises as etcd and stores do, and ``Unavailable`` if the listing takes too long.
+        Raise as etcd and stores do, and ``Unavailable`` if the listing takes too long.
         Cancellation: etcd may be written.
         """
         await self.head.begin(tenure, end)
@@ -161,7 +161,7 @@ class Replica:
     def agree(self, end: Offset) -> None:
         """Record that all replicas have acknowledged everything before ``end``.
 
-        Raises ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
+        Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
         """
         self._context.lease.check()
@@ -183,7 +183,7 @@ class Replica:
     async def wait_listed(self, timeout_s: float) -> None:
         """Return once the blob stores were listed. Before that the index knows local appends only.
 
-        Raises ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
+        Raise ``Unavailable`` with the reason after ``timeout_s``, and ``Closed``. Cancellation: no effect.
         """
         if self.index.first_refreshed:
             return
@@ -409,7 +409,7 @@ class Replica:
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of bytes that a broker set aside because it could not ask etcd.
 
-        Return False if a later primary gave their offsets out again. Raises as etcd and the store do.
+        Return False if a later primary gave their offsets out again. Raise as etcd and the store do.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         placed = False

@@ -175,7 +175,7 @@ class Resolver:
     ) -> Resolution:
         """Resolve ``journal`` (a metadata segment is ignored) at the revisions asked for, or later.
 
-        Raises ``Invalid`` if ``proxy_header`` is meant for another cluster or broker. Raises ``Closed`` if
+        Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or broker. Raise ``Closed`` if
         this broker has the journal and has stopped serving. Waits without bound for a revision that does not
         arrive: the call's deadline ends that.
         """

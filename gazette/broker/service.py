@@ -162,7 +162,7 @@ class BrokerService:
     async def start(self) -> None:
         """Return once the broker is a member of its cluster and serves.
 
-        Waits without bound for etcd, and for another member of the same id to leave. Raises errors that a
+        Waits without bound for etcd, and for another member of the same id to leave. Raise errors that a
         longer wait cannot mend. Cancellation: call ``stop``.
         """
         self.server.start_http(self._servers, HttpGuard(self._app(), self.guard_rules))

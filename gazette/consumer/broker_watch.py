@@ -54,7 +54,7 @@ class BrokerWatch:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self.not_answered = "brokers were not asked yet"
-        """Why brokers have never answered; empty after the first answer."""
+        """The reason why brokers have never answered; empty after the first answer."""
         self._client = client
         self._clock = clock
         self._retries = RetryLog()

@@ -34,7 +34,7 @@ class ShardItem:
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
     def least_replication(self) -> int:
-        """1 for the primary: its effects are durable in its recovery log, or in a remote store."""
+        """Return 1 for the primary: its effects are durable in its recovery log, or in a remote store."""
         return min(1, self.desired_replication())
 
 

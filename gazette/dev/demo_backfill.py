@@ -65,7 +65,7 @@ class Runner:
 def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
     """Return the runner: Spark or not, as ``forced``; by default Spark if it can be run.
 
-    Starts nothing but ``java -version`` at most. Raises ``Invalid`` if Spark is forced and not installed,
+    Starts nothing but ``java -version`` at most. Raise ``Invalid`` if Spark is forced and not installed,
     ``Unavailable`` if it is forced and has no Java.
     """
     if forced is False:
@@ -109,7 +109,7 @@ class BackfillAct:
         self._say = say
 
     async def run(self) -> None:
-        """Wipe, backfill, and return when the shard serves again. Raises ``GazetteError``."""
+        """Wipe, backfill, and return when the shard serves again. Raise ``GazetteError``."""
         self._say(
             f"\n[yellow]✗ wiping the state of {self.shard}[/]: its recovery log and its hints"
         )

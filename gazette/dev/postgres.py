@@ -33,7 +33,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server, also after ``kill``. Has no effect while it runs.
 
-        Raises ``NotFound`` without the package, ``Unavailable`` if the server does not start again.
+        Raise ``NotFound`` without the package, ``Unavailable`` if the server does not start again.
         """
         if self._server is not None:
             self._restart()

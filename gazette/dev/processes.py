@@ -115,7 +115,7 @@ async def await_ready(
 ) -> None:
     """Return when ``/debug/ready`` of a child answers 200.
 
-    Raises ``Broken`` with the end of its log when it died, ``Unavailable`` after ``timeout_s``.
+    Raise ``Broken`` with the end of its log when it died, ``Unavailable`` after ``timeout_s``.
     """
     deadline = clock.monotonic() + timeout_s
     while True:

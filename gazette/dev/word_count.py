@@ -226,7 +226,7 @@ class WordCountCluster:
     async def await_shards(self, *, standbys: bool, timeout_s: float = 60.0) -> None:
         """Return when every shard has a primary, and each of its standbys is ready to take over.
 
-        Raises ``Unavailable`` with the statuses after ``timeout_s``, and the error of a failed shard.
+        Raise ``Unavailable`` with the statuses after ``timeout_s``, and the error of a failed shard.
         """
         deadline = self._clock.monotonic() + timeout_s
         while True:

@@ -92,8 +92,8 @@ class Etcd:
     ) -> Self:
         """Connect, and return once a member that has a leader answered.
 
-        Raises ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``.
-        Raises ``NotAllowed`` if etcd does not accept the user and password. Cancellation: nothing is left.
+        Raise ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``.
+        Raise ``NotAllowed`` if etcd does not accept the user and password. Cancellation: nothing is left.
         """
         client = cls(Connection(settings, clock, transport))
         try:
@@ -124,7 +124,7 @@ class Etcd:
     async def get(self, key: Key, *, revision: int = 0) -> KeyValue | None:
         """Return the key as of ``revision`` (0: now), or None if it does not exist.
 
-        Raises ``Compacted`` if the revision is gone, ``NotYet`` if it is still to come.
+        Raise ``Compacted`` if the revision is gone, ``NotYet`` if it is still to come.
         """
         request = rpc_pb2.RangeRequest(key=key_bytes(key), revision=revision)
         response = await self._range(request)
@@ -142,7 +142,7 @@ class Etcd:
         """Return all keys that begin with ``prefix``; or, with ``range_end``,
         those in ``[prefix, range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page). ``header.revision`` holds it. Raises
+        Read in pages, all at ``revision`` (0: that of the first page). ``header.revision`` holds it. Raise
         ``Compacted`` if that revision is compacted before the last page, ``NotYet`` if it is still to come.
         """
         begin, end = prefix_range(prefix)
@@ -176,7 +176,7 @@ class Etcd:
     ) -> PutResult:
         """Write one key. Attach it to ``lease``, or keep its present lease with ``ignore_lease``.
 
-        Raises ``NotFound`` if the lease does not exist. Cancellation: the key may have been written.
+        Raise ``NotFound`` if the lease does not exist. Cancellation: the key may have been written.
         """
         request = put_to_pb(Op.put(key, value, lease=lease, ignore_lease=ignore_lease))
         response = await self._connection.call(
@@ -247,14 +247,14 @@ class Etcd:
         ``Unavailable``, also raised when the member has lost its leader, watch again from the last response's
         ``resume_revision``. That uses the next endpoint.
 
-        Raises ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
+        Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
         watch for another reason. Cancellation: the watch ends.
         """
         begin, end = prefix_range(prefix)
         return watch(self._connection, begin, end, start_revision=start_revision, progress=progress)
 
     async def compact(self, revision: int) -> None:
-        """Forget all revisions before ``revision``. Raises ``Compacted`` if they are forgotten already."""
+        """Forget all revisions before ``revision``. Raise ``Compacted`` if they are forgotten already."""
         request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
         await self._connection.call(
             "Compact",

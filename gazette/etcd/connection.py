@@ -162,8 +162,8 @@ class Connection:
         """Run ``attempt`` until it succeeds, over all endpoints, for at most ``timeout_s``.
 
         A call that is not ``repeatable`` (a write) is attempted again only after a failure which
-        proves that it had no effect. Raises ``Unavailable`` with the fact ``outcome``:
-        ``"unknown"`` if the write may have happened, ``"not applied"`` if it surely did not. Raises
+        proves that it had no effect. Raise ``Unavailable`` with the fact ``outcome``:
+        ``"unknown"`` if the write may have happened, ``"not applied"`` if it surely did not. Raise
         other refusals as `etcd/failures` maps them.
 
         Cancellation: a write may have happened.
@@ -201,7 +201,7 @@ class Connection:
         """Return the token to send; ``""`` without a user, or if etcd needs none.
         ``stale`` is one that was refused.
 
-        Raises ``NotAllowed`` if etcd refuses the user or the password.
+        Raise ``NotAllowed`` if etcd refuses the user or the password.
         """
         if not self.settings.user:
             return ""
@@ -321,7 +321,7 @@ def _metadata(token: str) -> Metadata:
 async def exchange(call: Any, request: Any) -> Any:
     """Send one request on a fresh stream and return the first response.
 
-    Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
     """
     with contextlib.suppress(asyncio.InvalidStateError):
         # A write to a call that has failed raises this; the read then raises the reason.
@@ -330,7 +330,7 @@ async def exchange(call: Any, request: Any) -> Any:
 
 
 async def read(call: Any) -> Any:
-    """Return the next response of a stream. Raises ``grpc.aio.AioRpcError`` or ``StreamEnded``.
+    """Return the next response of a stream. Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
 
     Cancellation: the stream is cancelled, too.
     """

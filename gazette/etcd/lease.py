@@ -47,8 +47,8 @@ class Lease:
     async def keep_alive(self) -> NoReturn:
         """Renew three times per TTL, for as long as this runs.
 
-        Outages of etcd of any kind are survived, over all endpoints, until the TTL has passed. Raises
-        ``LeaseLost`` when it has, or as soon as etcd does not know the lease. Raises ``Closed`` or
+        Outages of etcd of any kind are survived, over all endpoints, until the TTL has passed. Raise
+        ``LeaseLost`` when it has, or as soon as etcd does not know the lease. Raise ``Closed`` or
         ``NotAllowed`` if the client was closed or its user lost its rights.
 
         Cancellation: the lease stays until its TTL has passed; ``revoke`` ends it.
@@ -59,7 +59,7 @@ class Lease:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew the lease once. Raises as ``keep_alive``."""
+        """Renew the lease once. Raise as ``keep_alive``."""
         request = rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
         sent_at = self._clock.monotonic()
 

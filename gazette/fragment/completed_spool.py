@@ -78,7 +78,7 @@ class CompletedSpool:
     async def cut_to(self, end: Offset, pool: Pool) -> CompletedSpool:
         """Return the same spool without the bytes at ``end`` and beyond; its digest is made in ``pool``.
 
-        ``end`` is within the fragment. Raises ``Corrupt`` or ``Unavailable`` if the file cannot be read, and
+        ``end`` is within the fragment. Raise ``Corrupt`` or ``Unavailable`` if the file cannot be read, and
         ``Corrupt`` if it is not what the fragment says. Cancellation: no effect.
         """
         fragment = self.fragment
@@ -142,7 +142,7 @@ class SpoolCompression:
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
         """Return a reader of the whole compressed file; None if it was given up. Blocks: call it in a thread.
 
-        May be called again, and gives an independent reader each time. Raises ``Corrupt`` if the spool's
+        May be called again, and gives an independent reader each time. Raise ``Corrupt`` if the spool's
         bytes do not have the fragment's digest.
         """
         with self._lock:

@@ -77,7 +77,7 @@ class FragmentDecoder:
     def decode(self, data: bytes, max_length: int) -> bytes:
         """Take bytes of the file (or ``b""`` to go on); return at most ``max_length`` bytes of the journal.
 
-        Pass more only when ``needs_input``. Raises ``Corrupt`` if the file is damaged
+        Pass more only when ``needs_input``. Raise ``Corrupt`` if the file is damaged
         or holds more than the fragment.
         """
         remaining = self.remaining
@@ -93,7 +93,7 @@ class FragmentDecoder:
     def finish(self) -> bytes:
         """Take the end of the file. Return the last bytes, at most two.
 
-        Raises ``Corrupt`` if anything is missing, or if the digest differs.
+        Raise ``Corrupt`` if anything is missing, or if the digest differs.
         """
         try:
             content = self._decompressor.finish()
@@ -188,7 +188,7 @@ class DecodedFile:
     def read(self, max_length: int) -> bytes:
         """Return the next bytes, at most ``max_length`` (> 0); none at the end of the fragment.
 
-        The end is reported only after the file was checked to end there, too. Raises ``Corrupt``.
+        The end is reported only after the file was checked to end there, too. Raise ``Corrupt``.
         """
         trailer = 0
         while not self._finished:
@@ -209,7 +209,7 @@ class DecodedFile:
         return b""
 
     def skip_to(self, offset: Offset) -> None:
-        """Decode and drop all bytes before journal offset ``offset``. Raises
+        """Decode and drop all bytes before journal offset ``offset``. Raise
         ``Corrupt`` if the fragment ends first.
         """
         while self.offset < offset:

@@ -73,7 +73,7 @@ class Index:
         self._stored: list[Fragment] = []
         """Fragments whose files were let go since the last listing, as a store has them."""
         self._listed_at = 0.0
-        """When the last listing began, in Unix seconds."""
+        """Time at which the last listing began, in Unix seconds."""
         self._first_refresh = asyncio.Event()
         self._closed = False
         self._at_head: list[_Waiter] = []
@@ -188,7 +188,7 @@ class Index:
         self._wake_head()
 
     async def wait_first_refresh(self) -> None:
-        """Return once the blob stores were listed. Raises ``Closed``. Cancellation: no effect."""
+        """Return once the blob stores were listed. Raise ``Closed``. Cancellation: no effect."""
         await self._first_refresh.wait()
         self._check_open()
 
@@ -202,7 +202,7 @@ class Index:
         ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
         OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits for a fragment.
 
-        Raises ``Closed`` when the index closes. Cancellation: no effect; the caller owns the deadline.
+        Raise ``Closed`` when the index closes. Cancellation: no effect; the caller owns the deadline.
         """
         at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:

@@ -83,7 +83,7 @@ async def list_fragments(
 ) -> FragmentCover:
     """List all stores of a journal; where two have the same span, the later store wins.
 
-    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm. Raises what
+    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm. Raise what
     any of the stores raised: half an index would invite appends at offsets that are taken. Objects which are
     not fragments of the journal are counted and logged.
 

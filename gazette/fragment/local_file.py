@@ -57,7 +57,7 @@ class Disk(Protocol):
     """The place where a broker keeps spool files."""
 
     def create(self) -> SpoolFile:
-        """Create an empty file. Blocks. Raises ``Unavailable`` if that is not possible."""
+        """Create an empty file. Blocks. Raise ``Unavailable`` if that is not possible."""
         ...
 
 
@@ -137,7 +137,7 @@ class LocalFile:
     __slots__ = ("_closer", "_end", "_fd", "directory")
 
     def __init__(self, directory: Path) -> None:
-        """Create a file in ``directory``. Raises ``Unavailable`` if that is not possible."""
+        """Create a file in ``directory``. Raise ``Unavailable`` if that is not possible."""
         self._fd = -1
         self._end = 0
         self._closer = _closers.present()
@@ -151,7 +151,7 @@ class LocalFile:
     def pwrite(self, content: bytes, position: int) -> None:
         """Write all of ``content`` at ``position``.
 
-        Raises ``Unavailable``, as when the disk is full; then any part of it may be written.
+        Raise ``Unavailable``, as when the disk is full; then any part of it may be written.
         """
         self._end = max(self._end, position + len(content))
         view = memoryview(content)
@@ -205,7 +205,7 @@ class LocalFragment:
     def pread(self, offset: Offset, length: int) -> bytes:
         """Return at most ``length`` bytes from journal offset ``offset`` on; none at the end.
 
-        They usually come from the page cache. Raises ``Bug`` for an offset before the fragment, and
+        They usually come from the page cache. Raise ``Bug`` for an offset before the fragment, and
         ``Corrupt`` if the file is shorter than the fragment.
         """
         fragment = self.fragment

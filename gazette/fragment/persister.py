@@ -197,7 +197,7 @@ class Persister:
 
         With ``reassigned``, a primary is known to hold the very same bytes. The upload is left to it until
         that event is set: the primary may be gone then. With an ``end`` within the fragment, only the bytes
-        before it are uploaded. Raises ``Closed`` once ``finish`` has returned.
+        before it are uploaded. Raise ``Closed`` once ``finish`` has returned.
         """
         if self._closed:
             raise Closed("persister has finished", journal=spool.fragment.journal)
@@ -220,7 +220,7 @@ class Persister:
         Waits for running uploads and repeats failed ones, for at most ``deadline_s`` seconds. A spool that
         cannot be confirmed is set aside at once, and counts as persisted: its bytes are in the store.
 
-        Raises ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost
+        Raise ``Unavailable``, which names the spools that are not persisted, and why. Their bytes are lost
         if this was the last of the journal's brokers. Cancellation: nothing is dropped; call it again.
         """
         self._hurry.set()
@@ -560,7 +560,7 @@ class Persister:
         return self._drop(entry)
 
     async def _end_call(self, entry: _Entry) -> None:
-        """Wait for the entry's thread, if there is one. Raises what the thread raised."""
+        """Wait for the entry's thread, if there is one. Raise what the thread raised."""
         if entry.call is not None:
             entry.is_put = await self._outlive(entry, entry.call)
             if not entry.is_put:

@@ -107,7 +107,7 @@ class SpoolState:
     def check_content(self, content: Content) -> int:
         """Return the place of the content in the spool's file.
 
-        Raises ``Invalid`` unless the content follows what is pending. Changes nothing: call
+        Raise ``Invalid`` unless the content follows what is pending. Changes nothing: call
         ``extend`` once the bytes are written.
         """
         if content.delta != self.delta:
@@ -133,7 +133,7 @@ class SpoolState:
         """Apply a proposal; the last effect says how it ended.
 
         ``pending_sum`` returns the SHA-1 of committed and pending bytes. It is called only where it decides.
-        ``now`` is Unix seconds. Raises ``Invalid`` for another journal's proposal.
+        ``now`` is Unix seconds. Raise ``Invalid`` for another journal's proposal.
         """
         if proposal.fragment.journal != self.fragment.journal:
             raise Invalid(
@@ -225,7 +225,7 @@ def proposal_of(
     - ``roll_to`` (0: not asked for) is elsewhere;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The offset of the new one is ``roll_to`` or the present end. Raises ``Bug`` if ``roll_to``
+    The offset of the new one is ``roll_to`` or the present end. Raise ``Bug`` if ``roll_to``
     would give up committed bytes.
     """
     due = (

@@ -116,8 +116,8 @@ class Spool:
     async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
         """Extend the spool by content, or make it what a proposal says.
 
-        ``primary`` says that this broker leads the journal: it compresses as it goes. Raises ``Invalid`` for
-        content that does not follow what is pending. Raises ``Unavailable`` for content that cannot be
+        ``primary`` says that this broker leads the journal: it compresses as it goes. Raise ``Invalid`` for
+        content that does not follow what is pending. Raise ``Unavailable`` for content that cannot be
         written, as when the disk is full. Then everything pending is rolled back, committed bytes are
         untouched, and the spool remains usable.
 
@@ -136,7 +136,7 @@ class Spool:
         return SpoolResult(status, self._state.fragment, self._state.registers)
 
     def committed(self) -> LocalFragment:
-        """Return the committed bytes, to be read. Raises ``Bug`` if nothing is committed."""
+        """Return the committed bytes, to be read. Raise ``Bug`` if nothing is committed."""
         if self._file is None:
             raise Bug("nothing is committed to the spool", journal=self.fragment.journal)
         return LocalFragment(self.fragment, self._file)

@@ -121,7 +121,7 @@ class RunSummary:
     clock_max: int
 
     def size_hint(self) -> int:
-        """Number of producers in the summary."""
+        """Return the number of producers in the summary."""
         return len(self.producers)
 
 

@@ -85,7 +85,7 @@ def bind_unix(path: str) -> socket.socket:
 def bind_debug(port: str, host: str) -> socket.socket:
     """Return a listening socket for ``--debug.port``, on the host of the other ports.
 
-    Raises ``Invalid``, and ``Unavailable`` (the port is in use).
+    Raise ``Invalid``, and ``Unavailable`` (the port is in use).
     """
     if port.startswith(UNIX_PREFIX):
         return bind_unix(port.removeprefix(UNIX_PREFIX))
@@ -151,7 +151,7 @@ class ReloadedTls:
     def context(self) -> ssl.SSLContext:
         """Return a context for HTTP that replaces itself once there are new files.
 
-        Raises ``Invalid`` for files that do not fit together.
+        Raise ``Invalid`` for files that do not fit together.
         """
         files = self._files
         try:

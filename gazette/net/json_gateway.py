@@ -107,7 +107,7 @@ class WrongMediaType(Invalid):
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raises ``Invalid``, and ``WrongMediaType`` for another type than ``application/json``. Only an absent body
+    Raise ``Invalid``, and ``WrongMediaType`` for another type than ``application/json``. Only an absent body
     may have no type.
     """
     body = bytearray()

@@ -159,7 +159,7 @@ class Server:
         self._http: HttpServer | None = None
 
     def bind(self) -> None:
-        """Bind both ports. Raises ``Unavailable`` (in use) or ``Invalid``; ``stop`` frees them."""
+        """Bind both ports. Raise ``Unavailable`` (in use) or ``Invalid``; ``stop`` frees them."""
         if self.settings.tls is not None:
             ReloadedTls(
                 self.settings.tls

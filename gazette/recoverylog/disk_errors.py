@@ -32,7 +32,7 @@ def check_kind(recorder: Recorder, what: str, is_ours: Callable[[str], bool]) ->
 def check_lengths(recorder: Recorder) -> None:
     """Require that played-back files are as long as the log says. Call it before a store changes any.
 
-    A file that lost its end may be whole in itself, and the store would go on from an older state. Raises
+    A file that lost its end may be whole in itself, and the store would go on from an older state. Raise
     ``Corrupt``, and ``OSError``.
     """
     fsm = recorder.fsm

@@ -178,7 +178,7 @@ def _parse_one(entry: str) -> _Armed:
 
 
 def arm(text: str) -> None:
-    """Arm these points, and no others. Raises ``Invalid``, and then changes nothing."""
+    """Arm these points, and no others. Raise ``Invalid``, and then changes nothing."""
     global _armed
     _armed = parse(text)
 
@@ -234,7 +234,7 @@ class _Marks:
         """Held to open the file: several threads may be the first."""
 
     def write(self, point: str, detail: str) -> None:
-        """Write one line, in one call: processes may share the file. Raises ``Invalid`` without a file."""
+        """Write one line, in one call: processes may share the file. Raise ``Invalid`` without a file."""
         at = int(self._clock.monotonic() * 1e9)
         with self._lock:
             if self._file is None:

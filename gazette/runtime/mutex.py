@@ -26,7 +26,7 @@ class Mutex(Generic[T]):
         self._closed = False
 
     async def take(self) -> T:
-        """Take the object. Raises ``Closed`` once ``close`` was called.
+        """Take the object. Raise ``Closed`` once ``close`` was called.
 
         Cancellation: the object stays where it was, or goes to the next waiter.
         """

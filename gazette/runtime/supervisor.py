@@ -77,7 +77,7 @@ def shifted_port(port: str, index: int, *, stride: int = 1) -> str:
 def die_with_parent(environ: Mapping[str, str]) -> None:
     """Have the kernel send SIGTERM to this worker when the supervisor dies. Call it first.
 
-    Has no effect in a process that is no worker. Raises ``Broken`` if the supervisor is dead already.
+    Has no effect in a process that is no worker. Raise ``Broken`` if the supervisor is dead already.
     """
     parent = environ.get(PARENT_ENV, "")
     if not is_digits(parent):
@@ -128,7 +128,7 @@ class Supervisor:
     async def run(self) -> int:
         """Start all workers, and return the exit code when the last one has ended.
 
-        Raises ``Broken`` if a worker cannot be started. Cancellation: workers are sent SIGTERM.
+        Raise ``Broken`` if a worker cannot be started. Cancellation: workers are sent SIGTERM.
         """
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)

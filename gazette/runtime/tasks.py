@@ -48,7 +48,7 @@ class TaskScope:
         """The waiters of `_empty`."""
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a child that may end. Raises ``Bug`` (and closes ``coro``) once the scope stopped."""
+        """Start a child that may end. Raise ``Bug`` (and closes ``coro``) once the scope stopped."""
         if self._stopping:
             coro.close()
             raise Bug("task scope has stopped", scope=self.name, task=name)
@@ -106,7 +106,7 @@ class TaskScope:
     async def stop(self, timeout_s: float = 10.0) -> None:
         """Cancel the children and wait for them, at most ``timeout_s`` seconds.
 
-        Raises ``Unavailable`` with the names of tasks that did not end in time. Failures of children are in
+        Raise ``Unavailable`` with the names of tasks that did not end in time. Failures of children are in
         ``failure`` and are not raised here, so that stopping is one straight sequence.
         """
         self._stopping = True
@@ -207,7 +207,7 @@ class Pool(Protocol):
     def submit(
         self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
-        """Queue ``fn``. Raises ``RuntimeError`` once the pool is closed. Threads may call it, too."""
+        """Queue ``fn``. Raise ``RuntimeError`` once the pool is closed. Threads may call it, too."""
         ...
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Java:
 
     @property
     def refusal(self) -> str:
-        """Why Spark cannot run on it; empty if it can."""
+        """The reason why Spark cannot run on it; empty if it can."""
         text = ".".join(map(str, self.version))
         if self.version < (VERSION_MIN,):
             return f"is Java {text}, and Spark needs {VERSION_MIN} or later"

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(
 def message_class(name: str) -> type[Message]:
     """Import the class that ``name`` gives as ``module:Class``.
 
-    Raises `Invalid` for a module that may not be named, and for what is no class of protobuf messages.
+    Raise `Invalid` for a module that may not be named, and for what is no class of protobuf messages.
     """
     require_permitted(name)
     found: Any = MessageFormat(CONTENT_PROTO_FIXED, message=name).message_type()

@@ -215,7 +215,7 @@ class StateBuilder:
             store = checked_store(application.new_store(self.shard, self._recorder))
             self._opened = store
             self.held = self._open(store)
-            """What the store held when it was opened: nothing, unless its state is in a database."""
+            """The content of the store when it was opened: nothing, unless its state is in a database."""
         except BaseException:
             self.close()
             raise

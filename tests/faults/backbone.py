@@ -74,7 +74,7 @@ class Backbone:
                 scope.spawn(lease.revoke(), name=f"lease {number:x}")
 
     async def lease_of(self, root: str, name: str) -> tuple[int, int]:
-        """The lease of a member and the revision at which it came. Raises ``NotFound``."""
+        """The lease of a member and the revision at which it came. Raise ``NotFound``."""
         assert self._etcd is not None
         found = await self._etcd.range(f"{root}/members/")
         for kv in found.kvs:

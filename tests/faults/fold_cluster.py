@@ -232,7 +232,7 @@ class FoldCluster:
         answer.raise_for_status()
 
     async def await_death(self, member: Member, timeout_s: float = 30.0) -> int:
-        """Its exit code. Raises ``Unavailable`` with the end of its log if it lives on."""
+        """Its exit code. Raise ``Unavailable`` with the end of its log if it lives on."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await member.process.wait()
@@ -293,7 +293,7 @@ class FoldCluster:
     async def await_up(self, *, standbys: bool, timeout_s: float = UP_S) -> None:
         """Return when every shard has a primary that lives and serves, and its standby if asked for.
 
-        Raises the error of a shard that failed.
+        Raise the error of a shard that failed.
         """
         deadline = self.clock.monotonic() + timeout_s
         states: Any = None
@@ -400,7 +400,7 @@ class FoldCluster:
                 scope.spawn(self.read_through_one(shard_id), name=shard_id)
 
     async def read_through_one(self, shard_id: str) -> None:
-        """`read_through` of one shard. Raises the error of one that failed."""
+        """`read_through` of one shard. Raise the error of one that failed."""
         source = source_of(shard_id)
         head = (await self.client.append(AppendParams(source), b"")).commit.end
         while True:

@@ -106,7 +106,7 @@ class Standalone:
     def is_ready(self) -> bool:
         """Whether both workers have registered; starts them when the master is there.
 
-        Raises ``AssertionError`` with its log when a process has died.
+        Raise ``AssertionError`` with its log when a process has died.
         """
         for process in self._processes:
             if process.poll() is not None:

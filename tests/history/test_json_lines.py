@@ -48,7 +48,7 @@ def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
 
 
 def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
-    """The same by the framing, and each message by itself. Raises what these do."""
+    """The same by the framing, and each message by itself. Raise what these do."""
     shape = MessageFormat(uuid_field=uuid_field)
     decoder = ColumnDecoder(JOURNAL, shape)
     columns, consumed, _ = decoder._decode_framed(decoder._framing, buffer, 1000)

@@ -242,7 +242,7 @@ class _Book:
                 self.broken_promises.append(Violation("replication", event.journal, text))
 
     def is_old(self, attempt: Attempt) -> bool:
-        """True if an append was certainly made to an earlier life of its journal."""
+        """Return True if an append was certainly made to an earlier life of its journal."""
         created = self.lives.get(attempt.invoked.journal)
         completed = attempt.completed
         if created is None or created.life == 1 or completed is None:
@@ -252,14 +252,14 @@ class _Book:
         return completed.time < created.time - _CREATION_S
 
     def excuses(self, journal: str, begin: int, end: int, time: float = float("inf")) -> bool:
-        """True if these bytes were not stored when all replicas were lost, before ``time``."""
+        """Return True if these bytes were not stored when all replicas were lost, before ``time``."""
         return any(
             loss.time <= time and not _covers_any(loss.stored, begin, end)
             for loss in self.losses.get(journal, ())
         )
 
     def excuses_append(self, journal: str, completed: Completed) -> bool:
-        """True if a declared loss took the replicas that held an append, and it was not stored."""
+        """Return True if a declared loss took the replicas that held an append, and it was not stored."""
         return any(
             completed.time <= loss.time + _DELIVERY_S
             and set(completed.members) <= set(loss.brokers)
@@ -268,13 +268,13 @@ class _Book:
         )
 
     def saw_what_was_lost(self, journal: str, time: float) -> bool:
-        """True if registers of that time may be those of appends that a declared loss took."""
+        """Return True if registers of that time may be those of appends that a declared loss took."""
         if journal not in self._blind:
             self._blind[journal] = list(self._blind_times(journal))
         return any(begin <= time <= end for begin, end in self._blind[journal])
 
     def _blind_times(self, journal: str) -> Iterator[tuple[float, float]]:
-        """From the beginning of the first append that each loss took until that loss."""
+        """Yield the times from the beginning of the first append that each loss took until that loss."""
         for loss in self.losses.get(journal, ()):
             until = loss.time + _DELIVERY_S
             taken = [
@@ -365,9 +365,9 @@ class _Reads:
             self._complain("read", event, "which are other bytes than the journal has")
 
     def _is_unanswered(self, event: Read, content: bytes) -> bool:
-        """True if these bytes end in an append whose outcome its client does not know.
+        """Return True if these bytes end in an append whose outcome its client does not know.
 
-        A broker shows an append before all replicas have it. If it dies just then, none may have it.
+        A broker shows an append before all replicas have it. If the broker dies just then, none may have it.
         """
         length = event.end - event.begin
         for attempt in self._book.attempts_of[event.journal]:
@@ -379,7 +379,7 @@ class _Reads:
         return False
 
     def _is_excused(self, event: Read) -> bool:
-        """True if these bytes were lost, as declared, after they were read."""
+        """Return True if these bytes were lost, as declared, after they were read."""
         for loss in self._book.losses.get(event.journal, ()):
             ends = [one.time for one in self._book.resets[event.journal] if one.time >= loss.time]
             until = min(ends, default=float("inf")) + _STALE_S
@@ -469,7 +469,7 @@ def _reborn(old: Sequence[Attempt], places: Mapping[int, Sequence[Placed]]) -> I
 
 
 def _in_other_lives(journal: str, book: _Book) -> Iterator[str]:
-    """Bytes of an acknowledged append in the store of a life that it was not made to, however short."""
+    """Yield acknowledged appends whose bytes are in the store of another life, however short the piece."""
     lives: dict[int, int] = {}
     for invoked, completed in _acknowledged(book.attempts_of[journal]):
         for created in book.created[journal]:
@@ -542,7 +542,7 @@ def _too_few(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
 def _wrong_sums(
     attempts: Sequence[Attempt], content: bytes, places: Mapping[int, Sequence[Placed]]
 ) -> Iterator[str]:
-    """Sums of appends that are there. Those that are not are lost, which is said already."""
+    """Yield the stored appends whose sums are wrong. An absent append is reported as lost elsewhere."""
     for invoked, completed in _acknowledged(attempts):
         held = content[completed.begin : completed.end]
         whole = invoked.op in places and len(held) == invoked.length
@@ -551,7 +551,7 @@ def _wrong_sums(
 
 
 def _order(placed: Sequence[Placed], book: _Book) -> list[Attempt]:
-    """For each payload of the journal the attempt that put it there, in the order of the journal."""
+    """Return the attempt that wrote each payload of the journal, in the order of the journal."""
     log: list[Attempt] = []
     for one in placed:
         attempts = [book.attempts[key] for key in book.by_op[one.op]]
@@ -560,7 +560,7 @@ def _order(placed: Sequence[Placed], book: _Book) -> list[Attempt]:
 
 
 def _likelihood(attempt: Attempt, placed: Placed) -> int:
-    """Smaller is likelier: acknowledged here, unknown, anything else."""
+    """Return a rank, likeliest first: acknowledged here, unknown, anything else."""
     completed = attempt.completed
     if attempt.outcome == "ok" and completed is not None and completed.begin == placed.begin:
         return 0
@@ -583,7 +583,7 @@ def _wrong_offsets(places: Mapping[int, Sequence[Placed]], book: _Book) -> Itera
 
 
 def _wrong_order(log: Sequence[Attempt], placed: Sequence[Placed]) -> Iterator[str]:
-    """Going backwards, no append may have been acknowledged before an earlier one began."""
+    """Yield appends that were acknowledged before an earlier append of the journal began."""
     earliest, whose = float("inf"), 0
     for attempt, one in zip(reversed(log), reversed(placed), strict=True):
         if attempt.invoked.time > earliest:

@@ -151,7 +151,7 @@ class ChaosCluster:
         )
 
     def pids(self) -> dict[str, int]:
-        """Of the brokers that run."""
+        """Return the process ids of the brokers that run."""
         return {one.name: one.process.pid for one in self.brokers if one.process.running}
 
     # Clients.
@@ -163,8 +163,11 @@ class ChaosCluster:
     def client(
         self, address: str = "", *, routes: bool = True, fragments: bool = False, zone: str = ""
     ) -> Client:
-        """A client that goes through the gateways. Without ``routes`` every call goes to ``address``, and
-        is proxied from there; with ``fragments`` it opens stored fragments itself."""
+        """Create a client that goes through the gateways.
+
+        Without ``routes`` every call goes to ``address``, and is proxied from there. With ``fragments`` it
+        opens stored fragments itself.
+        """
         access = FragmentAccess(file_root=self.file_root) if fragments else None
         return Client(
             address or self.addresses,
@@ -186,7 +189,7 @@ class ChaosCluster:
         await self.await_ready(broker)
 
     def route(self, journal: str) -> tuple[Route, bool]:
-        """Who has a journal as of ``key_space``, and whether these are known to be in step."""
+        """Return the brokers of a journal as of ``key_space``, and whether they are known to be in step."""
         assignments = self.key_space.prefixed(f"{ROOT}/assign/{journal}#")
         consistent = bool(assignments) and is_consistent(
             assignments[0], assignments[0], assignments
@@ -194,14 +197,14 @@ class ChaosCluster:
         return route_of(assignments), consistent
 
     def registered(self) -> dict[str, int]:
-        """Brokers that are in etcd, with the revisions as of which they came."""
+        """Return the brokers that are in etcd, with the revisions as of which they joined."""
         return {
             kv.key.split("#")[1]: kv.raw.create_revision
             for kv in self.key_space.prefixed(f"{ROOT}/members/")
         }
 
     def created(self, journal: str) -> int:
-        """The revision as of which a journal was created; 0 if there is no such journal."""
+        """Return the revision as of which a journal was created; 0 if there is no such journal."""
         key = f"{ROOT}/items/{journal}"
         return next(
             (kv.raw.create_revision for kv in self.key_space.prefixed(key) if kv.key == key), 0
@@ -212,7 +215,7 @@ class ChaosCluster:
         return [kv.decoded.value.spec for kv in items]
 
     def has_replicas(self) -> str:
-        """Empty if every journal has all of its replicas in step; else what is missing."""
+        """Return what is missing until every journal has all of its replicas in step; else an empty text."""
         specs = self.specs()
         if not specs:
             return "there are no journals"
@@ -225,7 +228,7 @@ class ChaosCluster:
         return ""
 
     async def stop_brokers(self, timeout_s: float = 60.0) -> list[str]:
-        """SIGTERM to all brokers at once. Names of those that had to be killed."""
+        """Send SIGTERM to all brokers at once. Return the names of those that had to be killed."""
         running = [one.process for one in self.brokers if one.process.running]
         ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
         return [process.name for process, ok in zip(running, ended, strict=True) if not ok]
@@ -240,7 +243,7 @@ class ChaosCluster:
         await self.network.stop()
 
     async def until(self, what: str, missing: Callable[[], str], timeout_s: float) -> None:
-        """Return once nothing is ``missing``. Raises ``Unavailable`` with what is, after a time."""
+        """Return once nothing is ``missing``. Raise ``Unavailable`` with what is, after a time."""
         deadline = self.clock.monotonic() + timeout_s
         while text := missing():
             if self.clock.monotonic() > deadline:

@@ -209,7 +209,9 @@ class Driver:
     # What stands by a cluster in production.
 
     async def operate(self) -> None:
-        """Restart brokers that end, confirm heads after declared losses, and keep the bounds. A daemon."""
+        """Restart brokers that end, confirm heads after declared losses, and
+        keep the bounds. Runs as a daemon.
+        """
         async with TaskScope("operator") as scope:
             scope.daemon(self._confirm_heads(), name="heads")
             while True:
@@ -366,7 +368,7 @@ class Driver:
             return None
 
     def _single(self, broker: Broker) -> dict[str, int]:
-        """Journals that have no replica but at this broker."""
+        """Return the journals whose only replica is at this broker."""
         return {
             journal: replication
             for journal, replication in self._replication.items()
@@ -374,7 +376,7 @@ class Driver:
         }
 
     def _holders(self, journal: str) -> set[str]:
-        """Brokers that acknowledged the journal's last append, or have the journal in etcd."""
+        """Return the brokers that acknowledged the journal's last append, or have the journal in etcd."""
         route, _ = self._cluster.route(journal)
         return {member.suffix for member in route.members} | set(
             self._recorder.members.get(journal, ())
@@ -419,7 +421,7 @@ class Driver:
         broker.process.signal(signal.SIGTERM)
 
         async def end() -> None:
-            """It ends when it has handed over, and is then started again."""
+            """Start the broker again after it has handed over and ended."""
 
         return broker.name, end
 
@@ -463,7 +465,7 @@ class Driver:
     async def _pause_etcd_beyond_the_lease(
         self, planned: Planned, broker: Broker
     ) -> tuple[str, _End]:
-        """All brokers end, having stored what they have."""
+        """Pause etcd until all leases expire. All brokers end, and have stored what they hold."""
         self._allow_confirmation(self._replication, None)
         return await self._pause_etcd(planned, broker)
 
@@ -569,7 +571,7 @@ class Driver:
             self._reviving.spawn(again, name="lives")
 
         async def end() -> None:
-            """It is created as soon as etcd and brokers allow it."""
+            """Create the journal as soon as etcd and brokers allow it."""
 
         return name, end
 
@@ -593,14 +595,14 @@ def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _contiguous(spans: tuple[tuple[int, int], ...]) -> int:
-    """The end of what is there from offset 0 on."""
+    """Return the end of the contiguous bytes from offset 0 on."""
     return spans[0][1] if spans and spans[0][0] == 0 else 0
 
 
 async def rolling_restarts(
     cluster: ChaosCluster, recorder: Recorder, rounds: int, *, say: Callable[[str], None]
 ) -> None:
-    """SIGTERM to each broker in turn, and start it again when it has ended; ``rounds`` times over."""
+    """Stop each broker in turn by SIGTERM, and start it again when it has ended, ``rounds`` times over."""
     for number in range(1, rounds + 1):
         for broker in cluster.brokers:
             recorder.record(FaultEvent(recorder.time, "restart", broker.name, "begun"))

@@ -234,7 +234,7 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """One line."""
+    """Encode an event as one line."""
     return _encoder.encode(event) + b"\n"
 
 
@@ -250,6 +250,6 @@ class History:
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events of lines. Raises ``msgspec.DecodeError`` for a line that is none."""
+    """Decode lines to their events. Raise ``msgspec.DecodeError`` for a line that is no event."""
     for line in lines:
         yield _decoder.decode(line)

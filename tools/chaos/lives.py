@@ -47,7 +47,7 @@ class Lives:
         return [spec.name for spec in self.specs if f"/{LIVES}/" in spec.fragment.stores[0]]
 
     def store_of(self, journal: str) -> str:
-        """The directory of a journal's store, below the file root."""
+        """Return the directory of a journal's store, below the file root."""
         return self._specs[journal].fragment.stores[0].removeprefix("file:///").rstrip("/")
 
     def stores_of(self, journal: str) -> dict[int, str]:

@@ -46,7 +46,7 @@ def find_defects(broker: str, lines: Iterable[str]) -> list[Logged]:
 
 
 def _records(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Records with the lines that follow them. What a process prints before all records is one, too."""
+    """Yield each record with the lines that follow it, and what a process prints before all records."""
     record: list[str] = []
     for line in lines:
         text = line.rstrip("\n")

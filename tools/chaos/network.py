@@ -44,7 +44,7 @@ class Link:
         self._writers: set[asyncio.StreamWriter] = set()
 
     def set(self, state: LinkState) -> None:
-        """What was held arrives when the link is opened again; what was reset never does."""
+        """Set the state of the link. Held bytes arrive when the link opens again; reset ones never do."""
         self.state = state
         if state is LinkState.OPEN:
             self._open.set()
@@ -145,13 +145,15 @@ class Network:
         self._gateways: list[Gateway] = []
 
     def link(self, one: str, other: str) -> Link:
-        """Between two processes, or a process and ``CLIENT``. There is one to oneself, too."""
+        """Return the link between two processes, or a process and ``CLIENT``. A
+        process has one to itself, too.
+        """
         return self._links.setdefault(frozenset((one, other)), Link())
 
     async def gateway(
         self, name: str, target: tuple[str, int], host: str, port: int, *, of: str = ""
     ) -> Gateway:
-        """A gateway in front of ``name``; with ``of``, whoever connects is that process."""
+        """Return a gateway in front of ``name``. With ``of``, every connection counts as that process's."""
 
         def link_to(source_port: int, own_port: int) -> Link:
             return self.link(name, of or self._owner(source_port, own_port))
@@ -171,7 +173,7 @@ class Network:
             await gateway.stop()
 
     def _owner(self, local_port: int, remote_port: int) -> str:
-        """The process that connected from one port to another."""
+        """Return the process that connected from one port to another."""
         if found := _socket_of(local_port, remote_port):
             for name, pid in self._pids().items():
                 if found in _sockets(pid):
@@ -180,7 +182,7 @@ class Network:
 
 
 def _socket_of(local_port: int, remote_port: int) -> str:
-    """What ``/proc`` calls the socket of a connection; empty if it is gone already."""
+    """Return the name that ``/proc`` gives the socket of a connection; empty if it is gone already."""
     wanted = re.compile(_CONNECTION.format(local_port, remote_port), re.MULTILINE)
     for table in ("tcp", "tcp6"):
         if found := wanted.search(Path("/proc/net", table).read_text()):

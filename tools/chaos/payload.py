@@ -14,19 +14,19 @@ LENGTH_MIN: Final = _HEADER.size
 
 
 def digest(content: bytes) -> str:
-    """The SHA-1 by which histories speak of bytes."""
+    """Return the SHA-1 by which histories name bytes."""
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def payload(op: int, length: int) -> bytes:
-    """The bytes of an append: a header, and noise that nothing but its number determines."""
+    """Return the bytes of an append: a header, and noise that only its number determines."""
     assert length >= LENGTH_MIN
     header = _HEADER.pack(MAGIC, op, length)
     return header + hashlib.shake_128(header).digest(length - LENGTH_MIN)
 
 
 def ops_of(content: bytes) -> Iterator[int]:
-    """Return the operations whose payloads begin in ``content``, whatever else is there."""
+    """Yield the operations whose payloads begin in ``content``, whatever else is there."""
     at = content.find(MAGIC)
     while 0 <= at <= len(content) - LENGTH_MIN:
         _, op, _ = _HEADER.unpack_from(content, at)
@@ -81,7 +81,7 @@ def take_apart(content: bytes, lengths: Mapping[int, int]) -> tuple[list[Placed]
 def _damage(
     content: bytes, at: int, op: int, expected: bytes, lengths: Mapping[int, int]
 ) -> tuple[Damage, int]:
-    """What is wrong with the payload at an offset, and where to go on."""
+    """Return what is wrong with the payload at an offset, and the offset at which to continue."""
     found = content[at : at + len(expected)]
     same = _common(found, expected)
     stop = at + same
@@ -97,7 +97,7 @@ def _damage(
 
 
 def _common(left: bytes, right: bytes) -> int:
-    """How many bytes two strings begin with alike."""
+    """Return the length of the common prefix of two strings."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

@@ -38,9 +38,11 @@ def labels_of(labels: LabelSet) -> Labels:
 def check_registers(
     log: Sequence[Attempt], refused: Sequence[Attempt], gone: Collection[int] = ()
 ) -> Iterator[str]:
-    """What is wrong. ``log`` has the attempt that is at each place of the journal, in order; ``refused``
-    those that failed with ``REGISTER_MISMATCH``. ``gone`` are places before which all brokers had ended,
-    and registers with them."""
+    """Yield the violations of registers.
+
+    ``log`` has the attempt at each place of the journal, in order. ``refused`` has those that failed with
+    ``REGISTER_MISMATCH``. ``gone`` are places before which all brokers had ended, and registers with them.
+    """
     states = [LabelSet()]
     forgotten: dict[int, LabelSet] = {}
     for place, attempt in enumerate(log):
@@ -107,8 +109,10 @@ def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
 
 
 def _left(states: Sequence[LabelSet], attempt: Attempt) -> LabelSet:
-    """The registers after the head was reset, as its first append tells: none, or those of a broker that
-    had not ended, which may not know of the last bytes."""
+    """Return the registers after a reset of the head, as its first append shows.
+
+    There are none, or those of a broker that had not ended, which may lack the last appends.
+    """
     for state in (LabelSet(), *reversed(states[-_LAST:])):
         completed = attempt.completed
         agrees = attempt.outcome != "ok" or (

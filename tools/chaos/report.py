@@ -29,8 +29,11 @@ class Outages:
 def outages(
     faults: Iterable[FaultEvent], acknowledged: Mapping[str, Sequence[float]]
 ) -> dict[str, Outages]:
-    """For each fault, the longest time without an acknowledgement that began while it lasted, or was
-    going on when it began; of all journals the worst. Faults of two lanes at once share theirs."""
+    """Return, for each fault, the longest time without an acknowledgement, of all journals the worst.
+
+    The time began while the fault lasted, or was going on when the fault began. Faults of
+    two lanes at once share theirs.
+    """
     found: dict[str, Outages] = defaultdict(Outages)
     begun: dict[tuple[str, str], float] = {}
     for fault in faults:
@@ -52,7 +55,7 @@ def _longest_gap(times: Sequence[float], begin: float, end: float) -> float:
 
 
 def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str:
-    """Figures of a run that took that long."""
+    """Format the figures of a run that took ``seconds``."""
     ops = verdict.appends
     refusals = ", ".join(f"{n:,} {status}" for status, n in verdict.refusals.most_common())
     lines = [
@@ -82,7 +85,7 @@ def table(verdict: Verdict, found: Mapping[str, Outages], seconds: float) -> str
 
 
 def _violations(verdict: Verdict) -> Iterator[str]:
-    """The first of each kind and journal, and how many others there are."""
+    """Yield the first violation of each kind and journal, and how many others there are."""
     counts = Counter((one.kind, one.journal) for one in verdict.violations)
     shown: Counter[tuple[str, str]] = Counter()
     for violation in verdict.violations:
@@ -96,7 +99,7 @@ def _violations(verdict: Verdict) -> Iterator[str]:
 
 
 def timeline(faults: Sequence[FaultEvent]) -> str:
-    """When each fault began and ended, one line for each; of a long run the end."""
+    """Return when each fault began and ended, one line for each; of a long run the end."""
     begun: dict[tuple[str, str], float] = {}
     lines = []
     for fault in faults:

@@ -325,7 +325,7 @@ class Trial:
             self._contents.setdefault(journal, held)
 
     async def _end_brokers(self) -> None:
-        """SIGTERM to all brokers at once. Each must end in good order."""
+        """Send SIGTERM to all brokers at once, and require that each ends in good order."""
         processes = [broker.process for broker in self.cluster.brokers]
         await asyncio.gather(*(process.stop(EXIT_S) for process in processes))
         for process in processes:
@@ -375,8 +375,11 @@ class Trial:
 
 
 def _more_styles(replication: int) -> list[str]:
-    """Styles of journals that are created again. A single replica has no fence but its lease: try more, and
-    others whose appends are slow, so that brokers are paused in the middle of one."""
+    """Return styles of journals that are created again.
+
+    The only fence of a single replica is its lease, so try more of these. Others have slow appends, so that
+    brokers are paused in the middle of one.
+    """
     if replication > 1:
         return [LIVES]
     return [LIVES, f"{LIVES}-2", f"{LIVES}-3", SLOW, f"{SLOW}-2", f"{SLOW}-3"]

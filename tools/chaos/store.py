@@ -30,7 +30,7 @@ class BreakableStore:
         self._hidden = directory.with_name(directory.name + ".hidden")
 
     def hide(self) -> None:
-        """The directory is gone, with all that is in it."""
+        """Move the directory away, with all that is in it."""
         self.directory.rename(self._hidden)
 
     def show(self) -> None:
@@ -41,7 +41,7 @@ class BreakableStore:
         self._hidden.rename(self.directory)
 
     def can_protect(self) -> bool:
-        """Whether ``protect`` works here: not for root on a file system without such a flag."""
+        """Return True if ``protect`` works here: not for root on a file system without such a flag."""
         self.protect()
         try:
             (self.directory / ".probe").mkdir()
@@ -54,7 +54,7 @@ class BreakableStore:
             self.unprotect()
 
     def protect(self) -> None:
-        """Nothing new can be written below it."""
+        """Forbid to write anything new below the directory."""
         for directory in self._directories():
             _set_writable(directory, writable=False)
 
@@ -89,13 +89,13 @@ def _set_writable(directory: Path, *, writable: bool) -> None:
 
 
 def fill_disk(pid: int) -> None:
-    """No file of a process can grow any more: what it writes is refused as by a full disk."""
+    """Let no file of a process grow any more: its writes are refused as by a full disk."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
 
 
 def empty_disk(pid: int) -> None:
-    """Files of the process can grow again. Nothing is done if it has ended."""
+    """Let files of the process grow again. Has no effect if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -156,7 +156,7 @@ def stored_ops(directory: Path, journal: str) -> tuple[int, ...]:
 
 
 def _is_fragment(name: str) -> bool:
-    """False for a file that is being written, and for one that a broker has stored aside."""
+    """Return False for a file that is being written, and for one that a broker has stored aside."""
     return not name.startswith(".") and ".unconfirmed-" not in name
 
 

@@ -124,7 +124,7 @@ class Workload:
                 scope.spawn(kind(name, journal, client), name=name)
 
     def _client(self, address: str = "", *, routes: bool = True, fragments: bool = False) -> Client:
-        """Shared by those who want the same: connections are not what is tried here."""
+        """Return a client, shared by all that ask for the same: connections are not what is tested here."""
         key = (address, routes, fragments)
         if key not in self._clients:
             self._clients[key] = self._cluster.client(address, routes=routes, fragments=fragments)
@@ -318,7 +318,7 @@ class Appending:
         self._attempts: dict[int, tuple[int, int]] = {}
 
     def new(self) -> int:
-        """A payload that was never appended."""
+        """Return a payload that was never appended."""
         op = self._recorder.new_op()
         length = _SLOW_PIECES * _SLOW_BYTES if self.slow else self._workload.length(self.rng)
         self._attempts = {op: (0, length)}
@@ -333,7 +333,10 @@ class Appending:
         union: Labels = (),
         subtract: Labels = (),
     ) -> AppendResult | None:
-        """One attempt. None if it failed, or nobody knows; ``status`` then says which."""
+        """Make one attempt. Return None if it failed, or if its outcome is unknown.
+
+        ``status`` then says which.
+        """
         recorder, time = self._recorder, self._recorder.time
         attempt, length = self._attempts[op]
         self._attempts[op] = (attempt + 1, length)
@@ -397,7 +400,7 @@ class Appending:
             return ("fail" if self.status else "unknown"), str(error), None
 
     async def _content(self, content: bytes) -> AsyncIterator[bytes]:
-        """In one piece or several, sometimes slowly, sometimes not to the end."""
+        """Yield the content in one piece or several, sometimes slowly, sometimes not to the end."""
         if self.slow:
             for begin in range(0, len(content), _SLOW_BYTES):
                 yield content[begin : begin + _SLOW_BYTES]

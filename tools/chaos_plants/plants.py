@@ -18,7 +18,7 @@ class Plant:
 
 
 def _late_uploads(agreement: Any) -> None:
-    """A follower leaves each finished spool to the primary, whether or not that has its bytes."""
+    """Let a follower leave each finished spool to the primary, whether or not that has its bytes."""
     complete = agreement.Agreement.spool_complete
 
     def spool_complete(self: Any, spool: Any) -> None:
@@ -32,7 +32,7 @@ def _late_uploads(agreement: Any) -> None:
 
 
 def _survivors_wait(append_fsm: Any) -> None:
-    """A primary that lacks replicas refuses appends, and leaves its open fragment as it is."""
+    """Let a primary that lacks replicas refuse appends, and leave its open fragment as it is."""
     machine, too_few = append_fsm.AppendFSM, append_fsm.Status.INSUFFICIENT_JOURNAL_BROKERS
     await_desired_replicas = machine._await_desired_replicas
 
@@ -45,12 +45,12 @@ def _survivors_wait(append_fsm: Any) -> None:
 
 
 def _newcomers_lead(key_space: Any) -> None:
-    """A broker that has just joined is promoted as readily as the survivor that has the journal's end."""
+    """Promote a broker that has just joined as readily as the survivor that has the journal's end."""
     key_space.progress = lambda assignment: 0
 
 
 def _lives_by_name(key_space: Any) -> None:
-    """A journal that was created again is taken for the one of before."""
+    """Take a journal that was created again for the one of before."""
     spec_of = key_space.spec_of
 
     def by_name(state: Any, journal: str, life: int) -> Any:
@@ -61,7 +61,7 @@ def _lives_by_name(key_space: Any) -> None:
 
 
 def _no_lease(lease_guard: Any) -> None:
-    """A broker answers whether or not its lease holds."""
+    """Let a broker answer whether or not its lease holds."""
     lease_guard.LeaseGuard.holds = property(lambda self: True)
 
 

@@ -25,7 +25,7 @@ _LAST_STEPS = 40
 
 
 def run_one(kind: str, seed: int, transactions: int, *, verbose: bool = False) -> int:
-    """Run one seed. Return how many states were compared. Raises what the run raises."""
+    """Run one seed. Return how many states were compared. Raise what the run raises."""
     last: deque[str] = deque(maxlen=_LAST_STEPS)
 
     def say(text: str) -> None:

@@ -142,7 +142,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         self.commits.append(Commit(appended.commit.end, content, snapshot))
 
     def _fail_over(self) -> None:
-        """The process dies within a transaction, and the log ends at some append."""
+        """Let the process die within a transaction, and the log end at some append."""
         self.work()
         self.store.destroy()
         self.store = None

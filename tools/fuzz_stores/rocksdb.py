@@ -48,7 +48,7 @@ class RocksDBFuzzer(Fuzzer[Content]):
             )
 
     def _options(self) -> RocksDBOptions:
-        """Small enough that a short run flushes, compacts and rolls files all the time."""
+        """Return options so small that a short run flushes, compacts and rolls files all the time."""
         rng = self.rng
         trigger = rng.choice((2, 3, 8))
 
@@ -144,7 +144,7 @@ class RocksDBFuzzer(Fuzzer[Content]):
                 plain[key] = value
 
     def _undo(self) -> None:
-        """What a savepoint returns to is what was."""
+        """Return to a savepoint, and require the content of before."""
         before = {name: dict(one) for name, one in self._plain.items()}
         self.say("savepoint")
         savepoint = self.store.savepoint()

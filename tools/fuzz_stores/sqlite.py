@@ -402,7 +402,10 @@ def dump(query: Query) -> Content:
 
 
 def _tables(definitions: list[tuple[Any, ...]]) -> Iterator[str]:
-    """Without what holds virtual tables, which depends on the page size, and statistics, which count ours."""
+    """Yield the tables to compare, without statistics and the tables behind virtual tables.
+
+    Statistics count our own tables too. The content behind virtual tables depends on the page size.
+    """
     for kind, name, _, _ in definitions:
         if kind == "table" and not str(name).startswith(("words_", "boxes_", "sqlite_stat")):
             yield cast("str", name)

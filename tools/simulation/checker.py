@@ -111,7 +111,7 @@ def _overlaps(appends: list[Append]) -> Iterator[str]:
 
 
 def _evicted(history: History, appends: list[Append]) -> Iterator[str]:
-    """Appends that were begun and acknowledged when their primary was no member any more."""
+    """Yield appends that began and were acknowledged when their primary was no member any more."""
     for append in appends:
         gone = [history.evicted.get(name) for name in append.primary]
         if gone and all(time is not None and time < append.begun for time in gone):
@@ -119,7 +119,7 @@ def _evicted(history: History, appends: list[Append]) -> Iterator[str]:
 
 
 def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
-    """Appends that a reader was told are not there, although their store could be listed."""
+    """Yield appends that a reader skipped as absent, although their store could be listed."""
     unlisted = [one for one in history.unlisted if one.what == life.bucket]
     for jump in history.jumps:
         if jump.journal != life.journal or not life.has(jump.revision):
@@ -169,7 +169,7 @@ def _from(fragment: Stored, offset: int) -> bytes:
 
 
 def _revenants(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
-    """Appends that were acknowledged in another life than that of these fragments."""
+    """Yield appends that were acknowledged in another life than that of these fragments."""
     for fragment in stored:
         for append in appends:
             assert append.begin is not None
@@ -188,7 +188,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Acknowledged appends of which ``content`` has other bytes; those of ``gone`` may be there."""
+    """Yield acknowledged appends whose bytes in ``content`` differ; those of ``gone`` may be there."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None
@@ -202,7 +202,7 @@ def _mismatches(
 
 
 def _same(append: Append, begin: int, content: bytes) -> bool:
-    """Whether an append has these bytes at ``begin``, as far as it reaches."""
+    """Return True if an append has these bytes at ``begin``, as far as it reaches."""
     assert append.begin is not None
     at = begin - append.begin
     if not 0 <= at < len(append.payload):
@@ -212,7 +212,7 @@ def _same(append: Append, begin: int, content: bytes) -> bool:
 
 
 def _missing(appends: list[Append], finals: list[Piece]) -> Iterator[str]:
-    """Acknowledged appends that a reader of the whole journal did not get."""
+    """Yield acknowledged appends that a reader of the whole journal did not get."""
     readers: dict[str, list[Piece]] = defaultdict(list)
     for piece in finals:
         readers[piece.reader].append(piece)
@@ -228,7 +228,7 @@ def _missing(appends: list[Append], finals: list[Piece]) -> Iterator[str]:
 
 
 def _not_stored(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
-    """Acknowledged appends that no fragment has, after every broker has left in good order."""
+    """Yield acknowledged appends that no fragment has, after every broker has left in good order."""
     spans = _joined((one.begin, one.end) for one in stored if one.removed is None)
     for append in appends:
         assert append.begin is not None
@@ -242,7 +242,7 @@ def _not_stored(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
 def _strangers(
     history: History, life: Life, appends: list[Append], finals: list[Piece]
 ) -> Iterator[str]:
-    """Bytes of the journal that are of no append, of a refused one, or of a part of one."""
+    """Yield bytes of the journal that are of no append, of a refused one, or of a part of one."""
     by_begin = {one.begin: one for one in appends if one.payload}
     mine = {one.number for one in appends}
     others = [
@@ -271,7 +271,7 @@ def _strangers(
 
 
 def _assembled(pieces: Iterable[Piece]) -> list[tuple[int, bytes]]:
-    """The bytes of the reader that has most, as contiguous runs."""
+    """Return the bytes of the reader that has most, as contiguous runs."""
     readers: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
         readers[piece.reader].append(piece)
@@ -296,7 +296,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _registers(history: History, appends: list[Append]) -> Iterator[str]:
-    """Whoever required a value of the register found that of the last append before it that set one."""
+    """Yield appends that required another value of the register than the one last set before them."""
     tag: int | None = None
     mine = {one.number for one in appends}
     unknown = {one.tag for one in history.appends if one.number not in mine}
@@ -309,9 +309,11 @@ def _registers(history: History, appends: list[Append]) -> Iterator[str]:
 
 
 def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
-    """Whether an append may be gone: all its replicas ended, or lost their leases, before it was stored.
+    """Return True if an append may be gone: all its replicas ended, or lost
+    their leases, before it was stored.
 
-    Not if everything worked for long enough in between: what is left of the replicas uploads it then.
+    It may not be gone if everything worked for long enough in between. What is left
+    of the replicas uploads it then.
     """
     ends = replicas_ended(history, append)
     if ends is None:
@@ -328,7 +330,7 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
 def replicas_ended(
     history: History, append: Append, others: Mapping[str, float] = _NONE
 ) -> list[float] | None:
-    """When each replica of an acknowledged append ended or lost its lease; None unless all did.
+    """Return when each replica of an acknowledged append ended or lost its lease; None unless all did.
 
     ``others`` are further processes that count as ended.
     """
@@ -360,7 +362,7 @@ def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _
 
 
 def _quiet(history: History, begin: float, end: float) -> float:
-    """The longest time between two moments in which nothing was wrong."""
+    """Return the longest time between two moments in which nothing was wrong."""
     longest, at = 0.0, begin
     for fault in sorted(history.faults, key=lambda one: one.begin):
         if fault.begin >= end:

@@ -32,7 +32,7 @@ def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> Undo:
 
 
 def recovered_acks_not_awaited() -> Undo:
-    """The next transaction commits before recovered acknowledgements are in place."""
+    """Commit the next transaction before recovered acknowledgements are in place."""
 
     def make(before: Callable[[Committing], bool]) -> Callable[[Committing], bool]:
         return lambda self: self.recovered or before(self)
@@ -41,7 +41,7 @@ def recovered_acks_not_awaited() -> Undo:
 
 
 def hints_before_flush() -> Undo:
-    """Hints are stored before the operations that they name are in the log."""
+    """Store hints before the operations that they name are in the log."""
 
     def snapshot(self: Recorder) -> Any:
         return self.fsm.build_hints(self.log), resolved(None)
@@ -50,7 +50,7 @@ def hints_before_flush() -> Undo:
 
 
 def jump_not_sequenced() -> Undo:
-    """A jump of a source moves the decoder, and the sequencer does not hear of it."""
+    """Let a jump of a source move the decoder, and not the sequencer."""
 
     def jump(self: Transactor, transaction: Any, journal: str, offset: int) -> None:
         self._decoders[journal].jump(offset)
@@ -59,12 +59,12 @@ def jump_not_sequenced() -> Undo:
 
 
 def fence_after_the_end() -> Undo:
-    """A store may fence although its shard has ended."""
+    """Let a store fence although its shard has ended."""
     return _replace(Ownership, "require_running", lambda before: lambda self: None)
 
 
 def sqlite_commits_without_waits() -> Undo:
-    """A commit of SQLite is recorded before what the transaction published is in place."""
+    """Record a commit of SQLite before what the transaction published is in place."""
 
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, wait_for=(), **options: before(self, **options)
@@ -73,12 +73,12 @@ def sqlite_commits_without_waits() -> Undo:
 
 
 def answered_before_the_offset() -> Undo:
-    """A query is answered before the offset was read through that it waits for."""
+    """Answer a query before its shard has read through the offset that the query waits for."""
     return _replace(Progress, "has", lambda before: lambda self, offsets: True)
 
 
 def answers_of_the_running_transaction() -> Undo:
-    """Queries of a JSON file see what its running transaction has done so far."""
+    """Let queries of a JSON file see what its running transaction has done so far."""
 
     def read(self: JSONFileStore[Any]) -> Any:
         return self._decoder.decode(self._encode())
@@ -87,17 +87,17 @@ def answers_of_the_running_transaction() -> Undo:
 
 
 def standby_older_than_it_says() -> Undo:
-    """A standby says that its state is fresh, however old it is."""
+    """Let a standby report its state as fresh, however old it is."""
     return _replace(StandbyReads, "age_s", lambda before: lambda self, edition: 0.0)
 
 
 def queries_outlive_the_lease() -> Undo:
-    """A member that has lost its lease goes on answering the queries that it has."""
+    """Let a member that has lost its lease continue to answer the queries that it has."""
     return _replace(RunningQueries, "end", lambda before: lambda self, *args: None)
 
 
 def views_forget_the_hand_off() -> Undo:
-    """A standby that is promoted while it makes a view waits for bytes of its log."""
+    """Let a standby that is promoted while it makes a view wait for bytes of its log."""
 
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         async def read_some(self: Player, scope: Any, *, at_head: bool, may_return: bool) -> None:

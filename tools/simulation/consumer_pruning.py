@@ -73,8 +73,9 @@ class Pruner:
         archives: dict[str, Archive],
         say: Callable[..., None],
     ) -> None:
-        """``settled_ends`` gives offsets of a source: no transaction before them commits later.
-        ``archives`` are those of the sources.
+        """Create a pruner. ``archives`` are those of the sources.
+
+        ``settled_ends`` gives offsets of a source: no transaction before them commits later.
         """
         self._client = client
         self._consumers = consumers
@@ -107,7 +108,7 @@ class Pruner:
                 self._remove(fragment)
 
     async def _unneeded(self, spec: ShardSpec) -> list[Fragment]:
-        """Fragments of a recovery log that no hints need, by the rules of ``gazctl shards prune``."""
+        """Return fragments of a recovery log that no hints need, by the rules of ``gazctl shards prune``."""
         needs = Needs()
         for one in self._shards:
             if one.recovery_log:
@@ -120,7 +121,7 @@ class Pruner:
         return [] if unpersisted(unneeded) else unneeded
 
     async def _read(self, spec: ShardSpec) -> list[Fragment]:
-        """Fragments of a source of which the shard has acknowledged, and committed, everything."""
+        """Return fragments of a source of which the shard has acknowledged, and committed, everything."""
         journal = self._rng.choice(spec.sources).journal
         stat = await self._consumers.stat(spec.id)
         read = stat.read_through.get(journal, 0)

@@ -372,7 +372,7 @@ class QueryClient:
         notes: Notes,
         rng: random.Random,
     ) -> None:
-        """``sources`` are the journals that each shard reads."""
+        """Create a client. ``sources`` are the journals that each shard reads."""
         self._notes = notes
         self._members = members
         self._sources = sources

@@ -368,7 +368,7 @@ class ConsumerScenario:
                 await self._judge_recreated(spec, journal)
 
     async def _judge_recreated(self, spec: ShardSpec, journal: str) -> None:
-        """A shard whose source was created again fails with the reason, and does not read on."""
+        """Require that a shard whose source was created again fails with the reason, and reads no further."""
         world = self.world
         deadline = world.loop.now + _FAILED_S
         while world.loop.now < deadline:
@@ -475,7 +475,7 @@ class ConsumerScenario:
         world.traps += [Trap(host, point, passes, spring) for host in self.plan.members]
 
     async def _late_appends(self) -> None:
-        """Appends to a journal begin late, and its members are killed meanwhile, once or more."""
+        """Delay the appends to a journal, and kill its members meanwhile, once or more."""
         rng, world = self.rng, self.world
         logs = [spec.recovery_log for spec in self.plan.shards if spec.recovery_log]
         journal = rng.choice([*world.outputs, *logs])
@@ -607,7 +607,7 @@ class ConsumerScenario:
             stream.release()
 
     def _broker(self) -> str | None:
-        """A broker that may fail without loss, if there is one."""
+        """Return a broker that may fail without loss, if there is one."""
         now = self.world.loop.now
         if len(self.plan.brokers) == 1 or now < self._broker_free_at:
             return None
@@ -658,7 +658,7 @@ class ConsumerScenario:
     # The end.
 
     async def _judge(self, client: Client) -> None:
-        """Every shard has read its input, and once more after all members were killed."""
+        """Require that every shard has read its input, and once more after all members were killed."""
         expected: dict[str, list[int]] = {}
         for spec in self.plan.shards:
             committed = []
@@ -716,7 +716,7 @@ class ConsumerScenario:
             world.violated(f"{again}state of {spec.id} is torn: {state.counts} of {dict(counts)}")
 
     async def _judge_queries(self, client: Client) -> None:
-        """Every member answers for each shard, from all that was written."""
+        """Require that every member answers for each shard, from all that was written."""
         for spec in self.plan.shards:
             heads = {
                 source.journal: await self._head(client, source.journal) for source in spec.sources
@@ -733,7 +733,7 @@ class ConsumerScenario:
                     await self.clock.sleep(1.0)
 
     def _caught_up(self, shard_id: str) -> Any:
-        """The store of the shard's primary, if it serves."""
+        """Return the store of the shard's primary, if it serves."""
         for process in self.world.members.values():
             shard: Any = process.shards.get(shard_id)
             if shard is None or shard.failure is not None or shard.ended.is_set():
@@ -774,7 +774,7 @@ def _bucket(journal: str) -> str:
 
 
 def _fragment(path: str) -> str:
-    """The name of a fragment; empty for other objects."""
+    """Return the name of a fragment; empty for other objects."""
     return "" if path.startswith(".test/") else path.rpartition("/")[2]
 
 

@@ -99,7 +99,7 @@ class MemberProcess:
         self.node.spawn(self._main(), f"main {self.name}")
 
     async def _main(self) -> None:
-        """As ``runconsumer.main`` does."""
+        """Run the member as ``runconsumer.main`` does."""
         world, rng = self.world, self._rng
         around = Surroundings(
             world.outputs,
@@ -169,7 +169,7 @@ class MemberProcess:
         return 0.0 if self._pause(seconds) else seconds
 
     def terminate(self, *, hurried: bool) -> None:
-        """As SIGTERM; twice if ``hurried``."""
+        """Stop the member as SIGTERM does; twice if ``hurried``."""
 
         def signal() -> None:
             if self.service is None:
@@ -267,7 +267,9 @@ class ConsumerWorld(World):
             self.violated(f"{process.name} has failed without a reason: {error!r}")
 
     def on_member_exit(self, process: MemberProcess) -> None:
-        """A member's process ends by itself: judge with what, and close its connections."""
+        """Judge the exit of a member's process that was not stopped from
+        outside, and close its connections.
+        """
         error = process.error
         self.say(process.host, f"exits: {type(error).__name__ if error else 'as asked'}", error)
         process.ended = True

@@ -128,7 +128,7 @@ class Network:
         return (source, target) in self._blocked
 
     def held(self, node: Node) -> None:
-        """A node was held: whoever is connected to it may come to notice."""
+        """Note that a node was held: its peers may come to notice."""
         for connection in list(self._connections):
             if connection.client is node or connection.server.node is node:
                 connection.suspect()
@@ -141,7 +141,9 @@ class Network:
                 connection.server_lost()
 
     def crashed(self, node: Node, *, silent: bool) -> None:
-        """A node is dead. Unless ``silent`` (its machine is gone), its kernel closes its connections."""
+        """Note that a node is dead. Unless ``silent`` (its machine is gone), its
+        kernel closes its connections.
+        """
         for address, server in list(self._servers.items()):
             if server.node is node:
                 del self._servers[address]
@@ -188,7 +190,7 @@ class Network:
         return due
 
     def silent_since(self, one: Node, other: Node) -> float | None:
-        """Since when ``one`` hears nothing of ``other``; None if it does."""
+        """Return the time since which ``one`` hears nothing of ``other``; None if it does."""
         since = [
             self._blocked[link][1]
             for link in ((one.name, other.name), (other.name, one.name))
@@ -246,7 +248,7 @@ class _Pipe:
             self._readers.wake()
 
     def end(self) -> None:
-        """Nothing else comes."""
+        """Mark the end: nothing else comes."""
         self._ended = True
         self._readers.wake()
 
@@ -263,7 +265,7 @@ class _Pipe:
         self._writers.wake()
 
     async def get(self) -> bytes | None:
-        """The next message; None at the end."""
+        """Return the next message; None at the end."""
         while not self._arrived:
             if self._ended:
                 return None
@@ -290,7 +292,7 @@ class Connection:
         network._connections[self] = None
 
     def client_lost(self, reason: str) -> None:
-        """The client's end has failed: its calls end, and the server is told, if it can be."""
+        """Fail the client's end: its calls end, and the server hears of it if it can."""
         if not self.client_open:
             return
         self.client_open = False
@@ -302,7 +304,7 @@ class Connection:
             call.finish(_Code.UNAVAILABLE, reason)
 
     def server_lost(self) -> None:
-        """The server's end has failed: nobody is there to answer."""
+        """Fail the server's end: no process is there to answer."""
         if not self.server_open:
             return
         self.server_open = False
@@ -319,7 +321,7 @@ class Connection:
             self.network._connections.pop(self, None)
 
     def suspect(self) -> None:
-        """One end may hear nothing of the other: look again when pings have gone unanswered."""
+        """Look again when pings have gone unanswered: one end may hear nothing of the other."""
         rng, now = self.network.rng, self.network.loop.now
         if self.client_open:
             wait = rng.uniform(*_CLIENT_SILENCE_S)
@@ -376,7 +378,7 @@ class _Connecting:
             network.loop.call_later(again_s, self._ask, server, 2 * again_s, context=node.context)
 
     def _accepted(self, server: SimServer) -> None:
-        """At the server."""
+        """Accept the connection, at the server."""
         network, node = self._channel.network, self._channel.node
         if not server.listening:
             network.send(server.node.name, node, None, self._failed, "Connection refused")
@@ -603,7 +605,7 @@ class SimCall:
         self._channel.start(self)
 
     def attach(self, connection: Connection) -> None:
-        """The channel is connected: send what begins the call."""
+        """Send what begins the call: the channel is connected."""
         if self._status is not None:
             return
         self._connection = connection
@@ -641,7 +643,7 @@ class SimCall:
             self.up.send(self._node, self.context.caller_gone)
 
     def trailers(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
-        """The server's status has arrived, behind all its messages."""
+        """Take the server's status, which arrived behind all its messages."""
         self._trailing = trailing
         if self._status is not None:
             return
@@ -657,7 +659,7 @@ class SimCall:
             self.finish(code, details)
 
     def finish(self, code: grpc.StatusCode, details: str) -> None:
-        """The call has ended, as far as this end knows."""
+        """End the call, as far as this end knows."""
         if self._status is not None:
             return
         self._status = (code, details)
@@ -840,7 +842,7 @@ class SimContext:
         self._task = task
 
     def caller_gone(self) -> None:
-        """The caller has cancelled, or its connection is lost: whoever serves it is cancelled."""
+        """Cancel the handler: the caller has cancelled, or its connection is lost."""
         if self._gone:
             return
         self._gone = True
@@ -858,7 +860,7 @@ class SimContext:
             loop.call_later(delay, task.cancel, context=self._node.context)
 
     def refuse(self, length: int) -> None:
-        """A message is too large to be received."""
+        """Refuse a message that is too large to be received."""
         code = _Code.RESOURCE_EXHAUSTED
         self.finish(code, f"Received message larger than max ({length} vs. {MESSAGE_BYTES_MAX})")
         self.caller_gone()
@@ -961,7 +963,7 @@ class SimServer:
         self._handlers += handlers
 
     def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None:
-        """Generated code adds its handlers twice; the generic ones suffice."""
+        """Ignore the handlers that generated code adds a second time; the generic ones suffice."""
 
     async def start(self) -> None:
         self.listening = True
@@ -990,7 +992,7 @@ class SimServer:
                 connection.server_lost()
 
     def accept(self, context: SimContext) -> None:
-        """A call has arrived."""
+        """Begin to serve a call that has arrived."""
         if context._gone or not context.connection.server_open:
             return
         if self._stopped:
@@ -1108,7 +1110,7 @@ class SimTransport:
 
 
 def address_of(target: str) -> str:
-    """``host:port`` of an endpoint or a gRPC target."""
+    """Return the ``host:port`` of an endpoint or a gRPC target."""
     if target.startswith("dns:///"):
         return target.removeprefix("dns:///")
     return urlsplit(target).netloc or target

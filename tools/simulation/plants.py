@@ -25,7 +25,7 @@ _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
 
 
 def survivor_waits() -> None:
-    """A follower leaves the upload of what it holds to a primary that never had it."""
+    """Let a follower leave the upload of what it holds to a primary that never had it."""
 
     def spool_complete(self: Agreement, spool: Any) -> None:
         if self.end is None:
@@ -41,7 +41,7 @@ def survivor_waits() -> None:
 
 
 def lives_by_name() -> None:
-    """A journal that was deleted and created again is taken for the former one by uploads."""
+    """Let uploads take a journal that was deleted and created again for the former one."""
 
     def spec_of(state: Any, journal: str, life: int) -> Any:
         del life
@@ -52,7 +52,7 @@ def lives_by_name() -> None:
 
 
 def head_unknown() -> None:
-    """No head of a journal is known but the end of its stores and spools."""
+    """Forget the known heads: a journal ends where its stores and spools end."""
 
     async def load(self: KnownHead) -> int:
         self.loaded = True
@@ -69,12 +69,12 @@ def head_unknown() -> None:
 
 
 def lease_not_checked() -> None:
-    """A broker that was paused beyond its lease acknowledges appends."""
+    """Let a broker that was paused beyond its lease acknowledge appends."""
     _replace(LeaseGuard, "holds", property(lambda self: True))
 
 
 def uploads_not_cut() -> None:
-    """A broker that comes back uploads what another one has given out again."""
+    """Let a broker that comes back upload what another one has given out again."""
 
     async def of(self: UploadLimits, journal: str, life: int, tenure: int) -> None:
         return None
@@ -83,22 +83,22 @@ def uploads_not_cut() -> None:
 
 
 def slow_disk_on_the_loop() -> None:
-    """A broker writes to its disk on the event loop, however slow that is."""
+    """Let a broker write to its disk on the event loop, however slow that is."""
     _replace(Pace, "is_fast", property(lambda self: True))
 
 
 def registers_without_limit() -> None:
-    """Registers of any size are proposed."""
+    """Propose registers of any size."""
     _replace(append_rules, "REGISTERS_BYTES_MAX", _REGISTERS_WITHOUT_LIMIT)
 
 
 def assignments_by_name() -> None:
-    """A broker that was demoted and promoted within one step of its key space takes nothing for changed."""
+    """Let a broker that was demoted and promoted within one step of its key space see no change."""
     _replace(resolver, "_is_same", lambda before, now: True)
 
 
 def lease_released_first() -> None:
-    """A broker that leaves gives its lease back before it has persisted its spools."""
+    """Let a broker that leaves give its lease back before it has persisted its spools."""
     finish = BrokerService._finish
 
     async def finish_and_release(self: BrokerService) -> None:
@@ -109,7 +109,7 @@ def lease_released_first() -> None:
 
 
 def hand_over_not_awaited() -> None:
-    """A broker that leaves does not wait for its replicas to hand their spools over."""
+    """Let a broker leave without waiting for its replicas to hand their spools over."""
 
     async def wait_torn_down(self: resolver.Resolver, timeout_s: float) -> None:
         pass
@@ -118,7 +118,7 @@ def hand_over_not_awaited() -> None:
 
 
 def lease_from_the_answer() -> None:
-    """The end of a lease is counted from the answer to its renewal, not from its sending."""
+    """Count the end of a lease from the answer to its renewal, not from its sending."""
     renew = Lease.renew
 
     async def later(self: Lease) -> None:
@@ -129,7 +129,7 @@ def lease_from_the_answer() -> None:
 
 
 def no_roll_back() -> None:
-    """What is pending in a spool stays there when its pipeline is torn down, or built."""
+    """Leave what is pending in a spool when its pipeline is torn down, or built."""
 
     async def nothing(spool: Any, *, primary: bool) -> None:
         del spool, primary

@@ -94,7 +94,7 @@ def quiet() -> None:
 
 
 def report(outcome: Outcome) -> str:
-    """The trace of a seed, and what it violated."""
+    """Return the trace of a seed, and what it violated."""
     lines = [f"{when:10.4f}  {who:8}  {what}" for when, who, what in outcome.trace]
     lines += [f"seed {outcome.seed}: {one}" for one in outcome.violations]
     return "\n".join(lines)
@@ -132,7 +132,7 @@ def simulate(
 def in_children(calls: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:
     """Perform each call in a forked process of its own, ``workers`` at a time; yield results in their order.
 
-    A fork has everything imported, and what a simulation leaves ends with it. Raises RuntimeError if one
+    A fork has everything imported, and what a simulation leaves ends with it. Raise RuntimeError if one
     dies. Closed early, it ends those that run.
     """
     context = get_context("fork")

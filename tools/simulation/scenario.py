@@ -121,7 +121,7 @@ class Scenario:
         return Plan(hosts, journals, 0.0)
 
     def _spec(self, journal: str) -> JournalSpec:
-        """The journal's specification in its next life, with a store of its own."""
+        """Return the journal's specification in its next life, with a store of its own."""
         spec = self.plan.journals[journal]
         self.lives[journal] += 1
         store = f"s3://{journal}-{self.lives[journal]}/"
@@ -249,7 +249,7 @@ class Scenario:
         return self.rng.choice(self.plan.hosts)
 
     def _leader(self) -> str:
-        """A host whose broker takes itself for the primary of some journal."""
+        """Return a host whose broker takes itself for the primary of some journal."""
         running = (one for one in self.world.brokers.values() if not one.ended)
         primaries = [one.host for one in running if self.world.leads(one)]
         return self.rng.choice(primaries or self.plan.hosts)
@@ -264,8 +264,10 @@ class Scenario:
         self._kill(hosts[1])
 
     async def _deaths_apart(self) -> None:
-        """Two brokers die at nearly the same time, and the others later: perhaps just after those have come
-        back, perhaps long after."""
+        """Kill two brokers at nearly the same time, and the others later.
+
+        The others die just after the two have come back, or long after.
+        """
         hosts = self.rng.sample(self.plan.hosts, len(self.plan.hosts))
         self._kill(hosts[0])
         await self.clock.sleep(self.rng.uniform(0.0, 2.0))
@@ -311,7 +313,7 @@ class Scenario:
         process.terminate(hurried=hurried)
 
     async def _terminate_many(self) -> None:
-        """Brokers are stopped together, perhaps all of them. Their store may be slow just then, or etcd."""
+        """Stop brokers together, perhaps all of them. Their store may be slow just then, or etcd."""
         rng, world = self.rng, self.world
         leader, hosts, bucket = self._leader(), self.plan.hosts, self._bucket()
         seconds = rng.uniform(10.0, 60.0)
@@ -337,7 +339,7 @@ class Scenario:
             world.network.slow(ETCD, leader, 0.0)
 
     async def _amid_append(self) -> None:
-        """An append is sent in two parts, and something goes wrong in between, or right behind it."""
+        """Send an append in two parts, and break something in between, or right behind it."""
         rng, network = self.rng, self.world.network
         journal = rng.choice(list(self.plan.journals))
         append = self.new_append("op", journal, rng.choice((1_000, _LARGE)))
@@ -385,8 +387,10 @@ class Scenario:
                     self._cut(peer)
 
     async def _reassigned_unseen(self) -> None:
-        """A broker does not hear of it that a journal of its own is taken from it, led by others and given
-        back: its watch lags, or is so late that etcd has compacted what it missed."""
+        """Take a journal from a broker, let others lead it, and give it back, all unseen by the broker.
+
+        The broker's watch lags, or is so late that etcd has compacted what it missed.
+        """
         rng, world = self.rng, self.world
         journal = rng.choice(list(self.plan.journals))
         replication = self.plan.journals[journal].replication
@@ -435,7 +439,7 @@ class Scenario:
         self._hold(host, seconds * self.rng.uniform(0.7, 1.3))
 
     async def _paused_leader(self) -> None:
-        """The only broker of a journal is held beyond its lease, and clients go on to append."""
+        """Hold the only broker of a journal beyond its lease, while clients continue to append."""
         for _ in range(self.rng.choice((1, 2, 3))):
             host = self._leader()
             seconds = LEASE_S + self.rng.uniform(1.0, 15.0)
@@ -500,7 +504,9 @@ class Scenario:
         network.slow(other, one, 0.0)
 
     async def _late_etcd(self) -> None:
-        """A broker's renewals are answered late, and then not at all. Clients go on to append there."""
+        """Delay, and then withhold, the answers to a broker's renewals, while
+        clients continue to append there.
+        """
         rng, network = self.rng, self.world.network
         host = self._leader()
         late_s, cut_s = rng.uniform(8.0, 16.0), rng.uniform(25.0, 50.0)
@@ -550,7 +556,7 @@ class Scenario:
         bucket.heal()
 
     async def _store_unmounted(self) -> None:
-        """An empty directory is where the store was; then the store is back, with what was put there."""
+        """Put an empty directory where the store was; then bring the store back, with the new content."""
         bucket, rng = self._bucket(), self.rng
         if bucket is None:
             return
@@ -641,8 +647,11 @@ class Scenario:
         self.world.brokers[host].clock.offset_s = jump
 
     async def _recreate(self) -> None:
-        """A journal is deleted and created again: while nothing else is wrong, unseen by one of its brokers,
-        or while fragments of its former life wait for their store."""
+        """Delete a journal and create it again.
+
+        Meanwhile nothing else is wrong, or one of its brokers does not see it, or fragments of the
+        former life wait for their store.
+        """
         rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
         life = self.world.history.last_life(journal)
         match rng.choice(("plainly", "unseen", "unstored")):
@@ -722,7 +731,7 @@ class Scenario:
     # Appends.
 
     def pool(self, node: Node) -> Any:
-        """Threads for a client."""
+        """Create threads for a client."""
         threads = Threads(node, random.Random(self.rng.getrandbits(64)))
         return threads.pool("spill", 2)
 
@@ -746,7 +755,7 @@ class Scenario:
         return append
 
     def answered(self, append: Append, result: AppendResult, at: int | None = None) -> None:
-        """An append was acknowledged; ``at`` if it is a part of what was committed."""
+        """Record that an append was acknowledged; ``at`` if it is a part of what was committed."""
         world = self.world
         append.ended = world.loop.now
         append.begin = result.commit.begin if at is None else at
@@ -776,9 +785,11 @@ class Scenario:
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
 
     def may_reset(self, journal: str) -> bool:
-        """Whether a journal's head may have to be confirmed: all of its replicas or brokers came to be
-        replaced, or its store has more than was acknowledged. An operator does not while that store is not
-        mounted."""
+        """Return True if a journal's head may have to be confirmed.
+
+        That is so if all of its replicas or brokers came to be replaced, or if its store has more than was
+        acknowledged. An operator does not confirm while that store is not mounted.
+        """
         history, now = self.world.history, self.world.loop.now
         life = history.last_life(journal)
         if life is None or any(
@@ -807,7 +818,7 @@ class Scenario:
         )
 
     async def reset_head(self, client: Client, journal: str) -> None:
-        """As ``gazctl journals reset-head``."""
+        """Reset the head as ``gazctl journals reset-head`` does."""
         async with asyncio.timeout(_CALL_S):
             reader = Reader(client, ReadParams(journal, offset=-1, metadata_only=True))
             with suppress(GazetteError):
@@ -883,7 +894,10 @@ class Scenario:
     # After the faults.
 
     async def _judge(self) -> None:
-        """Everything works again: journals take appends, all brokers give the same bytes, and stop."""
+        """Require, with everything working again, that journals take appends and brokers agree and stop.
+
+        All brokers give the same bytes.
+        """
         world = self.world
         for journal in self.plan.journals:
             await self._judge_append(journal)
@@ -966,7 +980,7 @@ class Scenario:
         await client.close()
 
     def _behind_hole(self, journal: str, offset: int) -> int:
-        """Where a journal goes on behind what it may lack: readers do not wait for those bytes."""
+        """Return the offset behind what a journal may lack: readers do not wait for those bytes."""
         history = self.world.history
         life = history.last_life(journal)
         assert life is not None
@@ -1034,7 +1048,7 @@ class Writer:
                     await scenario.reset_head(self._client, self._journal)
 
     async def _enqueue(self, append: Append) -> None:
-        """Through the service, which appends as often as it has to."""
+        """Append through the service, which tries as often as it has to."""
         assert self._service is not None
         append.repeated = True
         future = self._service.append(AppendParams(self._journal), append.payload)

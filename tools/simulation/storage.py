@@ -90,7 +90,7 @@ class TurnThread:
             self.resume()
 
     def wait(self, seconds: float) -> None:
-        """In the thread: wait for that long. Raises ``Unwound`` at the end of the simulation."""
+        """Wait in the thread for that long. Raise ``Unwound`` at the end of the simulation."""
         if not self.unwinding:
             self.waits_s = seconds
             self._back.release()
@@ -200,7 +200,7 @@ class SimPool:
             )
 
     def _perform(self, future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
-        """In a thread."""
+        """Perform the call, in a thread."""
         if future.set_running_or_notify_cancel():
             try:
                 result = call()
@@ -229,7 +229,7 @@ class SimDisk:
         return SimFile(self)
 
     def work(self, doing: str, *, writes: bool = True) -> None:
-        """Take the time that an operation takes. Raises what the disk answers."""
+        """Take the time that an operation takes. Raise what the disk answers."""
         if self.write_s:
             self.threads.wait(self.write_s * (0.5 + self.threads.rng.random()))
         if self.full and writes and self.threads.rng.random() < 0.7:
@@ -329,7 +329,7 @@ class SimStore:
         self._loop = loop
 
     def _work(self) -> None:
-        """Take the time that a request takes. Raises what the store answers."""
+        """Take the time that a request takes. Raise what the store answers."""
         rng = self._threads.rng
         trouble = self._bucket.trouble
         self._threads.wait(rng.expovariate(1.0) * 0.01 + rng.random() * trouble.delay_s)

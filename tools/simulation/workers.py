@@ -126,7 +126,7 @@ class SimWorker:
         self._loop.call_later(delay, self._take_turn, context=self._node.context)
 
     def _take_turn(self) -> None:
-        """On the loop: let the thread run until it gives the turn back."""
+        """Let the thread run until it gives the turn back. Called on the loop."""
         self._turn_due = False
         if self._over:
             return
@@ -138,7 +138,7 @@ class SimWorker:
         self._thread.begin(lambda: context.run(self._main))
 
     def _give_back(self) -> None:
-        """On the thread: let the loop go on until the next turn."""
+        """Let the loop continue until the next turn. Called on the thread."""
         assert self._thread is not None
         self._thread.wait(0.0)
 

@@ -134,7 +134,7 @@ class BrokerProcess:
         self.node.spawn(self._main(), f"main {self.name}")
 
     async def _main(self) -> None:
-        """As ``gazette serve`` does."""
+        """Run the broker as ``gazette serve`` does."""
         world = self.world
         rng = random.Random(world.rng.getrandbits(64))
         service = self.service = _Service(
@@ -179,11 +179,13 @@ class BrokerProcess:
         return self.service is not None and self.service._phase in _LEAVING
 
     def lose(self) -> None:
-        """It has not uploaded all that it had, and says so; or it has lost its lease before."""
+        """Note that the broker has not uploaded all that it had, and says
+        so, or has lost its lease before.
+        """
         self.world.history.lost_brokers.setdefault(self.name, self.world.loop.now)
 
     def terminate(self, *, hurried: bool) -> None:
-        """As SIGTERM; twice if ``hurried``."""
+        """Stop the broker as SIGTERM does; twice if ``hurried``."""
         if hurried:
             self.world.history.hurried.setdefault(self.name, self.world.loop.now)
 
@@ -292,7 +294,7 @@ class World:
             self.history.assigned.append(Assigned(journal, revision, self.loop.now, processes))
 
     def assigned(self, journal: str) -> list[str]:
-        """The hosts of a journal's brokers, as etcd has them: the primary, then the others."""
+        """Return the hosts of a journal's brokers, as etcd has them: the primary, then the others."""
         hosts = {one.id: one.host for one in self.brokers.values()}
         return [hosts[id] for id in self._assigned(journal) if id in hosts]
 
@@ -321,7 +323,7 @@ class World:
             store.compact(rpc_pb2.CompactionRequest(revision=store.revision))
 
     def leads(self, process: BrokerProcess) -> bool:
-        """Whether a process takes itself for the primary of some journal."""
+        """Return True if a process takes itself for the primary of some journal."""
         service = process.service
         parts = None if service is None else service._parts
         return parts is not None and any(
@@ -329,13 +331,13 @@ class World:
         )
 
     def _left_alone(self, process: BrokerProcess) -> bool:
-        """Whether a process has left with journals that no other broker had taken over."""
+        """Return True if a process has left with journals that no other broker had taken over."""
         service = process.service
         parts = None if service is None else service._parts
         return parts is not None and bool(parts.context.state.local_items)
 
     def _evicted(self, id: str, *, expired: bool) -> None:
-        """A member's lease has ended. Who gives it back says by that that its spools are in the store."""
+        """Note the end of a member's lease. A member that gives it back claims that its spools are stored."""
         for name, process in self.announced.items():
             if process.id == id:
                 self.history.evicted.setdefault(name, self.loop.now)
@@ -403,13 +405,15 @@ class World:
         self.network.crashed(process.node, silent=silent)
 
     def on_failure(self, process: BrokerProcess, error: BaseException) -> None:
-        """A broker finds itself broken, and is about to end."""
+        """Note that a broker finds itself broken, and is about to end."""
         self.say(process.host, f"fails: {type(error).__name__}", error)
         if self.excused_until.get(process.host, 0.0) < self.loop.now:
             self.violated(f"{process.name} has failed without a reason: {error!r}")
 
     def on_exit(self, process: BrokerProcess) -> None:
-        """A broker's process ends by itself: judge with what, and close its connections."""
+        """Judge the exit of a broker's process that was not stopped from
+        outside, and close its connections.
+        """
         error = process.error
         self.say(process.host, f"exits: {type(error).__name__ if error else 'as asked'}", error)
         process.ended, process.ended_at = True, self.loop.now
@@ -427,7 +431,7 @@ class World:
         self.on_exited(process)
 
     def holder(self, id: str, since: float) -> tuple[str, ...]:
-        """The processes that had a member id, one after the other, from ``since`` until now."""
+        """Return the processes that had a member id, in order, from ``since`` until now."""
         return tuple(
             one.name
             for one in self.processes
@@ -437,7 +441,7 @@ class World:
     # Clients.
 
     def client(self, node: Node, *hosts: str) -> Client:
-        """A client that has these brokers as its address."""
+        """Create a client that has these brokers as its address."""
         clock = NodeClock(self.loop)
         channels = Channels("", clock=clock, transport=SimTransport(self.network, node))
         address = ",".join(f"http://{host}:8080" for host in hosts)

@@ -90,7 +90,7 @@ class SoakCluster(ChaosCluster):
         self.members: list[Member] = []
 
     def pids(self) -> dict[str, int]:
-        """The processes that there are now, by name."""
+        """Return the present processes, by name."""
         pids = super().pids()
         return pids | {one.name: one.process.pid for one in self.members if one.process.running}
 
@@ -214,7 +214,7 @@ class SoakCluster(ChaosCluster):
     # -- how the shards are
 
     def shard_client(self) -> ShardClient:
-        """A client of some member that serves. Raises ``Unavailable`` if there is none."""
+        """Return a client of some member that serves. Raise ``Unavailable`` if there is none."""
         urls = [one.url for one in self.members if one.serves]
         if not urls:
             raise Unavailable("no member runs")
@@ -226,9 +226,9 @@ class SoakCluster(ChaosCluster):
             return listed
 
     async def missing_members(self) -> str:
-        """Empty if every process is a member in etcd; else who is not.
+        """Return the processes that are no member in etcd, as text; empty if there are none.
 
-        One whose lease has run out may not know it yet, and is going to end.
+        A process whose lease has run out may not know it yet, and is going to end.
         """
         assert self._client is not None
         there: set[str] = set()
@@ -253,7 +253,7 @@ class SoakCluster(ChaosCluster):
         await self._client.compact(found.header.revision)
 
     async def missing_shards(self) -> str:
-        """Empty if every shard has a primary, and standbys that are ready; else what is missing."""
+        """Return what is missing until every shard has a primary and ready standbys; else an empty text."""
         try:
             shards = await self.listed_shards()
         except (GazetteError, TimeoutError) as error:
@@ -278,7 +278,7 @@ class SoakCluster(ChaosCluster):
             await self.clock.sleep(POLL_S)
 
     async def failed_shards(self) -> dict[str, str]:
-        """The error of each replica that is FAILED, by shard and member."""
+        """Return the error of each replica that is FAILED, by shard and member."""
         try:
             shards = await self.listed_shards()
         except (GazetteError, TimeoutError):
@@ -291,16 +291,17 @@ class SoakCluster(ChaosCluster):
         }
 
     async def unassign_failed(self) -> Sequence[str]:
-        """What an operator does about them: ``gazctl shards unassign --failed``."""
+        """Unassign failed shards as an operator does: ``gazctl shards unassign --failed``."""
         async with asyncio.timeout(10.0), self.shard_client() as shards:
             unassigned: Sequence[str] = await shards.unassign(self.shard_ids, only_failed=True)
             return unassigned
 
     async def unstored(self, client: Client, journal: str) -> str:
-        """Empty if all but the open fragment of a journal is stored, as its primary knows.
+        """Return the journals whose primary knows more than the open fragment to
+        be unstored; else an empty text.
 
-        Before that, another broker must not be lost: what the former replicas had in common may be
-        held by one of them alone.
+        Before that, another broker must not be lost: one of the former replicas may hold
+        alone what they had in common.
         """
         try:
             async with asyncio.timeout(10.0):
@@ -311,7 +312,9 @@ class SoakCluster(ChaosCluster):
         return f"{local} fragments of {journal} are not stored" if local > 1 else ""
 
     async def stop_all(self, timeout_s: float = 60.0) -> list[str]:
-        """SIGTERM to all members at once, then to brokers, then etcd. Who had to be killed."""
+        """Send SIGTERM to all members at once, then to brokers, then etcd.
+        Return those that had to be killed.
+        """
         for member in self.members:
             if member.paused:
                 self.resume(member)

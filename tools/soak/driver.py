@@ -54,11 +54,11 @@ class Service(Protocol):
     """Of whom the driver asks whether the cluster does its work: the load."""
 
     def served_since(self, time: float) -> float | None:
-        """When every shard had done work that began after ``time``; None if one has not."""
+        """Return when every shard had done work that began after ``time``; None if one has not."""
         ...
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """The longest time within which a shard got no work done, in seconds."""
+        """Return the longest time within which a shard got no work done, in seconds."""
         ...
 
 
@@ -74,7 +74,7 @@ class Driver:
         *,
         scenarios: tuple[str, ...] = (),
     ) -> None:
-        """``note(event, **facts)`` writes history. ``scenarios`` restricts which faults are used."""
+        """Create a driver. ``scenarios`` restricts the faults; ``note(event, **facts)`` writes history."""
         self.outcomes: list[Outcome] = []
         self._cluster = cluster
         self._clock = cluster.clock
@@ -101,8 +101,10 @@ class Driver:
         self._fault: Fault | None = None
 
     async def run(self) -> None:
-        """Each fault once, in any order, and then again. Raises ``Unavailable`` when the cluster does not
-        come back."""
+        """Inject each fault once, in any order, and then again.
+
+        Raise ``Unavailable`` when the cluster does not come back.
+        """
         while True:
             faults = list(self.faults)
             self._rng.shuffle(faults)
@@ -147,7 +149,7 @@ class Driver:
     # -- repairing
 
     async def settle(self, since: float) -> None:
-        """Return when all is as it was before. Raises ``Unavailable`` if that does not come to pass, with
+        """Return when all is as it was before. Raise ``Unavailable`` if that does not come to pass, with
         what it waited for, and how everything is."""
         began = self._clock.monotonic()
         waits: Counter[str] = Counter()
@@ -193,7 +195,7 @@ class Driver:
         return ""
 
     async def _start_what_ended(self) -> None:
-        """As what runs a cluster does: whoever has ended is started again."""
+        """Start every process again that has ended, as the supervisor of a cluster does."""
         brokers, members = self._cluster.brokers, self._cluster.members
         self._ended |= {one.name for one in brokers if not one.process.running}
         processes: list[Process] = [*brokers, *members]
@@ -204,9 +206,9 @@ class Driver:
                 await one.process.start()
 
     async def _confirm_heads(self) -> str:
-        """What an operator does who knows that all brokers had ended: nobody is left who has more.
+        """Confirm heads as an operator does after all brokers have ended: no process holds more.
 
-        Raises ``Unavailable`` if they did although they should not have.
+        Raise ``Unavailable`` if they ended although they should not have.
         """
         if self._ended != {one.name for one in self._cluster.brokers}:
             return ""

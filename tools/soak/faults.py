@@ -179,7 +179,7 @@ class Faults:
         self._cluster.resume(member)
 
     async def _unassign_shards(self, rng: random.Random) -> None:
-        """All are assigned anew, and again while their new owners play logs back."""
+        """Assign all shards to other members, and again while their new owners play logs back."""
         for _ in range(rng.randint(2, 4)):
             try:
                 async with asyncio.timeout(10.0), self._cluster.shard_client() as shards:
@@ -222,7 +222,7 @@ class Faults:
         await self._fill(self._broker(rng), rng)
 
     async def _fill(self, one: Process, rng: random.Random) -> None:
-        """No file of a process can grow, for seconds."""
+        """Let no file of a process grow, for seconds."""
         if not one.process.running:
             return
         pid = one.process.pid
@@ -251,7 +251,7 @@ class Faults:
         await self._pause_etcd_for(rng.uniform(0.5, self._short_s / 2))
 
     async def _pause_etcd_long(self, rng: random.Random) -> None:
-        """All leases run out together: everybody ends."""
+        """Pause etcd until all leases run out together, and every process ends."""
         await self._pause_etcd_for(self._long_s)
 
     async def _pause_etcd_for(self, seconds: float) -> None:
@@ -267,7 +267,7 @@ class Faults:
         self._note("etcd-outage", seconds=round(self.outage_s, 2))
 
     async def _compact_etcd(self, rng: random.Random) -> None:
-        """A broker and a member are cut off, and what they would have watched is gone when they are back."""
+        """Cut off a broker and a member, and compact the revisions that they would have watched."""
         broker, member = self._broker(rng), self._member(rng)
         self.target = f"{broker.name}, {member.name}"
         links = [self._cluster.network.link(one.name, ETCD) for one in (broker, member)]

@@ -82,7 +82,7 @@ class Report:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The report as a table, in Markdown."""
+        """Return the report as a table, in Markdown."""
         head = (
             f"{self.streams} streams, {self.verified} verified, {self.transactions} transactions that"
             f" published, {self.faults} faults, {len(self.violations)} violations,"
@@ -129,7 +129,7 @@ class Report:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of all are not above; 0 of none."""
+    """Return the smallest value that ``share`` of all are not above; 0 of none."""
     if not values:
         return 0.0
     ordered = sorted(values)

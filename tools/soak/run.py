@@ -65,8 +65,10 @@ class SoakFlags:
 
 
 def run(argv: Sequence[str]) -> int:
-    """The subcommand; its exit code: 0 without a violation, 1 with one or when it broke, 2 for a mistake
-    in the flags."""
+    """Run the subcommand. Return its exit code.
+
+    0 means no violation; 1 one or more, or that the run broke; 2 a mistake in the flags.
+    """
     schema = Schema("gazette soak", {"": SoakFlags})
     try:
         flags = schema.load(argv, {}).group(SoakFlags)
@@ -318,7 +320,7 @@ class Soak:
     async def _watch(
         self, verifier: Any, loading: asyncio.Task[Any], breaking: asyncio.Task[Any]
     ) -> None:
-        """Until the time is over, or something is wrong."""
+        """Watch until the time is over, or something is wrong."""
         deadline = self.clock.monotonic() + 60.0 * self.flags.minutes
         late: set[str] = set()
         while self.clock.monotonic() < deadline:
@@ -341,7 +343,7 @@ class Soak:
             self._violated("stuck", told(error))
 
     async def _check_totals(self, verifier: Any) -> None:
-        """The state of each shard is the fold of what it published."""
+        """Require that the state of each shard is the fold of what it published."""
         from stream_sum.state import Totals
 
         for shard in self.cluster.shard_ids:
@@ -356,7 +358,7 @@ class Soak:
 
 
 def load_problem(loading: asyncio.Task[BaseException | None], *, ended_before: bool) -> str:
-    """What is wrong with how the load ended, which was told to stop some time ago; empty: nothing."""
+    """Return what is wrong with the end of the load, which was stopped some time ago; empty: nothing."""
     if not loading.done():
         return f"it did not end within {DRAIN_S:.0f} s: something is never summed, or cannot be published"
     if loading.cancelled():
@@ -367,13 +369,13 @@ def load_problem(loading: asyncio.Task[BaseException | None], *, ended_before: b
 
 
 def told(error: BaseException | None) -> str:
-    """An error with its hint, which may be long."""
+    """Return the text of an error with its hint, which may be long."""
     hint = getattr(error, "hint", "")
     return f"{error!r}" if not isinstance(error, GazetteError) else f"{error}\n{hint}".strip()
 
 
 async def _outcome(work: Any) -> BaseException | None:
-    """The error of some work, as a result."""
+    """Return the error of some work as a result."""
     try:
         await work
     except Exception as error:  # noqa: BLE001 - it is reported as a violation
@@ -382,7 +384,7 @@ async def _outcome(work: Any) -> BaseException | None:
 
 
 def ask(port: int, path: str) -> dict[str, int]:
-    """One HTTP query of a member. Raises ``Unavailable`` with what went wrong."""
+    """Send one HTTP query to a member. Raise ``Unavailable`` with what went wrong."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60.0)
     try:
         connection.request("GET", path)

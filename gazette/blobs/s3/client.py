@@ -65,7 +65,7 @@ _CHECK_CREDENTIALS: Final = (
 def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
     """Return a client, which any number of threads may use, and the credentials that it signs with.
 
-    May ask the network for credentials. Raises ``Invalid`` without a region,
+    May ask the network for credentials. Raise ``Invalid`` without a region,
     ``NotAllowed`` without credentials.
     """
     session = botocore.session.Session(profile=access.profile or None)
@@ -126,7 +126,7 @@ def upload(
     arguments: dict[str, str],
     settings: S3Settings,
 ) -> None:
-    """Store all of a source, in this thread. Raises what the SDK raises."""
+    """Store all of a source, in this thread. Raise what the SDK raises."""
     config = boto3.s3.transfer.TransferConfig(
         multipart_threshold=settings.part_bytes,
         multipart_chunksize=settings.part_bytes,

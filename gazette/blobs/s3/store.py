@@ -244,7 +244,7 @@ class S3Store:
     def sign_get(self, path: str, ttl_s: float) -> str:
         """Return a presigned URL. It ends with the credentials that signed it, if these are temporary ones.
 
-        Raises ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
+        Raise ``Invalid`` beyond ``SIGNATURE_TTL_MAX_S``.
         """
         with self._client(path) as client:
             return self._signed(client, path, ttl_s)

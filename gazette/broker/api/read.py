@@ -72,7 +72,7 @@ class _Stream:
 
     async def write(self, message: broker_pb2.ReadResponse | bytes) -> None:
         """Write a message. Returns when gRPC has taken it, so a slow reader holds the
-        read back. Raises ``Expired``.
+        read back. Raise ``Expired``.
         """
         self.expiry.check()
         await self.call.write(message)
@@ -338,7 +338,7 @@ def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Head
     The header names the broker. Another broker, such as this one, may have taken its endpoint over: that
     broker refuses the request. Otherwise the request would be proxied again and again.
 
-    Raises ``Unavailable`` if no member of the route has an endpoint.
+    Raise ``Unavailable`` if no member of the route has an endpoint.
     """
     header = resolution.header
     endpoint = context.peers.pick(header.route, process_id=header.process_id)

@@ -19,7 +19,7 @@ class Superseded(Exception):
 async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
     """Take from ``baton``. Raise ``Superseded`` if ``invalidated`` is set first.
 
-    Raises ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
+    Raise ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
     """
     if invalidated.is_set():
         raise Superseded
@@ -48,7 +48,7 @@ async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
 async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> None:
     """Return when the first of ``changes`` is done. Raise ``Superseded`` if ``invalidated`` is set.
 
-    Raises the error of that change. The others are cancelled. Cancellation cancels all of them.
+    Raise the error of that change. The others are cancelled. Cancellation cancels all of them.
     """
     async with TaskScope("changed") as scope:
         waits = {scope.spawn(_wait(invalidated), name="invalidated")}

@@ -30,7 +30,7 @@ class ContentSource(Protocol):
     async def next(self) -> bytes | None:
         """Return the next chunk: empty for the intent to commit, None at the end.
 
-        Raises ``Invalid`` for a message that is no chunk. Cancellation: the stream is not used again.
+        Raise ``Invalid`` for a message that is no chunk. Cancellation: the stream is not used again.
         """
         ...
 
@@ -48,7 +48,7 @@ class ContentAhead:
     async def read_ahead(self, rate_min: int) -> None:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
-        An error of the stream is kept, and ``next`` raises it in its place. Raises ``Broken`` if
+        An error of the stream is kept, and ``next`` raises it in its place. Raise ``Broken`` if
         the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no
         limit). Cancellation: as ``next``.
         """

@@ -41,7 +41,7 @@ def judge_sync(
 ) -> SyncVerdict:
     """Judge the answers to the proposal of ``ours``; ``error`` is of a peer that did not answer.
 
-    A route that this broker does not know yet comes first: under it, other peers will be asked. Raises
+    A route that this broker does not know yet comes first: under it, other peers will be asked. Raise
     ``error``, or ``Broken`` for an answer that no correct replica gives.
     """
     read_through: Revision = 0
@@ -109,7 +109,7 @@ def check_terms(terms: AppendTerms) -> None:
 def registers_after(registers: LabelSet, terms: AppendTerms) -> LabelSet:
     """Return the registers that ``terms`` make of ``registers``: subtract first, then unite.
 
-    Raises ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``.
+    Raise ``TooLarge`` if the result exceeds the limit, unless it is no larger than ``registers``.
     Brokers of older versions had no limit, and what they let grow must be able to shrink.
     """
     if not terms.changes_registers:

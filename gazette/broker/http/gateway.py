@@ -262,7 +262,7 @@ class _Read:
     async def _start(
         self, asked: broker_pb2.ReadRequest
     ) -> tuple[Any, Any, broker_pb2.ReadResponse]:
-        """Call Read, and wait for its first response. Raises ``Invalid``, ``AioRpcError``."""
+        """Call Read, and wait for its first response. Raise ``Invalid``, ``AioRpcError``."""
         validate_read_request(asked)
         call = self._loopback.read(asked, metadata=self._metadata)
         messages = aiter(call)
@@ -378,7 +378,7 @@ def journal_of(request: Request) -> str:
 def authorization(request: Request) -> tuple[tuple[str, str], ...]:
     """Return call metadata with the credentials of the request, not verified yet.
 
-    Raises ``NotAllowed`` for a header that call metadata cannot carry.
+    Raise ``NotAllowed`` for a header that call metadata cannot carry.
     """
     value = request.headers.get("authorization")
     if not value:

@@ -40,7 +40,7 @@ class ByteRange:
 def parse_range(header: str | None) -> ByteRange | None:
     """Return the range of a ``Range`` header; None without one, or for an unknown unit.
 
-    Raises ``Unsatisfiable`` for what is no range of bytes, and for several at once.
+    Raise ``Unsatisfiable`` for what is no range of bytes, and for several at once.
     """
     if header is None:
         return None

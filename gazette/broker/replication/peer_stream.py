@@ -66,7 +66,7 @@ class PeerStream:
     async def room(self) -> None:
         """Return once there is room for more content.
 
-        Raises ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's
+        Raise ``Unavailable`` if the peer takes nothing for ``timeout_s``, or the call's
         failure. Cancellation: no effect.
         """
         while self.crowded:
@@ -77,7 +77,7 @@ class PeerStream:
     async def receive(self) -> broker_pb2.ReplicateResponse:
         """Return the next answer, in order.
 
-        Raises ``Unavailable`` if no answer arrives within ``timeout_s``, or the call's failure.
+        Raise ``Unavailable`` if no answer arrives within ``timeout_s``, or the call's failure.
         Cancellation: no answer was taken.
         """
         while not self._inbox:
@@ -92,7 +92,7 @@ class PeerStream:
         self._wake_sender()
 
     async def wait_end(self) -> None:
-        """Return when the call has ended. Raises ``Unavailable`` after ``timeout_s``."""
+        """Return when the call has ended. Raise ``Unavailable`` after ``timeout_s``."""
         while not self._ended:
             await self._progressed("does not end its stream")
 

@@ -193,7 +193,7 @@ class Pipeline:
         """Propose to all replicas, which answer if they can go on from there.
 
         The ``opening`` proposal of the pipeline carries the route, addressed to each peer. A peer that cannot
-        be reached shows when answers are gathered. Raises as ``propose``.
+        be reached shows when answers are gathered. Raise as ``propose``.
         """
         request = _proposal(proposal, registers, acknowledge=True)
         if not opening or self._opened:
@@ -269,7 +269,7 @@ class Pipeline:
             )
 
     async def propose(self, proposal: Fragment, registers: LabelSet, *, acknowledge: bool) -> None:
-        """Propose to all replicas. Raises the failure of a broken pipeline, and
+        """Propose to all replicas. Raise the failure of a broken pipeline, and
         ``Bug`` if the local spool disagrees.
 
         Cancellation: some replicas may have the proposal; tear the pipeline down.
@@ -285,7 +285,7 @@ class Pipeline:
         The first chunk is sent at once. Later chunks travel in batches, and the last batch once ``next`` is
         called. Returns when every peer and the local spool have room for more.
 
-        Raises the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
+        Raise the failure of a broken pipeline, or ``Unavailable`` if a peer or the local disk makes no
         progress. After an error or a cancellation, tear the pipeline down.
         """
         self._raise_failure()
@@ -303,7 +303,7 @@ class Pipeline:
     async def next(self) -> Fragment:
         """Return the fragment that a commit of the content so far would make of the spool.
 
-        Raises and cancels as ``content``.
+        Raise and cancels as ``content``.
         """
         self._raise_failure()
         if self._gathered:
@@ -383,7 +383,7 @@ class Pipeline:
     async def gather_acks(self) -> tuple[PeerAnswer, ...]:
         """Return the answer of each peer to a proposal, up to the first refusal. Call in turn.
 
-        Raises the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree
+        Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree
         the pipeline is broken, because all later messages were built on that proposal.
         """
         self._raise_own_failure()
@@ -466,7 +466,7 @@ def open_pipeline(
     """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for any.
 
     A peer that cannot be reached shows when answers are gathered. ``spool`` must have nothing pending; it
-    belongs to the pipeline unless this raises. Raises ``Unavailable`` if etcd has no endpoint of some peer,
+    belongs to the pipeline unless this raises. Raise ``Unavailable`` if etcd has no endpoint of some peer,
     ``Closed`` if the broker's channels are closed.
     """
     others = [member for member in header.route.members if member != header.process_id]

@@ -54,7 +54,7 @@ class WriteBehind:
     async def content(self, content: bytes, delta: int) -> None:
         """Take a chunk. Returns when there is room for another, which may be before this one is written.
 
-        Raises ``Invalid`` unless the chunk follows the content before it, and the error with which an
+        Raise ``Invalid`` unless the chunk follows the content before it, and the error with which an
         earlier chunk could not be written. After an error, all that was pending is rolled back.
         Cancellation: the chunk may be written.
         """
@@ -70,7 +70,7 @@ class WriteBehind:
             self._writing = self._scope.spawn(self._write(batch, begin), name="write behind")
 
     async def flush(self) -> None:
-        """Return when everything is written. Raises as ``content``. Cancellation:
+        """Return when everything is written. Raise as ``content``. Cancellation:
         some content may not be written.
         """
         await self._written()
@@ -79,7 +79,7 @@ class WriteBehind:
             await self._apply(batch, begin)
 
     async def propose(self, proposal: Proposal) -> SpoolResult:
-        """Apply a proposal after all content. Raises as ``content``. Cancellation: it may be applied."""
+        """Apply a proposal after all content. Raise as ``content``. Cancellation: it may be applied."""
         await self.flush()
         result = await self.spool.apply(proposal, primary=self._primary)
         self._end = self.spool.delta
@@ -88,7 +88,7 @@ class WriteBehind:
     async def settle(self) -> None:
         """Return when the spool is not being written to. Content that is not written yet is given up.
 
-        Raises nothing but cancellation, and also then only once no write runs.
+        Raise nothing but cancellation, and also then only once no write runs.
         """
         self._gathered, self._length = [], 0
         cancelled = False

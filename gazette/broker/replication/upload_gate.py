@@ -95,7 +95,7 @@ class Agreement:
         self._confirmed, self._reassigned, self._tenure = fragment, reassigned, tenure
 
     def spool_complete(self, spool: CompletedSpool) -> None:
-        """Pass a spool on, or hold it until its end is agreed. Raises as the persister does."""
+        """Pass a spool on, or hold it until its end is agreed. Raise as the persister does."""
         if self._end is None:
             confirmed = spool.fragment == self._confirmed
             self._uploads.spool_complete(
@@ -113,7 +113,7 @@ class Agreement:
     def finish(self) -> None:
         """Pass on the agreed part of all held spools: no more answers will arrive.
 
-        The part beyond the agreed end is dropped, and logged. Raises as the persister does. The persister
+        The part beyond the agreed end is dropped, and logged. Raise as the persister does. The persister
         cuts and repeats these uploads like all others.
         """
         held, self._held = self._held, []

@@ -159,7 +159,7 @@ class Appender:
     async def write(self, content: BytesLike) -> None:
         """Send content; returns when gRPC took it. Empty content is not sent: it would commit.
 
-        Raises ``Unavailable`` or a related error when the broker ended the call;
+        Raise ``Unavailable`` or a related error when the broker ended the call;
         ``commit`` then raises the reason.
         """
         view = memoryview(content).cast("B")
@@ -175,7 +175,7 @@ class Appender:
     async def commit(self) -> AppendResult:
         """Ask for the commit and wait for it.
 
-        Raises ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``, ``Conflict`` (wrong
+        Raise ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``, ``Conflict`` (wrong
         offset), ``Corrupt`` (index has a greater offset), ``Moved``, ``Unavailable`` or ``Broken``. The
         status is in ``facts["status"]``.
         """

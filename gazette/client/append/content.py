@@ -124,7 +124,7 @@ class Segment:
         return freed
 
     def load(self) -> BytesLike:
-        """Return the content. Blocks as long as the file does. Raises ``OSError``."""
+        """Return the content. Blocks as long as the file does. Raise ``OSError``."""
         data = self.data
         if data is not None:
             return data

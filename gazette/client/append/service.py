@@ -124,7 +124,7 @@ class AppendService:
 
         Waits while another thread has an append to the same journal open, and while too much is waiting to be
         sent. On the event loop it waits for neither, and raises ``Bug`` when the journal is taken.
-        (``begin_append`` can wait, ``append`` need not.) Raises ``Invalid`` for wrong parameters, ``Closed``.
+        (``begin_append`` can wait, ``append`` need not.) Raise ``Invalid`` for wrong parameters, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -146,7 +146,7 @@ class AppendService:
         """Enqueue an append at once, beside an open transaction, and without taking a turn.
 
         No substitute for ``start_append`` if content must be made in the order in which it is enqueued.
-        Raises ``Invalid``, ``Closed``.
+        Raise ``Invalid``, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queue(params)

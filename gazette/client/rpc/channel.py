@@ -335,7 +335,9 @@ class _Channel:
         self.calls = 0
         self.used_at = 0.0
         self.heard_at = 0.0
-        """When the first of the present calls began, a call last ended, or the peer last answered."""
+        """Time at which the first of the present calls began, a call last
+        ended, or the peer last answered.
+        """
         self.journal = JournalStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
         self.shard = ShardStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
         self.byte_path = BytePath(self)

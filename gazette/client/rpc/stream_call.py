@@ -68,14 +68,14 @@ class StreamCall:
         return True
 
     async def read(self) -> Any:
-        """Return the next response, or `END_OF_STREAM`. Raises ``AioRpcError``."""
+        """Return the next response, or `END_OF_STREAM`. Raise ``AioRpcError``."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
             return self._end_of(error)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the only response. Raises ``AioRpcError``."""
+        """Wait for the only response. Raise ``AioRpcError``."""
         return self._response().__await__()
 
     async def _response(self) -> Any:

@@ -188,10 +188,9 @@ class Delivery:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """If the block raises, undo its effects on the store and on what was published.
+        """Undo the effects of the block on the store, and what it published, if it raises.
 
-        ``deferred``: also if it defers. Without a policy, other errors end the shard, and
-        nothing is undone.
+        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing is undone.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)

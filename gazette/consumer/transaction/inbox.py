@@ -175,7 +175,10 @@ class Inbox:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Like ``get``, but leave events of sources: for a transaction that takes no more of them."""
+        """Return the next call as ``get`` does, and leave events of sources in the inbox.
+
+        For a transaction that takes no more events.
+        """
         with self._changed:
             call = self._take_call()
             if call is None and not self._woken and not self.stopped:

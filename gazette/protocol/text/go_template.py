@@ -35,7 +35,7 @@ class Struct:
         methods: Mapping[str, Callable[..., Any]] = {},
         text: Callable[[], str] | None = None,
     ) -> None:
-        """``text`` gives what the value is printed as; without it, it cannot be printed."""
+        """Create a struct. ``text`` returns its printed form; without ``text`` it cannot be printed."""
         self.fields = fields
         self.methods = methods
         self.text = text
@@ -66,14 +66,14 @@ class Template:
         return any(isinstance(node, Control) for node in self.nodes)
 
     def execute(self, dot: Struct) -> str:
-        """Return what the template writes. Raises ``Invalid`` as Go's would fail, and beyond its bounds."""
+        """Return what the template writes. Raise ``Invalid`` as Go's would fail, and beyond its bounds."""
         run = _Run(dot)
         run.nodes(self.nodes, dot)
         return "".join(run.written)
 
 
 def parse(text: str) -> Template:
-    """Read a template. Raises ``Invalid`` at what Go's parser refuses, and at definitions of templates."""
+    """Read a template. Raise ``Invalid`` at what Go's parser refuses, and at definitions of templates."""
     return Template(go_template_syntax.parse(text, _FUNCTIONS))
 
 

@@ -79,7 +79,7 @@ Node = str | Pipeline | Control | Jump
 
 
 def parse(text: str, functions: Collection[str]) -> tuple[Node, ...]:
-    """Read a template. Raises ``Invalid`` at what Go's parser refuses, and at definitions of templates."""
+    """Read a template. Raise ``Invalid`` at what Go's parser refuses, and at definitions of templates."""
     return _Parser(text, functions).all()
 
 
@@ -200,7 +200,7 @@ class _Parser:
         return Pipeline(variables, declares, tuple(commands))
 
     def _assigned(self, *, in_range: bool) -> tuple[tuple[str, ...], bool]:
-        """Variables that a pipeline sets, and whether it declares them."""
+        """Return the variables that a pipeline sets, and whether it declares them."""
         names: list[str] = []
         at = len(self._tokens)
         while at and self._tokens[at - 1][0] == "variable":
@@ -329,7 +329,10 @@ _ESCAPES: Final = {
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str, bool]] | None]]:
-    """Literal text, and the action behind it: as it is written, and its tokens. None for a comment."""
+    """Yield literal text with the action behind it: as it is written, and its tokens.
+
+    The tokens of a comment are None.
+    """
     position, trim = 0, False
     while begin := _BEGIN.search(text, position):
         literal = text[position : begin.start()]

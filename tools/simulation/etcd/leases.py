@@ -33,7 +33,7 @@ class Leases:
         return lease_id in self._leases
 
     def grant(self, lease_id: int, ttl_s: int, now: float) -> Lease:
-        """Add a lease; ``lease_id`` 0 picks an id. Raises ``EtcdError``."""
+        """Add a lease; ``lease_id`` 0 picks an id. Raise ``EtcdError``."""
         if ttl_s > TTL_MAX_S:
             raise errors.lease_ttl_too_large()
         if lease_id in self._leases:
@@ -67,7 +67,7 @@ class Leases:
         return [lease.id for lease in sorted(due, key=lambda lease: lease.expires_at)]
 
     def remove(self, lease_id: int) -> Iterable[bytes]:
-        """Forget the lease and return the keys attached to it. Raises ``EtcdError``."""
+        """Forget the lease and return the keys attached to it. Raise ``EtcdError``."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             raise errors.lease_not_found()

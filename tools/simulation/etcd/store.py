@@ -464,7 +464,7 @@ _Deletes: TypeAlias = "list[tuple[bytes, bytes]]"
 def _check_duplicates(operations: Sequence[rpc_pb2.RequestOp]) -> tuple[set[bytes], _Deletes]:
     """Return the keys that a branch puts and the ranges that it deletes, also in nested ones.
 
-    Raises ``EtcdError`` if it puts a key twice or puts what it deletes. As in etcd: a child that
+    Raise ``EtcdError`` if it puts a key twice or puts what it deletes. As in etcd: a child that
     deletes what a former child puts is allowed, and so is a delete without an end.
     """
     puts: set[bytes] = set()

@@ -93,7 +93,7 @@ class WatchStream:
         self.wake()
 
     def receive(self, request: rpc_pb2.WatchRequest) -> None:
-        """Take a request. Raises ``EtcdError`` by name for what the fake does not implement."""
+        """Take a request. Raise ``EtcdError`` by name for what the fake does not implement."""
         match request.WhichOneof("request_union"):
             case "create_request":
                 self._create(request.create_request)
