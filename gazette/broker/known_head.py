@@ -142,6 +142,10 @@ class KnownHead:
         """Return the offset at which a later primary than that of ``tenure`` has begun, as last read."""
         return self._head.limit(tenure)
 
+    def names(self, tenure: Revision) -> bool:
+        """Return True if this replica has recorded in etcd that the primary of ``tenure`` has appended."""
+        return self._tenure == tenure
+
     async def load(self) -> Offset:
         """Read the head from etcd, and return its offset.
 

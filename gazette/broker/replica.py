@@ -17,6 +17,7 @@ from gazette.broker.append.sessions import SessionLedger
 from gazette.broker.key_space import spec_of
 from gazette.broker.known_head import KnownHead
 from gazette.broker.pulse import pulse_forever
+from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
 from gazette.broker.replication.upload_gate import Agreement
 from gazette.errors import Closed, GazetteError, Unavailable
@@ -32,6 +33,7 @@ from gazette.fragment.spool_file import Spool
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.route import Route
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope, sleep_unless
 
@@ -97,6 +99,7 @@ class Replica:
         self.jumps = False
         """The spool is rolled over offsets of which no replica has the bytes, or will be. See ``begin``."""
         self.agreement = Agreement(context.persister, life, self.head.note)
+        self.others = OtherFollowers()
         self.first_commit = asyncio.Event()
         """Set when this replica, as primary, commits content to the first fragment of the journal."""
         self._gathering: set[asyncio.Future[None]] = set()
@@ -122,11 +125,30 @@ class Replica:
         """Read from etcd how far the journal reaches. Raise as ``KnownHead.load``."""
         self.index.known_head = await self.head.load()
 
-    async def begin(self, tenure: Revision, end: Offset) -> None:
-        """Begin at ``end`` as the primary of ``tenure``, whose spool was rolled
-        there without the bytes before.
+    def other_followers(self, route: Route) -> frozenset[Incarnation]:
+        """Return the followers of ``route`` without this broker."""
+        state, local = self._context.state, self._context.resolver.local_id
+        others = (id for id in route.members if id not in (route.primary_id, local))
+        members = {id: state.member(id.zone, id.suffix) for id in others}
+        return frozenset(
+            (id, 0 if member is None else member.raw.create_revision)
+            for id, member in members.items()
+        )
 
-        A former primary may upload until it learns of that from etcd. So etcd is written first,
+    def must_begin(self, route: Route) -> bool:
+        """Return True if stores may have, at the end of the spool, bytes that this primary never got.
+
+        ``begin`` is to be called then, before the next append.
+        """
+        if not self.others:
+            return self.jumps
+        return self.jumps or self.others.any_gone(self.other_followers(route))
+
+    async def begin(self, tenure: Revision, end: Offset) -> None:
+        """Begin at ``end`` as the primary of ``tenure``. Other brokers may have bytes behind it that
+        this replica never got, or its spool was rolled there without the bytes before.
+
+        A former primary or follower may upload until it learns of that from etcd. So etcd is written first,
         and then stores are listed again. The listing shows what was uploaded before. Its broker
         removes what is uploaded later.
 
@@ -147,6 +169,7 @@ class Replica:
                 timeout_s=timeout_s,
             ) from None
         self.jumps = False
+        self.others.clear()
 
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
@@ -161,11 +184,15 @@ class Replica:
     def agree(self, end: Offset) -> None:
         """Record that all replicas have acknowledged everything before ``end``.
 
+        Has no effect before the known head names this tenure. What it appended is not uploaded until then:
+        the next primary may know neither the store nor the head, and begin before it.
+
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
         """
         self._context.lease.check()
-        self.agreement.agree(end)
+        if self.head.names(self.agreement.tenure):
+            self.agreement.agree(end)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""

@@ -253,6 +253,49 @@ async def test_no_answer_without_it(cluster: FixedCluster) -> None:
     assert head.offset == outcome.commit.end
 
 
+async def test_nothing_is_uploaded_before_it_names_the_primary(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """One replica, and the first append was not recorded. The next primary may not see the store."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"])
+    cluster.etcd.failing = KEY
+    assert (await append(cluster["a"], b"first")).ending is Ending.FAILED
+    await append(cluster["a"])  # As a pulse: all replicas have the bytes now.
+    cluster.assign(JOURNAL, "b")
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert not stored(tmp_path)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_survivor_of_three_lists_stores_if_another_follower_has_gone(
+    stays: bool, tmp_path: Path
+) -> None:
+    """The primary and a follower end. That follower was sent an append which the survivor never got."""
+    async with await FixedCluster.start(5, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=3), "a", "b", "c")
+        await append(cluster["a"], b"first")
+        await until(lambda: stored(tmp_path))
+        survivor = cluster["b"].replica(JOURNAL)
+        for daemon in survivor._daemons:
+            daemon.cancel()  # The next listing is a while away.
+        (stored(tmp_path)[0].parent / name_of(5, b"sent to c only")).write_bytes(b"sent to c only")
+        cluster.expire("a")
+        if not stays:
+            cluster.expire("c")
+        cluster.assign(JOURNAL, "b", "c" if stays else "e", "d")
+        outcome = await append(cluster["b"], b"x")
+        if stays:  # It would have brought these bytes along: they are of another journal's life.
+            assert outcome.ending is Ending.COMMITTED
+            assert survivor.index.end_offset == 6
+        else:
+            assert outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+            assert survivor.index.end_offset == 5 + len(b"sent to c only")
+            assert (await append(cluster["b"], b"x", offset=19)).ending is Ending.COMMITTED
+            assert survivor.others.any_gone(frozenset()) is False
+
+
 async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
     """One replica, and its broker does not know that another one leads, and has appended."""
     cluster.create(journal_spec(JOURNAL), "a")

@@ -221,21 +221,38 @@ def test_what_was_removed_again_is_not_stored():
     assert "the store does not have append 1" in told.found()
 
 
-def test_a_replica_that_lost_its_lease_may_upload_an_append_without_an_answer():
-    """The double fault of docs/consistency.md: its primary is gone, too, and the third replica lacks it."""
+def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged():
     told = Told()
     told.append(b"an append of unknown outcome", None)
     told.append(b"what was acknowledged later!", 0, time=60.0)
     told.stored(b"an append of unknown outcome", 0, time=50.0)
     told.history.stored[0].by = "a"
-    assert "other bytes" in told.found(), "its lease held"
     told.history.lost_brokers["a"] = 40.0
+    assert "other bytes" in told.found()
+
+
+def test_what_a_primary_served_before_all_had_it_is_no_violation():
+    """The append was repeated at another primary, behind another append."""
+    told = Told()
+    repeated = told.append(b"aaaa", 2, time=1.0, repeated=True)
+    told.append(b"bb", 0, time=5.0)
+    repeated.ended = 6.0
+    told.read(b"aaaa", 0, final=False, time=2.0)
     assert told.found() == ""
-    told.history.stored[0].time = 70.0
-    assert "other bytes" in told.found(), "a later primary had begun"
-    told.history.stored[0].time = 50.0
-    told.history.appends[0].refused = True
-    assert "other bytes" in told.found(), "it had been refused"
+    told.read(b"aaaa", 0, final=False, time=7.0)
+    assert "other bytes" in told.found()
+
+
+def test_a_process_leads_at_a_revision_at_which_it_is_a_member():
+    history = History(members={"a/1": (3, 9), "a/2": (13, float("inf"))})
+    assert [history.was_member("a/1", revision) for revision in (2, 3, 8, 9)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert history.was_member("a/2", 99)
+    assert not history.was_member("a/3", 5)
 
 
 def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed():

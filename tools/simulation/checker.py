@@ -67,7 +67,7 @@ def _check_life(
     yield from _evicted(history, appends)
     yield from _skipped(history, life, kept)
     for piece in pieces:
-        known = [one for one in kept if one.begun <= piece.time]
+        known = [one for one in kept if _known_at(one) <= piece.time]
         yield from _mismatches(
             f"reader {piece.reader}",
             piece.offset,
@@ -77,8 +77,6 @@ def _check_life(
             () if piece.final else gone,
         )
     for fragment in stored:
-        if _is_doubtful(history, fragment):
-            continue
         # Whoever comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
         yield from _mismatches(
@@ -96,6 +94,17 @@ def _check_life(
         yield from _strangers(history, life, kept, finals)
     if life.deleted is None and history.stopped:
         yield from _not_stored(kept, stored)
+
+
+def _known_at(append: Append) -> float:
+    """Return the time from which readers must find the append and no other bytes at its offsets.
+
+    A primary serves what it has committed, before its followers have it (`docs/consistency.md`). If it ends
+    then, the next primary may have other bytes there. An append that was repeated may be one of these.
+    """
+    if append.repeated and append.ended is not None:
+        return append.ended
+    return append.begun
 
 
 def _overlaps(appends: list[Append]) -> Iterator[str]:
@@ -131,41 +140,6 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
             if append.payload and append.begin < jump.end and append.end > jump.begin:
                 yield f"reader {jump.reader} jumped at {jump.time:.3f} s over {_name(append)}"
                 break
-
-
-def _is_doubtful(history: History, fragment: Stored) -> bool:
-    """Return True for the double fault that `docs/consistency.md` names.
-
-    The fragment has an append of unknown outcome. A replica that had lost its lease stored it, before
-    anything else was acknowledged at its offsets.
-    """
-    lost = history.lost_brokers.get(fragment.by)
-    if lost is None or lost > fragment.time or fragment.by in history.killed:
-        return False
-    at_once = (
-        one
-        for one in history.appends
-        if one.journal == fragment.journal
-        and one.begin is not None
-        and one.begun <= fragment.time
-        and one.begin < fragment.end
-        and one.end > fragment.begin
-        and not _same(one, max(one.begin, fragment.begin), _from(fragment, one.begin))
-    )
-    if any(at_once):
-        return False
-    return any(
-        one.journal == fragment.journal
-        and one.begin is None
-        and not one.refused
-        and len(one.payload) >= _NAME_BYTES
-        and one.payload[:_NAME_BYTES] in fragment.content
-        for one in history.appends
-    )
-
-
-def _from(fragment: Stored, offset: int) -> bytes:
-    return fragment.content[max(0, offset - fragment.begin) :]
 
 
 def _revenants(appends: list[Append], stored: list[Stored]) -> Iterator[str]:

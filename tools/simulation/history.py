@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -140,6 +141,8 @@ class History:
     """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
     assigned: list[Assigned] = field(default_factory=list)
     """The assignments of all journals, whenever they changed."""
+    members: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """For each process, the revisions from which and until which etcd has its member key."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Processes whose member key was deleted from etcd, and when."""
     hurried: dict[str, float] = field(default_factory=dict)
@@ -152,6 +155,11 @@ class History:
     """Those of them that were killed, and when."""
     violations: list[str] = field(default_factory=list)
     """What was seen to be wrong as it happened."""
+
+    def was_member(self, name: str, revision: int) -> bool:
+        """Return True if the member key of a process was in etcd at ``revision``."""
+        begin, end = self.members.get(name, (math.inf, 0))
+        return begin <= revision < end
 
     def life_of(self, journal: str, revision: int) -> Life | None:
         for life in self.lives:

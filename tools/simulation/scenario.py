@@ -760,11 +760,13 @@ class Scenario:
         append.ended = world.loop.now
         append.begin = result.commit.begin if at is None else at
         append.revision = result.header.etcd.revision
+        primary, revision = result.header.process_id, append.revision
+        if primary is not None:
+            append.primary = world.primary(primary.suffix, append.begun, revision)
         append.holders = tuple(
-            world.holder(member.suffix, append.begun) for member in result.header.route.members
+            append.primary if member == primary else world.holder(member.suffix, append.begun)
+            for member in result.header.route.members
         )
-        primary = result.header.process_id
-        append.primary = () if primary is None else world.holder(primary.suffix, append.begun)
         world.say(append.client, f"append {append.number} is at {append.begin}", append.holders)
         if at is None and result.commit.end - result.commit.begin != len(append.payload):
             world.violated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -270,11 +271,9 @@ class World:
             if key.startswith(members):
                 id = key.decode().rpartition("#")[2]
                 if event.type:
-                    self._evicted(id, expired=self.etcd.store.expires)
+                    self._evicted(id, revision, expired=self.etcd.store.expires)
                 else:
-                    self.announced |= {
-                        one.name: one for one in self.processes if one.id == id and not one.ended
-                    }
+                    self._announced(id, revision)
             if key.startswith(assignments):
                 assigned[key[len(assignments) :].decode().partition("#")[0]] = None
             if not key.startswith(prefix):
@@ -336,11 +335,18 @@ class World:
         parts = None if service is None else service._parts
         return parts is not None and bool(parts.context.state.local_items)
 
-    def _evicted(self, id: str, *, expired: bool) -> None:
+    def _announced(self, id: str, revision: int) -> None:
+        for one in self.processes:
+            if one.id == id and not one.ended:
+                self.announced[one.name] = one
+                self.history.members.setdefault(one.name, (revision, math.inf))
+
+    def _evicted(self, id: str, revision: int, *, expired: bool) -> None:
         """Note the end of a member's lease. A member that gives it back claims that its spools are stored."""
         for name, process in self.announced.items():
             if process.id == id:
                 self.history.evicted.setdefault(name, self.loop.now)
+                self.history.members[name] = (self.history.members[name][0], revision)
                 if expired and not process.has_persisted:
                     process.lose()
                 elif self._left_alone(process):
@@ -437,6 +443,11 @@ class World:
             for one in self.processes
             if one.id == id and (one.ended_at is None or one.ended_at >= since)
         )
+
+    def primary(self, id: str, since: float, revision: int) -> tuple[str, ...]:
+        """Return those of ``holder`` that can have led at a ``revision``, or all if none can."""
+        names = self.holder(id, since)
+        return tuple(name for name in names if self.history.was_member(name, revision)) or names
 
     # Clients.
 

@@ -21,8 +21,8 @@ from gazette.broker.append.wire import ReplicateContent, ReplicateMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
+from gazette.broker.replication.other_followers import Incarnation
 from gazette.broker.replication.spool_writer import WriteBehind
-from gazette.broker.replication.upload_gate import Agreement
 from gazette.broker.resolver import Resolution
 from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
@@ -92,10 +92,12 @@ class ReplicateApi:
             call,
             at.header,
             expiry,
-            replica.agreement,
+            replica,
             context.lease,
             at,
+            replica.other_followers(at.header.route),
         )
+        replica.others.follow(stream.others)
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
                 scope.spawn(self._watch(stream, claims, at, header), name="watch")
@@ -183,22 +185,28 @@ class _Stream:
     header: Header | None
     """The header of the local resolution; sent with the first answer."""
     expiry: Expiry
-    agreement: Agreement
+    replica: Replica
     lease: LeaseGuard
     at: Resolution
+    others: frozenset[Incarnation]
+    """The other followers, which the primary sends the same messages."""
     messages: int = 0
+    has_content: bool = False
+    """Content has arrived that no accepted proposal has committed yet."""
 
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
         while (message := await self._next()) is not None:
             self.messages += 1
             if isinstance(message, ReplicateContent):
+                self.has_content = True
                 await self.local.content(message.content, message.delta)
                 continue
             validate_replicate_request(message)
             if message.HasField("proposal"):
                 await self._propose(_proposal_of(message), acknowledge=message.acknowledge)
             else:
+                self.has_content = True
                 await self.local.content(message.content, message.content_delta)
 
     async def _next(self) -> ReplicateMessage | None:
@@ -211,7 +219,11 @@ class _Stream:
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
         result = await self.local.propose(proposal)
         if result.status is Status.OK:
-            self.agreement.confirm(result.fragment, self.at.reassigned, self.at.tenure)
+            replica, at = self.replica, self.at
+            replica.agreement.confirm(result.fragment, at.reassigned, at.tenure)
+            if self.has_content:
+                self.has_content = False
+                replica.others.committed(self.others)
         if acknowledge:
             self.lease.check()  # Without a lease, another replica may count in place of this one.
             header, self.header = self.header, None

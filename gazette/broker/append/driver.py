@@ -367,11 +367,13 @@ class AppendDriver:
             end = self._held.spool.fragment.end
             if end < max(replica.index.end_offset, replica.head.offset):
                 replica.jumps = replica.head.closed is None
-            elif replica.jumps:
+            elif replica.must_begin(at.header.route):
                 try:
                     await self._wait(replica.begin(at.tenure, end))
                 except (_Interrupted, GazetteError) as error:
                     return self._unfinished(error)
+            else:
+                replica.others.clear()
         self._store_seen = None if store is None else store.health
         store_error = None if self._store_seen is None else self._store_seen.error
         expired = context.clock.monotonic() >= self._store_deadline
@@ -528,10 +530,12 @@ class AppendDriver:
     async def _know_head(self) -> None:
         """Record in etcd that the journal has content, before a primary answers its first append."""
         begin, end = self._committing
-        if end <= begin:
+        replica, tenure = self._replica, self._at.tenure
+        assert replica is not None
+        if end <= begin or replica.head.names(tenure):
             return
-        assert self._replica is not None
-        await self._replica.head.acknowledge(self._at.tenure, begin, end)
+        await replica.head.acknowledge(tenure, begin, end)
+        replica.agree(end)
 
     # The ways to give up the pipeline.
 

@@ -57,7 +57,6 @@ class Agreement:
         self._life = life
         self._completed = completed
         self._tenure: Revision = 0
-        """Creation revision of the assignment of the primary that appended last."""
         self._end: Offset | None = None
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
@@ -67,6 +66,11 @@ class Agreement:
     def end(self) -> Offset | None:
         """The agreed end; None while this replica follows."""
         return self._end
+
+    @property
+    def tenure(self) -> Revision:
+        """Creation revision of the assignment of the primary that appended last."""
+        return self._tenure
 
     def lead(self, end: Offset, tenure: Revision) -> None:
         """Lead the journal from now on, by the assignment that was created at ``tenure``.

@@ -1,0 +1,56 @@
+"""Which brokers may upload bytes that this replica has never received, and that no client was answered for.
+
+A primary sends an append to all of its followers at once. If it ends just then, one follower may have bytes
+that another follower never gets. It uploads them when it leaves (`upload_gate`). If the other one leads
+next, it would give the same offsets to other bytes.
+
+A follower that stays brings such bytes along: the first synchronization of the new pipeline compares the ends
+of all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
+stores before its first append (``Replica.begin``). It costs a listing only if two replicas were lost at
+once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from gazette.protocol.ids import ProcessId, Revision
+
+Incarnation: TypeAlias = tuple[ProcessId, Revision]
+"""A broker, and the creation revision of its member key: the next process of that id has another one."""
+
+_LEFT: Final = -1
+
+
+class OtherFollowers:
+    """The other followers of former primaries, as seen by one replica that followed with them."""
+
+    def __init__(self) -> None:
+        self._known: frozenset[Incarnation] = frozenset()
+
+    def follow(self, others: frozenset[Incarnation]) -> None:
+        """Record that this replica follows a primary, and ``others`` with it.
+
+        A known follower that is not among them has left the journal. If it returns, its replica is new.
+        """
+        left = {(id, _LEFT) for id, _ in self._known - others}
+        self._known = others | left
+
+    def committed(self, others: frozenset[Incarnation]) -> None:
+        """Record that this replica has committed content, which its primary sent to ``others``, too.
+
+        That primary was in step with all of its followers. So only they can have other bytes now.
+        """
+        self._known = others
+
+    def any_gone(self, present: frozenset[Incarnation]) -> bool:
+        """Return True unless all known followers are among ``present``."""
+        return not self._known <= present
+
+    def __bool__(self) -> bool:
+        """Return True if there are known followers."""
+        return bool(self._known)
+
+    def clear(self) -> None:
+        """Forget all: this replica leads, and is in step with all that can have other bytes."""
+        self._known = frozenset()
