@@ -97,7 +97,7 @@ class Api:
         """Return the shard that reads the rides of a bike. Raise ``NotFound``."""
         await self.rides.ready()
         journal = self.mapping(str(bike)).journal
-        shards = self.service.resolver.shards_with_source(journal)
+        shards = self.service.shards_with_source(journal)
         if not shards:
             raise NotFound(f"no shard reads {journal}", hint="Apply specifications of shards.")
         return shards[0].id

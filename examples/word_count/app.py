@@ -134,7 +134,7 @@ class Api(NGramServicer):
         shards = {
             spec.id
             for partition in self.partitions().all
-            for spec in self.service.resolver.shards_with_source(partition.journal)
+            for spec in self.service.shards_with_source(partition.journal)
         }
         if not shards:
             raise NotFound("no shard counts any journal", hint="Apply specifications of shards.")

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from gazette.blobs.s3.store import S3Settings, S3Store
+from gazette.blobs.s3.access import S3Settings
+from gazette.blobs.s3.store import S3Store
 from gazette.blobs.wrappers import RetryingStore
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl

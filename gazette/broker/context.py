@@ -7,62 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gazette.auth import Signer, Verifier
-from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.settings import BrokerSettings
-from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool, TaskScope
+from gazette.broker.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
-    from gazette.allocator.state import State
-    from gazette.blobs.registry import BlobStores
     from gazette.broker.resolver import Resolver
-    from gazette.client.rpc.channel import Channels
-    from gazette.etcd.client import Etcd
-    from gazette.fragment.disk_pace import DiskPace
-    from gazette.fragment.kept_files import KeptFiles
-    from gazette.fragment.local_file import Disk
-    from gazette.fragment.persister import Persister
-    from gazette.keyspace.key_space import KeySpace
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
-    """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
+class BrokerContext(ReplicaContext):
+    """The components of one broker: those of its replicas, and what finds and guards these."""
 
-    spools: Pool
-    """For processor work, and for writing to the local disk."""
-    reads: Pool
-    """For reading from the local disk while it is slow."""
-
-    def close(self) -> None:
-        self.spools.close()
-        self.reads.close()
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerContext:
-    """The components of one broker. Nothing here is replaced while the broker lives.
-
-    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only
-    after the last spool was persisted.
-    """
-
-    clock: Clock
-    rng: random.Random
-    settings: BrokerSettings
-    etcd: Etcd
-    lease: LeaseGuard
-    key_space: KeySpace
-    state: State
     resolver: Resolver
-    blob_stores: BlobStores
-    persister: Persister
-    peers: Channels
+    rng: random.Random
     signer: Signer
     verifier: Verifier
-    pools: Pools
-    disk: Disk
-    """The disk of spool files."""
-    disk_pace: DiskPace
-    kept_files: KeptFiles
-    scope: TaskScope

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +19,9 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import EMPTY_ROUTE, Route
 from gazette.protocol.stored import noted, stored_broker, stored_journal, stored_route
+
+MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
+"""Stands for this broker while its own key is not in etcd: it can still proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,14 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
     except DecodeError as error:
         return noted(what, EMPTY_ROUTE, str(error))
     return noted(what, *stored_route(pb))
+
+
+def local_id_of(state: State) -> ProcessId:
+    """Return the id of this broker; `MISSING_ID` while its key is not in etcd."""
+    member = state.local_member
+    if member is None:
+        return MISSING_ID
+    return ProcessId(member.decoded.zone, member.decoded.suffix)
 
 
 def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:

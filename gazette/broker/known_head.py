@@ -28,8 +28,8 @@ from gazette.protocol.label_set import Label, LabelSet
 
 if TYPE_CHECKING:
     from gazette.allocator.state import State
-    from gazette.broker.context import BrokerContext
     from gazette.broker.lease_guard import LeaseGuard
+    from gazette.broker.replica_context import ReplicaContext
     from gazette.etcd.client import Etcd
     from gazette.runtime.clock import Clock
 
@@ -115,7 +115,7 @@ class KnownHead:
     acknowledged: by one fragment, or more while etcd is away. It is never ahead.
     """
 
-    def __init__(self, context: BrokerContext, journal: JournalName, life: Revision) -> None:
+    def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
         self._context = context
         self._journal = journal
         self._key = head_key(context.settings.root, journal)

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gazette.allocator.model import item_key
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
-from gazette.broker.key_space import spec_of
+from gazette.broker.key_space import local_id_of, spec_of
 from gazette.broker.known_head import KnownHead
-from gazette.broker.pulse import pulse_forever
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
 from gazette.broker.replication.upload_gate import Agreement
@@ -39,7 +38,7 @@ from gazette.runtime.tasks import TaskScope, sleep_unless
 
 if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
-    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica_context import ReplicaContext
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +76,17 @@ class Replica:
 
     ``spool`` is held by a pipeline of this broker or by a Replicate call of the primary. ``pipeline`` holds
     None until there is one. An owner gives back what it took, or its successor.
+
+    ``pulse`` is run as a daemon from ``start`` to ``shut_down``: see ``broker/pulse``.
     """
 
-    def __init__(self, journal: JournalName, life: Revision, context: BrokerContext) -> None:
+    def __init__(
+        self,
+        journal: JournalName,
+        life: Revision,
+        context: ReplicaContext,
+        pulse: Callable[[Replica], Coroutine[Any, Any, NoReturn]],
+    ) -> None:
         self.journal = journal
         self.life = life
         self.index = Index(journal, context.clock)
@@ -104,6 +111,7 @@ class Replica:
         """Set when this replica, as primary, commits content to the first fragment of the journal."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
+        self._pulse = pulse
         self._daemons: tuple[asyncio.Task[None], ...] = ()
         spool = Spool(
             journal,
@@ -127,7 +135,8 @@ class Replica:
 
     def other_followers(self, route: Route) -> frozenset[Incarnation]:
         """Return the followers of ``route`` without this broker."""
-        state, local = self._context.state, self._context.resolver.local_id
+        state = self._context.state
+        local = local_id_of(state)
         others = (id for id in route.members if id not in (route.primary_id, local))
         members = {id: state.member(id.zone, id.suffix) for id in others}
         return frozenset(
@@ -228,7 +237,7 @@ class Replica:
         """Start the daemons, as children of ``scope``."""
         self._daemons = (
             scope.daemon(self._refresh_forever(), name=f"refresh {self.journal}"),
-            scope.daemon(pulse_forever(self._context, self), name=f"pulse {self.journal}"),
+            scope.daemon(self._pulse(self), name=f"pulse {self.journal}"),
         )
 
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gazette.allocator.model import DecodedKV
 from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
-from gazette.broker.key_space import JournalItem, route_of, tenure_of
+from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, route_of, tenure_of
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.fragment import Fragment
@@ -28,9 +28,6 @@ from gazette.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
     from gazette.broker.replica import Replica
-
-MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
-"""Stands for this broker while its own key is not in etcd: it can still proxy."""
 
 STOPPED: Final = "resolver has stopped serving local replicas"
 
@@ -144,10 +141,7 @@ class Resolver:
 
     @property
     def local_id(self) -> ProcessId:
-        member = self._state.local_member
-        if member is None:
-            return MISSING_ID
-        return ProcessId(member.decoded.zone, member.decoded.suffix)
+        return local_id_of(self._state)
 
     @property
     def journals(self) -> tuple[str, ...]:

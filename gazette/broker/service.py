@@ -34,13 +34,15 @@ from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
-from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.context import BrokerContext
 from gazette.broker.http.gateway import HttpGateway, Loopback
 from gazette.broker.http.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.pulse import pulse_forever
 from gazette.broker.replica import Replica
+from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels, TlsSettings
@@ -240,7 +242,9 @@ class BrokerService:
             key_space,
             state,
             self._replicas,
-            new_replica=lambda journal, life: Replica(journal, life, context),
+            new_replica=lambda journal, life: Replica(
+                journal, life, context, partial(pulse_forever, context)
+            ),
             open_store=blob_stores.get,
             assignment_wait_s=settings.assignment_wait_s,
         )

@@ -41,7 +41,7 @@ from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
 
 if TYPE_CHECKING:
-    from gazette.client.client import Client
+    from gazette.client.access import BrokerAccess
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class StoredFragment:
     """Names of fragments of the same begin and end that hold other bytes, and are not read."""
 
 
-async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) -> JournalList:
+async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:
     """Return all journals that match, of those that the caller may list. Wait for a connection.
 
     Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
@@ -153,7 +153,7 @@ async def list_journals(client: Client, selector: LabelSelector = EVERYTHING) ->
 
 
 async def watch_journals(
-    client: Client, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
+    client: BrokerAccess, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
 ) -> AsyncIterator[JournalList]:
     """Yield the journals that match, and again after each change of one of their specifications.
 
@@ -182,7 +182,7 @@ async def watch_journals(
 
 
 async def _snapshots(
-    client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
+    client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[JournalList]:
     """Yield the lists of one watch. A list is pages up to an empty one; the first has the header."""
     header: Header | None = None
@@ -198,7 +198,7 @@ async def _snapshots(
 
 
 async def _pages(
-    client: Client, request: broker_pb2.ListRequest, selector: LabelSelector
+    client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
     with map_errors("List", client.channels, endpoint=client.address):
@@ -257,7 +257,7 @@ def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
     return spec
 
 
-async def get_journal(client: Client, name: str) -> ListedJournal:
+async def get_journal(client: BrokerAccess, name: str) -> ListedJournal:
     """Return one journal by its name (a metadata segment is ignored). Raise ``NotFound`` too."""
     journal, _ = split_journal_meta(name)
     listed = await list_journals(client, LabelSelector.of(name=journal))
@@ -267,7 +267,7 @@ async def get_journal(client: Client, name: str) -> ListedJournal:
 
 
 async def apply_journals(
-    client: Client, changes: Sequence[JournalChange], *, batch_size: int = 0
+    client: BrokerAccess, changes: Sequence[JournalChange], *, batch_size: int = 0
 ) -> Header:
     """Change specifications: all of them, or none.
 
@@ -284,7 +284,7 @@ async def apply_journals(
     return header
 
 
-async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
+async def _apply(client: BrokerAccess, changes: Sequence[JournalChange]) -> Header:
     request = broker_pb2.ApplyRequest(changes=[change.to_pb() for change in changes])
     validate_apply_request(request)
     metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
@@ -297,7 +297,9 @@ async def _apply(client: Client, changes: Sequence[JournalChange]) -> Header:
     return Header.from_pb(response.header)
 
 
-async def list_fragments(client: Client, params: FragmentsParams) -> tuple[StoredFragment, ...]:
+async def list_fragments(
+    client: BrokerAccess, params: FragmentsParams
+) -> tuple[StoredFragment, ...]:
     """Return the fragments of a journal's index, by offset, over all pages.
 
     Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``,
@@ -319,7 +321,7 @@ async def list_fragments(client: Client, params: FragmentsParams) -> tuple[Store
 
 
 async def _fragments_page(
-    client: Client, params: FragmentsParams, page: Offset
+    client: BrokerAccess, params: FragmentsParams, page: Offset
 ) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
     """Return a page, and the names of hidden fragments by the name of the one that is read."""
     request = params.to_pb(page)
@@ -349,7 +351,7 @@ async def _fragments_page(
 
 
 async def fragment_store_health(
-    client: Client, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
+    client: BrokerAccess, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
 ) -> str:
     """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
 

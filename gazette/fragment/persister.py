@@ -636,7 +636,7 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
         fragment=spool.fragment,
         first_append_time=spool.first_append_time,
         registers=spool.registers,
-        spec=spec,
+        spec=spec.template_data(),
     )
     try:
         postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)

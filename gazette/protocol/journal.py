@@ -14,8 +14,10 @@ from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.ids import META_DELIMITER, JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.postfix_template import PostfixContext
+from gazette.protocol.postfix_template import PostfixContext, codec_data, label_data
 from gazette.protocol.text import duration
+from gazette.protocol.text.go_format import NamedInt
+from gazette.protocol.text.go_template import Struct
 from gazette.protocol.text.validation import within
 
 REPLICATION_MAX: Final = 5
@@ -67,6 +69,15 @@ class Suspend:
         return broker_pb2.JournalSpec.Suspend(
             level=self.level.value,  # type: ignore[arg-type]
             offset=self.offset,
+        )
+
+    def template_data(self) -> Struct:
+        """Return the suspension as templates of path postfixes see it."""
+        return Struct(
+            {
+                "Level": lambda: NamedInt(self.level, self.level.name),
+                "Offset": lambda: self.offset,
+            }
         )
 
     @classmethod
@@ -246,6 +257,36 @@ class JournalSpec:
             suspend=None if self.suspend is None else self.suspend.to_pb(),
         )
 
+    def template_data(self) -> Struct:
+        """Return the specification as templates of path postfixes see it."""
+        labels = label_data(self.labels)
+        part, flags, suspend = self.fragment, self.flags, self.suspend
+        flag = next((one.name for one in JournalFlag if one == flags), str(int(flags)))
+        fragment = Struct(
+            {
+                "Length": lambda: part.length,
+                "CompressionCodec": lambda: codec_data(part.codec),
+                "Stores": lambda: list(part.stores),
+                "RefreshInterval": lambda: _duration_data(part.refresh_interval_ns),
+                "Retention": lambda: _duration_data(part.retention_ns),
+                "FlushInterval": lambda: _duration_data(part.flush_interval_ns),
+                "PathPostfixTemplate": lambda: part.path_postfix_template,
+            }
+        )
+        return Struct(
+            {
+                **labels.fields,
+                "Name": lambda: self.name,
+                "Replication": lambda: self.replication,
+                "LabelSet": lambda: labels,
+                "Fragment": lambda: fragment,
+                "Flags": lambda: NamedInt(flags, flag),
+                "MaxAppendRate": lambda: self.max_append_rate,
+                "Suspend": lambda: None if suspend is None else suspend.template_data(),
+            },
+            labels.methods,
+        )
+
     @classmethod
     def from_pb(cls, pb: broker_pb2.JournalSpec) -> JournalSpec:
         """Return the specification. Raise :class:`Invalid` for unknown enum values."""
@@ -297,6 +338,10 @@ def _validate_media_type(text: str) -> None:
         raise Invalid(f"parsing {CONTENT_TYPE}: mime: {problem}")
 
 
+def _duration_data(nanos: int) -> NamedInt:
+    return NamedInt(nanos, duration.format_go_duration(nanos))
+
+
 def _try_postfix(text: str) -> None:
     # Evaluate with an empty and with a full context. So an invalid layout, such as one with a
     # space, is found when it is applied, and not when a fragment must be stored.
@@ -309,7 +354,7 @@ _ZERO_CONTEXT: Final = PostfixContext(
     fragment=Fragment(journal="", begin=0, end=0, codec=Codec.INVALID),
     first_append_time=None,
     registers=EMPTY_LABELS,
-    spec=JournalSpec(name=""),
+    spec=JournalSpec(name="").template_data(),
 )
 _FULL_CONTEXT: Final = PostfixContext(
     fragment=Fragment(
@@ -327,7 +372,7 @@ _FULL_CONTEXT: Final = PostfixContext(
         fragment=FragmentSpec(length=1 << 28, codec=Codec.ZSTANDARD),
         flags=JournalFlag.O_RDWR,
         max_append_rate=1 << 20,
-    ),
+    ).template_data(),
 )
 
 _JOURNAL_FIELDS: Final = ("replication", "flags", "max_append_rate")

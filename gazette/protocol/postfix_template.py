@@ -13,20 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gazette.errors import Invalid
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import NAME_BYTES_MAX, validate_path_component
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.text import go_template
-from gazette.protocol.text.duration import format_go_duration
 from gazette.protocol.text.go_format import NamedInt
 from gazette.protocol.text.go_template import Struct, Template
 from gazette.protocol.text.go_time import format_go_time, utc
-
-if TYPE_CHECKING:
-    from gazette.protocol.journal import JournalSpec
 
 _FIELDS: Final = (
     'Use fields and methods such as {{ .Spool.FirstAppendTime.Format "2006-01-02" }}, '
@@ -41,13 +37,14 @@ class PostfixContext:
     """Data of one evaluation of a template.
 
     ``first_append_time`` is in Unix seconds, by the clock of the broker that stores the fragment.
-    ``None`` is the zero time, in the year 1.
+    ``None`` is the zero time, in the year 1. ``spec`` has the fields of the journal's specification
+    (``JournalSpec.template_data``).
     """
 
     fragment: Fragment
     first_append_time: float | None
     registers: LabelSet
-    spec: JournalSpec
+    spec: Struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def parse(text: str) -> PostfixTemplate:
 
 def template_data(context: PostfixContext) -> Struct:
     """Return the fields and methods that templates see."""
-    spec = _spec(context.spec)
+    spec = context.spec
     return Struct(
         {**spec.fields, "Spool": lambda: _spool(context), "JournalSpec": lambda: spec}, spec.methods
     )
@@ -98,7 +95,7 @@ def _spool(context: PostfixContext) -> Struct:
         **fragment.fields,
         "Fragment": lambda: fragment,
         "FirstAppendTime": lambda: _time(context.first_append_time),
-        "Registers": lambda: _labels(context.registers),
+        "Registers": lambda: label_data(context.registers),
     }
     return Struct(fields, fragment.methods)
 
@@ -109,7 +106,7 @@ def _fragment(fragment: Fragment) -> Struct:
             "Journal": lambda: fragment.journal,
             "Begin": lambda: fragment.begin,
             "End": lambda: fragment.end,
-            "CompressionCodec": lambda: _codec(fragment.codec),
+            "CompressionCodec": lambda: codec_data(fragment.codec),
             "BackingStore": lambda: fragment.backing_store,
             "ModTime": lambda: fragment.mod_time,
             "PathPostfix": lambda: fragment.path_postfix,
@@ -122,46 +119,9 @@ def _fragment(fragment: Fragment) -> Struct:
     )
 
 
-def _spec(spec: JournalSpec) -> Struct:
-    labels = _labels(spec.labels)
-    part = spec.fragment
-    fragment = Struct(
-        {
-            "Length": lambda: part.length,
-            "CompressionCodec": lambda: _codec(part.codec),
-            "Stores": lambda: list(part.stores),
-            "RefreshInterval": lambda: _duration(part.refresh_interval_ns),
-            "Retention": lambda: _duration(part.retention_ns),
-            "FlushInterval": lambda: _duration(part.flush_interval_ns),
-            "PathPostfixTemplate": lambda: part.path_postfix_template,
-        }
-    )
-    fields: dict[str, Callable[[], Any]] = {
-        **labels.fields,
-        "Name": lambda: spec.name,
-        "Replication": lambda: spec.replication,
-        "LabelSet": lambda: labels,
-        "Fragment": lambda: fragment,
-        "Flags": lambda: NamedInt(spec.flags, _FLAGS.get(spec.flags, str(int(spec.flags)))),
-        "MaxAppendRate": lambda: spec.max_append_rate,
-        "Suspend": lambda: _suspend(spec),
-    }
-    return Struct(fields, labels.methods)
+def label_data(labels: LabelSet) -> Struct:
+    """Return labels as templates see them."""
 
-
-def _suspend(spec: JournalSpec) -> Struct | None:
-    suspend = spec.suspend
-    if suspend is None:
-        return None
-    return Struct(
-        {
-            "Level": lambda: NamedInt(suspend.level, suspend.level.name),
-            "Offset": lambda: suspend.offset,
-        }
-    )
-
-
-def _labels(labels: LabelSet) -> Struct:
     def value_of(name: str) -> str:
         return labels.value_of(_string(name)) or ""
 
@@ -234,12 +194,6 @@ def _string(value: Any) -> str:
     return value
 
 
-def _codec(codec: Codec) -> NamedInt:
+def codec_data(codec: Codec) -> NamedInt:
+    """Return a codec as templates see it."""
     return NamedInt(codec.value, codec.name)
-
-
-def _duration(nanos: int) -> NamedInt:
-    return NamedInt(nanos, format_go_duration(nanos))
-
-
-_FLAGS: Final = {0: "NOT_SPECIFIED", 1: "O_RDONLY", 2: "O_WRONLY", 4: "O_RDWR"}

@@ -27,7 +27,7 @@ from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags, member_id
 from gazette.config.schema import Loaded, Schema, exit_with, log_warnings
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
-from gazette.consumer.service import ConsumerService
+from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import HttpGuard
@@ -165,7 +165,7 @@ def root_of(application: Application[Any], loaded: Loaded) -> str:
     return f"{PREFIX_DEFAULT}{name}"
 
 
-def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerService:
+def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerMember:
     """Return the service of a configuration, with its ports taken. Call it on the event loop.
 
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
@@ -189,7 +189,7 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     if auth.keyless:
         what = "use this application, and change and delete its shards"
         warn_of_open_server(server.settings, "consumer", what)
-    return ConsumerService(
+    return ConsumerMember(
         application,
         clock,
         rng,

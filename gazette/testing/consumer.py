@@ -16,7 +16,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange, ShardClient
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
-from gazette.consumer.service import ConsumerService
+from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
@@ -71,7 +71,7 @@ class ConsumerFixture:
     Waits have no bound of their own: the test's timeout bounds them.
     """
 
-    def __init__(self, service: ConsumerService, shards: ShardClient, etcd: Etcd) -> None:
+    def __init__(self, service: ConsumerMember, shards: ShardClient, etcd: Etcd) -> None:
         self.service = service
         self.shards = shards
         self.etcd = etcd
@@ -125,7 +125,7 @@ class ConsumerFixture:
             fragments=FragmentAccess(file_root=broker.file_root),
             clock=clock,
         )
-        service = ConsumerService(
+        service = ConsumerMember(
             application,
             clock,
             random.Random(id),

@@ -27,11 +27,13 @@ from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.replicate import ReplicateApi
 from gazette.broker.append.wire import decode_append, decode_replicate
-from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.pulse import pulse_forever
 from gazette.broker.replica import Replica
+from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
 from gazette.broker.settings import BrokerSettings
 from gazette.client.rpc.channel import Channels, ChannelSettings
@@ -210,7 +212,7 @@ class FixedBroker:
         ]
 
     def new_replica(self, journal: str, life: int) -> Replica:
-        return Replica(journal, life, self.context)
+        return Replica(journal, life, self.context, partial(pulse_forever, self.context))
 
     def replica(self, journal: str) -> Replica:
         """Return the replica that this broker's resolver holds now."""

@@ -21,7 +21,7 @@ from gazette.backfill.staging import (
     open_staging,
     state_name,
 )
-from gazette.blobs.s3.store import S3Settings
+from gazette.blobs.s3.access import S3Settings
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.runtime.clock import SystemClock
 from tests.backfill.apps import Words, WordsBackfill

@@ -20,7 +20,8 @@ from urllib3 import HTTPResponse
 
 from gazette.blobs import extras, health
 from gazette.blobs.blob_store import BlobStore
-from gazette.blobs.s3.store import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Settings, S3Store
+from gazette.blobs.s3.access import S3Settings
+from gazette.blobs.s3.store import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Store
 from gazette.errors import (
     Corrupt,
     GazetteError,

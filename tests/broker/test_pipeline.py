@@ -20,7 +20,7 @@ from gazette.broker.append.wire import (
     decode_replicate,
     replicate_content,
 )
-from gazette.broker.context import BrokerContext, Pools
+from gazette.broker.replica_context import Pools, ReplicaContext
 from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline
 from gazette.broker.settings import BrokerSettings
@@ -115,20 +115,16 @@ class Bench:
         """Ends that all peers have acknowledged, as the pipelines told."""
         clock = SystemClock()
         absent: Any = None
-        self.context = BrokerContext(
+        self.context = ReplicaContext(
             clock=clock,
-            rng=random.Random(1),
             settings=BrokerSettings(peer_timeout_s=timeout_s),
             etcd=absent,
             key_space=absent,
             state=absent,
             lease=absent,
-            resolver=absent,
             blob_stores=absent,
             persister=absent,
             peers=self.channels,
-            signer=NoAuth(),
-            verifier=NoAuth(),
             pools=self.pools,
             disk=absent,
             disk_pace=absent,

@@ -14,9 +14,9 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending
-from gazette.broker.key_space import broker_decoder, is_consistent
+from gazette.broker.key_space import MISSING_ID, broker_decoder, is_consistent
 from gazette.broker.pulse import NoContent
-from gazette.broker.resolver import MISSING_ID, Resolver
+from gazette.broker.resolver import Resolver
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.etcd.values import KeyValue, RangeResult, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace

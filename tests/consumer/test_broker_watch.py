@@ -14,6 +14,7 @@ import pytest
 
 from gazette.client.client import Client
 from gazette.consumer.broker_watch import RetryLog
+from gazette.consumer.member import ConsumerMember
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
 from gazette.etcd.client import Etcd
@@ -49,12 +50,12 @@ async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
     """Makes members of a broker's address; started, and crashed after the test."""
     scope, made = TaskScope("members"), []
 
-    def start(application: Any, address: str) -> ConsumerService:
+    def start(application: Any, address: str) -> ConsumerMember:
         clock = SystemClock()
         server = Server(clock, ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
         server.bind()
         settings = ConsumerSettings(root="/gazette/consumers/test", scratch_directory=tmp_path)
-        one = ConsumerService(
+        one = ConsumerMember(
             application,
             clock,
             random.Random(1),
@@ -73,7 +74,7 @@ async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
         await one.crash()
 
 
-async def ready(service: ConsumerService) -> tuple[int, str]:
+async def ready(service: ConsumerMember) -> tuple[int, str]:
     async with httpx.AsyncClient() as http:
         while True:
             try:

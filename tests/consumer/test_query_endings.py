@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import StateView
-from gazette.consumer.query.query import RunningQueries
+from gazette.consumer.query.query_router import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
 from gazette.etcd.values import LeaseLost

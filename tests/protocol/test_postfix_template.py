@@ -22,18 +22,19 @@ from gazette.protocol.text import go_template
 # The machine that tests run on may be busy: time is no reason to fail.
 PROPERTY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+SPEC = JournalSpec(
+    "spec/name",
+    replication=3,
+    labels=LabelSet.of(("label", "x"), ("other", "y/z")),
+    fragment=FragmentSpec(length=4096, codec=Codec.GZIP),
+    flags=JournalFlag.O_RDWR,
+    max_append_rate=77,
+)
 CONTEXT = PostfixContext(
     fragment=Fragment("frag/journal", 123, 456, codec=Codec.SNAPPY, mod_time=99),
     first_append_time=1574202030.0,
     registers=LabelSet.of(("region", "eu"), ("empty", ""), ("path", "../../x")),
-    spec=JournalSpec(
-        "spec/name",
-        replication=3,
-        labels=LabelSet.of(("label", "x"), ("other", "y/z")),
-        fragment=FragmentSpec(length=4096, codec=Codec.GZIP),
-        flags=JournalFlag.O_RDWR,
-        max_append_rate=77,
-    ),
+    spec=SPEC.template_data(),
 )
 
 
@@ -100,7 +101,7 @@ RECORDED_CONTEXT = PostfixContext(
         ),
         flags=JournalFlag.O_RDWR,
         max_append_rate=77,
-    ),
+    ).template_data(),
 )
 REFUSED = {
     '{{ define "x" }}a{{ end }}', "{{ . }}", "{{ $ }}", '{{ printf "%d" "x" }}', '{{ printf "%d" }}',
@@ -156,7 +157,7 @@ def test_what_templates_may_use_is_said(template: str) -> None:
 
 @pytest.mark.parametrize("flags", [*JournalFlag, 3])
 def test_flags_are_written_by_name_where_they_have_one(flags: int) -> None:
-    context = replace(CONTEXT, spec=replace(CONTEXT.spec, flags=flags))
+    context = replace(CONTEXT, spec=replace(SPEC, flags=flags).template_data())
     name = JournalFlag(flags).name if flags != 3 else "3"
     assert parse("{{ .Flags }}").evaluate(context) == name
 

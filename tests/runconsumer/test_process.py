@@ -17,7 +17,7 @@ import pytest
 from gazette import Application
 from gazette.client.shards import ShardChange, ShardClient
 from gazette.config.schema import setting
-from gazette.consumer.service import ConsumerService
+from gazette.consumer.member import ConsumerMember
 from gazette.errors import Bug
 from gazette.etcd.client import Etcd
 from gazette.net.http_server import bind_tcp
@@ -214,7 +214,7 @@ async def test_a_stop_while_etcd_is_away_ends_at_once() -> None:
     loaded = process.schema(Nothing(), "counter").load(
         [f"--etcd.address=http://127.0.0.1:{port}", "--consumer.bind-host=127.0.0.1"], {}
     )
-    service: ConsumerService = process.build(Nothing(), loaded, CLOCK)
+    service: ConsumerMember = process.build(Nothing(), loaded, CLOCK)
     async with asyncio.timeout(10), TaskScope("test") as scope:
         starting = scope.spawn(service.start(), name="start")
         while service.not_ready() != "connecting to etcd":

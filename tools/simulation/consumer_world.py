@@ -18,7 +18,7 @@ import apsw
 from prometheus_client import REGISTRY
 
 from gazette.consumer.application import Store
-from gazette.consumer.service import ConsumerService
+from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Corrupt, GazetteError
@@ -57,7 +57,7 @@ class Trap:
         return (host, point) == (self.host, self.point) and self.detail in ("", detail)
 
 
-class _Service(ConsumerService):
+class _Service(ConsumerMember):
     """The shipped member."""
 
     process: MemberProcess

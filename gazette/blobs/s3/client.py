@@ -11,7 +11,7 @@ import botocore.exceptions
 import botocore.loaders
 import botocore.session
 
-from gazette.blobs.s3.store import S3Access, S3Settings
+from gazette.blobs.s3.access import S3Access, S3Settings
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 
 _LOADER: Final = botocore.loaders.create_loader()

@@ -40,7 +40,7 @@ from gazette.protocol.rpc import validate_replicate_response
 from gazette.protocol.status import Status
 
 if TYPE_CHECKING:
-    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica_context import ReplicaContext
 
 log = logging.getLogger(__name__)
 
@@ -456,7 +456,7 @@ async def roll_back(spool: Spool, *, primary: bool) -> None:
 
 
 def open_pipeline(
-    context: BrokerContext,
+    context: ReplicaContext,
     header: Header,
     journal: str,
     spool: Spool,
@@ -489,7 +489,7 @@ def open_pipeline(
     return Pipeline(header, local, peers, expires_at=expires_at, agree=agree)
 
 
-def _endpoint(context: BrokerContext, header: Header, member: ProcessId) -> str:
+def _endpoint(context: ReplicaContext, header: Header, member: ProcessId) -> str:
     endpoint = context.peers.pick(header.route, process_id=member)
     if endpoint is None:
         raise Unavailable("etcd has no endpoint of a peer", peer=member)

@@ -27,7 +27,7 @@ from gazette.runtime.failpoints import reach
 from gazette.runtime.metrics import APPEND_BYTES
 
 if TYPE_CHECKING:
-    from gazette.client.client import Client
+    from gazette.client.access import BrokerAccess
 
 Content: TypeAlias = BytesLike | Iterable[BytesLike] | AsyncIterator[BytesLike]
 
@@ -136,7 +136,7 @@ class Appender:
     """
 
     def __init__(
-        self, client: Client, params: AppendParams, session: SessionAppend | None = None
+        self, client: BrokerAccess, params: AppendParams, session: SessionAppend | None = None
     ) -> None:
         """Prepare the call. ``session`` names the append of which this is an
         attempt: brokers refuse a late copy.
@@ -239,7 +239,10 @@ class Appender:
 
 
 async def append_once(
-    client: Client, params: AppendParams, content: Content, session: SessionAppend | None = None
+    client: BrokerAccess,
+    params: AppendParams,
+    content: Content,
+    session: SessionAppend | None = None,
 ) -> AppendResult:
     """Make one Append RPC of all the content. Errors and cancellation are those of `Appender.commit`.
 
@@ -268,7 +271,7 @@ async def append_once(
 
 
 async def append(
-    client: Client, params: AppendParams, content: Content | Callable[[], Content]
+    client: BrokerAccess, params: AppendParams, content: Content | Callable[[], Content]
 ) -> AppendResult:
     """Append, and retry while the journal's brokers are unreachable or being replaced.
 

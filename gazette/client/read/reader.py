@@ -24,7 +24,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.metrics import READ_BYTES
 
 if TYPE_CHECKING:
-    from gazette.client.client import Client
+    from gazette.client.access import BrokerAccess
 
 WRITE_HEAD: Final = -1
 """Value of ``offset`` in `ReadParams`: where the journal ends when the read begins."""
@@ -100,7 +100,7 @@ class Reader:
     `RetryReader` for a stream that survives the end of brokers, fragments and tokens.
     """
 
-    def __init__(self, client: Client, params: ReadParams, *, direct: bool = True) -> None:
+    def __init__(self, client: BrokerAccess, params: ReadParams, *, direct: bool = True) -> None:
         params.validate()
         self.params = params
         self.offset = params.offset

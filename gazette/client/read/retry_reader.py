@@ -29,7 +29,7 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 
 if TYPE_CHECKING:
-    from gazette.client.client import Client
+    from gazette.client.access import BrokerAccess
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RetryReader:
 
     def __init__(
         self,
-        client: Client,
+        client: BrokerAccess,
         params: ReadParams,
         *,
         clock: Clock | None = None,

@@ -151,7 +151,7 @@ class BoundShardRoute:
         return await self.answer(asked, question_of(route.shard(asked), values, claims))
 
     async def answer(self, request: ShardRequest, question: Question) -> Answer[_Reply]:
-        """Have the shard answer. Raise as `query.Asking.ask` does."""
+        """Have the shard answer. Raise as `QueryRouter.ask` does."""
         service, route = service_of(self._instance), self._route
 
         async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[_Reply]:
@@ -170,7 +170,7 @@ class BoundShardRoute:
         )
 
     async def answer_peer(self, request: ShardRequest, metadata: Any) -> Answer[_Reply]:
-        """Answer a request that another member passed on. Raise as `query.Asking.ask` does."""
+        """Answer a request that another member passed on. Raise as `QueryRouter.ask` does."""
         service, route = service_of(self._instance), self._route
         claims = service.verifier.verify(authorization_of(metadata), route.capability)
         return await self.answer(

@@ -19,25 +19,53 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import grpc.aio
 
-from gazette.auth import Capability, Claims, authorization_of
+from gazette.auth import Capability, Claims, Verifier, authorization_of
+from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.credentials import shard_claims
 from gazette.consumer.query.query import EVERYTHING, Answer, Question, rpc_errors
 from gazette.consumer.query.query_codec import answer_of, metadata_of, question_of, told, values_of
 from gazette.errors import Invalid
 from gazette.protocol.route import Header
 
-if TYPE_CHECKING:
-    from gazette.consumer.service import ConsumerService
-
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
+T = TypeVar("T")
 
 _HEADER_FIELD: Final = "header"
 _HEADER_TYPE: Final = "protocol.Header"
+
+
+class ShardCaller(Protocol):
+    """The part of a `ConsumerService` that has shards answer."""
+
+    @property
+    def peers(self) -> Channels:
+        """Channels to the other members."""
+        ...
+
+    @property
+    def verifier(self) -> Verifier:
+        """Verifier of the tokens of requests to this member."""
+        ...
+
+    async def ask_shard(
+        self,
+        question: Question,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Answer[T]:
+        """Have a shard answer, and say which member did: see `QueryRouter.ask`.
+
+        ``timeout_s`` defaults to the settings'. A member that is starting answers once it
+        knows its cluster.
+        """
+        ...
 
 
 def shard_rpc(
@@ -128,13 +156,13 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
     ) -> Answer[ResponseT]:
-        """Have a shard answer a request of this process. Raise as `query.Asking.ask` does."""
+        """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
         chosen = self._rpc.shard(request) if shard is None else shard
         question = Question(chosen, read_through or {}, max_staleness_s, None, claims)
         return await self._answer(service_of(self._instance), request, question)
 
     async def _answer(
-        self, service: ConsumerService, request: RequestT, question: Question
+        self, service: ShardCaller, request: RequestT, question: Question
     ) -> Answer[ResponseT]:
         rpc = self._rpc
 
@@ -154,9 +182,9 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         )
 
 
-def service_of(instance: Any) -> ConsumerService:
+def service_of(instance: Any) -> ShardCaller:
     """Return the service whose shards are asked. Raise ``Invalid`` without one."""
-    service: ConsumerService | None = getattr(instance, "service", None)
+    service: ShardCaller | None = getattr(instance, "service", None)
     if service is None:
         raise Invalid(
             f"{type(instance).__name__} has no attribute service",

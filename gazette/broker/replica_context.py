@@ -1,0 +1,61 @@
+"""The components that the replicas of one broker share, and their pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette.broker.lease_guard import LeaseGuard
+from gazette.broker.settings import BrokerSettings
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import Pool, TaskScope
+
+if TYPE_CHECKING:
+    from gazette.allocator.state import State
+    from gazette.blobs.registry import BlobStores
+    from gazette.client.rpc.channel import Channels
+    from gazette.etcd.client import Etcd
+    from gazette.fragment.disk_pace import DiskPace
+    from gazette.fragment.kept_files import KeptFiles
+    from gazette.fragment.local_file import Disk
+    from gazette.fragment.persister import Persister
+    from gazette.keyspace.key_space import KeySpace
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
+
+    spools: Pool
+    """For processor work, and for writing to the local disk."""
+    reads: Pool
+    """For reading from the local disk while it is slow."""
+
+    def close(self) -> None:
+        self.spools.close()
+        self.reads.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    """The components that replicas use. Nothing here is replaced while the broker lives.
+
+    ``scope`` owns the daemons and the teardown of the broker's replicas. It is stopped only
+    after the last spool was persisted.
+    """
+
+    clock: Clock
+    settings: BrokerSettings
+    etcd: Etcd
+    lease: LeaseGuard
+    key_space: KeySpace
+    state: State
+    blob_stores: BlobStores
+    persister: Persister
+    peers: Channels
+    pools: Pools
+    disk: Disk
+    """The disk of spool files."""
+    disk_pace: DiskPace
+    kept_files: KeptFiles
+    scope: TaskScope

@@ -1,0 +1,589 @@
+"""One member of a consumer cluster: it creates all parts and stops them in a fixed sequence.
+
+Start: HTTP answers (not ready). The application is initialized. etcd is connected. The member
+announces itself and loads the key space. gRPC serves. Brokers have answered. The member is ready.
+For the stop, see ``ConsumerMember.stop``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import grpc.aio
+from prometheus_client import REGISTRY
+from starlette.applications import Starlette
+from starlette.routing import Route as HttpRoute
+
+from gazette.allocator.allocate import allocate
+from gazette.allocator.drain import Drain
+from gazette.allocator.drain_status import ItemNames
+from gazette.allocator.model import DecodedKV, member_key
+from gazette.allocator.session import MemberSession
+from gazette.allocator.shutdown import leave
+from gazette.allocator.state import State
+from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
+from gazette.client.append.service import AppendService, MemoryBudget
+from gazette.client.client import Client
+from gazette.client.rpc.channel import Channels, TlsSettings
+from gazette.consumer.api.json_gateway import json_routes
+from gazette.consumer.api.shard_api import ShardApi
+from gazette.consumer.application import Application
+from gazette.consumer.application_name import Owner, checked_name, name_of
+from gazette.consumer.broker_watch import BrokerWatch
+from gazette.consumer.callbacks import initialized, require_callbacks
+from gazette.consumer.debug_routes import debug_routes
+from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
+from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
+from gazette.consumer.query.query import EVERYTHING, Answer, Question
+from gazette.consumer.query.query_router import QueryRouter, RunningQueries
+from gazette.consumer.query.shard_route import BoundShardRoute, HttpQueries, error_answer
+from gazette.consumer.resolver import Resolver
+from gazette.consumer.service import ConsumerService
+from gazette.consumer.settings import ConsumerSettings
+from gazette.consumer.shard.collector import ShardCollector
+from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.journals import retried
+from gazette.consumer.shard.restarts import Restarts
+from gazette.consumer.shard.shard import Shard
+from gazette.consumer.shard.thread import ShardThread, WorkerFactory
+from gazette.errors import Bug, GazetteError, Unavailable
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.etcd.startup import connect_with_retry
+from gazette.keyspace.key_space import KeySpace
+from gazette.message.mapping import PartitionWatch
+from gazette.message.publisher import Publisher
+from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid import new_producer_id
+from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http_guard import GuardRules, HttpGuard
+from gazette.net.server import Server
+from gazette.net.transport import NETWORK, Transport
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.process import ConsumerSpec
+from gazette.protocol.route import Header
+from gazette.protocol.shard import ShardSpec
+from gazette.recoverylog.scratch import SHARDS, sweep
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import BlockingPool, PoolFactory, TaskScope, first_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CANCEL_S: Final = 10.0
+_HURRIED_GRACE_S: Final = 1.0
+_INITIALIZING: Final = "initializing the application"
+_ANSWER_SHARE: Final = 0.8
+"""Share of the time for stopping in which running queries may still be answered."""
+_WORDS: Final = ItemNames("shard", "member")
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts that exist once etcd is connected."""
+
+    etcd: Etcd
+    key_space: KeySpace
+    state: State
+    resolver: Resolver
+    shard_api: ShardApi
+    drain: Drain
+    session: MemberSession | None = None
+    keeping_alive: asyncio.Task[None] | None = None
+    allocating: asyncio.Task[None] | None = None
+
+
+class ConsumerMember:
+    """A consumer member in this process. Loop-bound. ``start``, then ``wait``, then ``stop``.
+
+    Applications get it in ``Application.initialize``, as their `ConsumerService`.
+    ``client`` calls the brokers; it is closed with the member.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any],
+        clock: Clock,
+        rng: random.Random,
+        server: Server,
+        etcd_settings: EtcdSettings,
+        settings: ConsumerSettings,
+        client: Client,
+        *,
+        auth: KeyedAuth | NoAuth | None = None,
+        peer_tls: TlsSettings | None = None,
+        config: Mapping[str, Any] | None = None,
+        private_diagnostics: bool = False,
+        transport: Transport = NETWORK,
+        pools: PoolFactory = BlockingPool,
+        workers: WorkerFactory = ShardThread,
+        producer_rng: random.Random | None = None,
+    ) -> None:
+        """Create a member that is not started.
+
+        Simulations replace ``transport``, ``pools``, ``workers`` and ``producer_rng``. The last one
+        defaults to the operating system's, so that no two members draw the same.
+        """
+        require_callbacks(application)
+        self.application = application
+        self.clock = clock
+        self.server = server
+        self.settings = settings
+        self.client = client
+        """Client of the brokers."""
+        self._broker_watch = BrokerWatch(client, clock)
+        self._append_budget = MemoryBudget(settings.append_memory_bytes)
+        self._restarts = Restarts(settings.max_restarts)
+        self.append_service = AppendService(client, budget=self._append_budget)
+        """For publishing from APIs; each shard has its own."""
+        self.process_id = ProcessId(settings.zone, settings.id)
+        self.stopping = asyncio.Event()
+        """Set when this member is asked to stop: long-running calls should end."""
+        self.failure: BaseException | None = None
+        self._rng = rng
+        self._etcd_settings = etcd_settings
+        self._auth = NoAuth() if auth is None else auth
+        self._config = dict(config or {})
+        self._private_diagnostics = private_diagnostics
+        self.application_name = (
+            checked_name(settings.application, "--consumer.application")
+            if settings.application
+            else name_of(application)
+        )
+        self._spec = ConsumerSpec(
+            self.process_id,
+            server.endpoint,
+            settings.shard_limit,
+            application=self.application_name,
+        )
+        self._spec.validate()
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
+        """Channels to the other members."""
+        self._transport = transport
+        self._new_worker = workers
+        self._producer_rng = random.SystemRandom() if producer_rng is None else producer_rng
+        self._queries = pools("queries", settings.query_threads)
+        self._queries_running = RunningQueries()
+        self._players = pools("players", settings.player_threads)
+        self._solver = pools("allocator", 1)
+        self._servers = TaskScope("consumer-servers", on_failure=self.fail)
+        self._daemons = TaskScope("consumer-daemons", on_failure=self.fail)
+        self._shards = TaskScope("consumer-shards", on_failure=self.fail)
+        self._started = asyncio.Event()
+        """Set once the key space is loaded. Before that no shard is known."""
+        self._failed = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._phase = "starting"
+        self._parts: _Parts | None = None
+        self._routes: list[HttpRoute] = []
+        self._http_queries = HttpQueries()
+        self._partitions: dict[str, PartitionWatch] = {}
+        self._up: ShardCollector | None = None
+
+    @property
+    def grpc_server(self) -> grpc.aio.Server:
+        """See `ConsumerService.grpc_server`."""
+        return self.server.grpc
+
+    def add_route(
+        self,
+        path: str,
+        endpoint: Callable[..., Any] | BoundShardRoute,
+        methods: Iterable[str] = ("GET",),
+    ) -> None:
+        """See `ConsumerService.add_route`."""
+        if isinstance(endpoint, BoundShardRoute):
+            endpoint = self._http_queries.add(path, endpoint)
+        self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
+
+    def config(self, group: type[T]) -> T:
+        """See `ConsumerService.config`."""
+        for value in self._config.values():
+            if isinstance(value, group):
+                return value
+        raise Bug("not a group of the application's config_groups", group=group.__name__)
+
+    @property
+    def resolver(self) -> Resolver:
+        return self._running.resolver
+
+    @property
+    def key_space(self) -> KeySpace:
+        return self._running.key_space
+
+    def partitions(self, selector: LabelSelector) -> PartitionWatch:
+        """See `ConsumerService.partitions`."""
+        key = str(selector)
+        watch = self._partitions.get(key)
+        if watch is None:
+            watch = self._partitions[key] = PartitionWatch(self.client.watch_journals(selector))
+            self._daemons.daemon(watch.run(), name=f"partitions {key}")
+        return watch
+
+    def standalone_publisher(self) -> Publisher:
+        """See `ConsumerService.standalone_publisher`."""
+        return Publisher.standalone(self.append_service, self.clock, self._producer_rng)
+
+    def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
+        """See `ConsumerService.shards_with_source`."""
+        return self.resolver.shards_with_source(journal)
+
+    async def call_shard(
+        self,
+        shard_id: str,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Header], Awaitable[T]],
+        *,
+        header: Header | None = None,
+        read_through: Mapping[str, int] | None = None,
+        claims: Claims | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
+        """See `ConsumerService.call_shard`."""
+        question = Question(shard_id, read_through or {}, None, header, claims or EVERYTHING)
+
+        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[T]:
+            assert asked.header is not None
+            return Answer(await proxy(channel, asked.header), None)
+
+        return (await self.ask_shard(question, serve, passed_on, timeout_s=timeout_s)).value
+
+    async def ask_shard(
+        self,
+        question: Question,
+        serve: Callable[[Any], T],
+        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Answer[T]:
+        """See `ShardCaller.ask_shard`."""
+        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
+        begun = self.clock.monotonic()
+        if not self._started.is_set():
+            await self._await_start(seconds)
+        if self._queries_running.ended:
+            raise self._queries_running.leaving(question.shard)
+        asking = QueryRouter(
+            self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
+        )
+        left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
+        return await asking.ask(question, serve, proxy, left_s)
+
+    async def _await_start(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await first_of(self._started, self.stopping, self._failed)
+        except TimeoutError as error:
+            raise Unavailable(f"the consumer is {self._phase}") from error
+        if not self._started.is_set():
+            raise Unavailable(f"the consumer is {self._phase}")
+
+    @property
+    def verifier(self) -> Verifier:
+        """Verifier of the tokens of requests to this member."""
+        return self._auth
+
+    @property
+    def _running(self) -> _Parts:
+        if self._parts is None or not self._started.is_set():
+            raise Unavailable("the consumer is starting")
+        return self._parts
+
+    @property
+    def guard_rules(self) -> GuardRules:
+        """Return which requests the HTTP servers of this member accept."""
+        return GuardRules.of(
+            keyless=self._auth.keyless,
+            hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
+            origins=self.settings.allow_origins,
+        )
+
+    def not_ready(self) -> str:
+        """Return why the member does not serve now; empty if it does."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self._parts is not None and self._parts.drain.is_running:
+            return self._parts.drain.describe()
+        brokers = self._broker_watch.not_answered
+        if self._phase == _INITIALIZING:  # The application may wait for brokers here.
+            return "; ".join(filter(None, (self._phase, brokers)))
+        if self._phase != "ready":
+            return self._phase
+        state = self._running.state
+        return brokers if state.local_member is not None else "this member is not in etcd"
+
+    async def start(self) -> None:
+        """Return once this is a member of its cluster and serves.
+
+        Wait for etcd without limit, and for a member of the same id to leave. Raise what makes the
+        start hopeless. After a cancellation, call ``stop``.
+        """
+        self._phase = _INITIALIZING
+        app = self._app()
+        self.server.start_http(self._servers, HttpGuard(app, self.guard_rules))
+        self._daemons.daemon(self._broker_watch.run(), name="brokers")
+        self._daemons.daemon(self.append_service.run(), name="appends")
+        self._daemons.spawn(self._sweep(), name="sweep")
+        service: ConsumerService = self
+        await initialized(self.application, service)
+        app.router.routes[:] = self._all_routes()
+        self._phase = "connecting to etcd"
+        etcd = await connect_with_retry(self._etcd_settings, self.clock, transport=self._transport)
+        self._phase = "announcing itself"
+        try:
+            owner = await retried(
+                lambda: claim_prefix(
+                    etcd, self.settings.root, self.application_name, self.settings.adopt_from
+                ),
+                "claiming the etcd prefix",
+                self.application_name,
+                self.clock,
+            )
+        except BaseException:
+            await etcd.close()
+            raise
+        parts = self._parts = self._build(etcd, owner)
+        parts.session = await MemberSession.start(
+            etcd,
+            parts.key_space,
+            parts.state.local_key,
+            self._spec.to_pb().SerializeToString(),
+            self.settings.lease_ttl_s,
+            clock=self.clock,
+        )
+        self._started.set()
+        parts.keeping_alive = self._daemons.daemon(parts.session.run(), name="lease")
+        self._daemons.daemon(parts.key_space.watch(etcd), name="watch")
+        parts.allocating = self._daemons.spawn(
+            allocate(etcd, parts.key_space, parts.state, clock=self.clock, pool=self._solver),
+            name="allocate",
+        )
+        self.server.grpc.add_generic_rpc_handlers(
+            (parts.shard_api.handler(), self._http_queries.handler())
+        )
+        await self.server.start_grpc()
+        self._up = ShardCollector(parts.resolver, self.append_service, self._append_budget)
+        REGISTRY.register(self._up)
+        self._phase = "ready"
+        log.info(
+            "consumer %(member)s serves at %(endpoint)s",
+            {"member": self.process_id, "endpoint": self.server.endpoint},
+        )
+
+    async def _sweep(self) -> None:
+        """Remove what shards of killed processes left on the local disk."""
+        parent, now = self.settings.scratch_directory, self.clock.now()
+        found = await self._players.run(sweep, parent, now, (SHARDS,))
+        for one in found:
+            log.warning(
+                "removed %(size)d bytes that a killed process left in %(path)s",
+                {"size": one.size, "path": one.path},
+            )
+
+    def _check_owner(self, key_space: KeySpace) -> None:
+        """Stop the member as failed if its prefix was given to another application meanwhile."""
+        kv = key_space.get(owner_key(self.settings.root))
+        owner = None if kv is None else kv.decoded
+        if isinstance(owner, Owner) and owner.name != self.application_name:
+            self.fail(other_application(self.settings.root, owner.name, self.application_name))
+
+    def _build(self, etcd: Etcd, owner: Owner) -> _Parts:
+        settings = self.settings
+        decoder = consumer_decoder(settings.root, settings.max_hot_standbys)
+        key_space = KeySpace(settings.root, decoder, apply_delay_s=settings.watch_delay_s)
+        local_key = member_key(settings.root, settings.zone, settings.id)
+        state = State(key_space, local_key, is_consistent, progress)
+        context = ShardContext(
+            application=self.application,
+            etcd=etcd,
+            key_space=key_space,
+            client=self.client,
+            clock=self.clock,
+            rng=self._rng,
+            player_pool=self._players,
+            new_publisher=self._new_publisher,
+            scratch_directory=settings.scratch_directory,
+            hints_interval_s=settings.hints_interval_s,
+            stall_timeout_s=settings.stall_timeout_s,
+            lag_interval_s=settings.lag_interval_s,
+            append_budget=self._append_budget,
+            restarts=self._restarts,
+            owner=owner,
+            hint_keys=settings.hint_keys,
+            new_worker=self._new_worker,
+        )
+
+        def new_shard(item: DecodedKV, assignment: DecodedKV) -> Shard:
+            return Shard(context, item, assignment)
+
+        resolver = Resolver(key_space, state, self._shards, new_shard)
+        shard_api = ShardApi(
+            settings.root,
+            etcd,
+            key_space,
+            state,
+            resolver,
+            self.peers,
+            self._auth,
+            settings.hint_keys,
+        )
+        key_space.observers += [
+            lambda: self._check_owner(key_space),
+            state.observe,
+            resolver.update,
+            lambda: self.peers.follow(state.peers()),
+        ]
+        drain = Drain(
+            self.clock,
+            state,
+            self.process_id,
+            _WORDS,
+            alone_timeout_s=settings.drain_timeout_s,
+            timeout_s=settings.drain_timeout_max_s,
+        )
+        return _Parts(etcd, key_space, state, resolver, shard_api, drain)
+
+    def _new_publisher(self, appends: AppendService) -> Publisher:
+        # Never reuse the producer of an earlier promotion: its acknowledgements may still be on their way.
+        producer = new_producer_id(self._producer_rng)
+        return Publisher(appends, producer=producer, clock=MessageClock())
+
+    def _app(self) -> Starlette:
+        """Return what answers HTTP. The application's routes are in it only once it is initialized."""
+
+        async def starting(_request: Any) -> Any:
+            raise Unavailable(f"the consumer is {self._phase}")
+
+        methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        routes = [*self._all_routes(), HttpRoute("/{path:path}", starting, methods=methods)]
+        return Starlette(routes=routes, exception_handlers={GazetteError: error_answer})
+
+    def _all_routes(self) -> list[HttpRoute]:
+        routes: list[HttpRoute] = list(self._routes)
+        if not self._private_diagnostics:
+            routes = [*diagnostic_routes(self.not_ready), *self.debug_routes(), *routes]
+        routes += json_routes(
+            self.settings.allow_origins, lambda: self._running.shard_api, self._auth
+        )
+        return routes
+
+    def debug_routes(self) -> list[HttpRoute]:
+        """Return the routes that show what this member does."""
+        return debug_routes(lambda: self._running.resolver.local_shards)
+
+    def stop_soon(self) -> None:
+        """Ask for a graceful stop. A second call ends the wait for others to take over."""
+        (self._hurried if self.stopping.is_set() else self.stopping).set()
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the member is broken: ``wait`` returns, and only ``stop`` remains. The
+        first error stays."""
+        if self.failure is None:
+            self.failure = error
+        # Another member may serve our shards by now.
+        self._queries_running.end(f"it failed: {error}")
+        self._failed.set()
+
+    async def wait(self) -> None:
+        """Return when a stop was asked for, or the member is broken."""
+        await first_of(self.stopping, self._failed)
+
+    async def stop(self) -> None:
+        """Leave, stage by stage. Each stage is bounded, and runs even if an earlier one failed.
+
+        1. *Drain*: say in etcd that this member is leaving, and continue until others have its shards.
+           Skipped if the member is broken.
+        2. *Finish*: stop local shards, refuse new calls, let accepted ones end.
+        3. *Release* the lease.
+        4. *Cancel* what is left.
+
+        When all is done, raise what broke the member, or else the first error of a stage.
+        """
+        self.stopping.set()
+        stages = {
+            "draining": self._drain,
+            "finishing": self._finish,
+            "releasing its lease": self._release,
+            "cancelling": self._cancel,
+        }
+        first = await leave(self.process_id, stages, self._enter)
+        self._phase = "stopped"
+        if self.failure is not None:
+            raise self.failure
+        if first is not None:
+            raise first
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+
+    async def _drain(self) -> None:
+        parts = self._parts
+        if self.failure is not None or parts is None or parts.allocating is None:
+            return
+        assert parts.session is not None
+        exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
+        ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
+        await parts.drain.run(parts.session, exiting, parts.allocating, ends)
+
+    async def _finish(self) -> None:
+        parts, settings = self._parts, self.settings
+        if parts is not None:
+            parts.resolver.stop_serving()
+        grace_s = _HURRIED_GRACE_S if self._hurried.is_set() else settings.graceful_stop_s
+        # End queries before the servers cut them off: a cut connection gives the caller no reason.
+        self._queries_running.end("it stops", _ANSWER_SHARE * grace_s)
+        await self.server.stop(grace_s)
+        if parts is not None:
+            await parts.resolver.wait_stopped(2 * settings.graceful_stop_s)
+
+    async def _release(self) -> None:
+        parts = self._parts
+        if parts is None or parts.session is None:
+            return
+        # The watch of our membership must not take its end for a failure.
+        for task in (parts.keeping_alive, parts.allocating):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        await parts.session.close()
+
+    async def _cancel(self) -> None:
+        late: list[GazetteError] = []
+        try:
+            for stopping in (
+                self.append_service.close(_CANCEL_S),
+                *(scope.stop(_CANCEL_S) for scope in (self._daemons, self._shards, self._servers)),
+            ):
+                try:
+                    await stopping
+                except GazetteError as error:
+                    late.append(error)  # A task that does not end must not keep the others.
+            if late:
+                raise late[0]
+        finally:
+            if self._up is not None:
+                REGISTRY.unregister(self._up)
+                self._up = None
+            await self.peers.close()
+            await self.client.close()
+            for pool in (self._queries, self._players, self._solver):
+                pool.close()
+            if self._parts is not None:
+                await self._parts.etcd.close()
+
+    async def crash(self) -> None:
+        """End as a killed process would: hand over and release nothing (for tests)."""
+        self._phase = "crashed"
+        self.stopping.set()
+        self._daemons.cancel()
+        if self._parts is not None:
+            self._parts.resolver.stop_serving()
+        await self.server.stop(0)
+        await self._cancel()
