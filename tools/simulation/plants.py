@@ -138,6 +138,23 @@ def no_roll_back() -> None:
     _replace(replica, "roll_back", nothing)
 
 
+def uploads_unnamed() -> None:
+    """Let a primary upload what it appended before etcd names it."""
+    _replace(KnownHead, "names", lambda self, tenure: True)
+
+    async def know_head(self: Any) -> None:
+        begin, end = self._committing
+        if end > begin:
+            await self._replica.head.acknowledge(self._at.tenure, begin, end)
+
+    _replace(append_driver.AppendDriver, "_know_head", know_head)
+
+
+def lost_followers_forgotten() -> None:
+    """Let a survivor lead without a look at what a lost follower has uploaded."""
+    _replace(replica.Replica, "must_begin", lambda self, route: self.jumps)
+
+
 # A mistake that is not here: load decides which replica is promoted when none is consistent, and not what it
 # holds (`gazette.allocator.converge`). It breaks no promise, so no judge of histories can find it:
 #
@@ -165,6 +182,8 @@ PLANTS: Final[dict[str, Plant]] = {
         hand_over_not_awaited,
         lease_from_the_answer,
         no_roll_back,
+        uploads_unnamed,
+        lost_followers_forgotten,
     )
 }
 
