@@ -367,6 +367,8 @@ class AppendDriver:
             end = self._held.spool.fragment.end
             if end < max(replica.index.end_offset, replica.head.offset):
                 replica.jumps = replica.head.closed is None
+            elif store is not None and store.health.error is not None:
+                pass  # The append waits for the store, or is refused: see `AppendFSM`.
             elif replica.must_begin(at.header.route):
                 try:
                     await self._wait(replica.begin(at.tenure, end))
