@@ -58,14 +58,14 @@ def pytest_runtest_logfinish() -> None:
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A real etcd, shared by all tests: do not stop, pause or compact this one."""
+    """Run a real etcd, shared by all tests: do not stop, pause or compact this one."""
     with etcd_for_tests(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
 @pytest.fixture
 async def etcd(etcd_server: EtcdServer) -> AsyncIterator[Etcd]:
-    """A connected client; the whole keyspace is emptied after the test."""
+    """Yield a connected client; the whole keyspace is emptied after the test."""
     settings = EtcdSettings(endpoints=(etcd_server.endpoint,))
     async with await Etcd.connect(settings, SystemClock()) as client:
         yield client

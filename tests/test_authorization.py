@@ -45,7 +45,7 @@ UNAUTHENTICATED: Final = "unauthenticated"
 
 
 def token(capability: int, **claims: Any) -> str:
-    """A token of any claims, signed as it should be."""
+    """Return a token of any claims, signed as it should be."""
     payload = {"cap": capability, "iat": int(SystemClock().now()), **claims}
     return jwt.encode(payload, KEY, algorithm="HS256")
 
@@ -59,7 +59,7 @@ def unsigned(capability: int) -> str:
 
 
 def bad_headers(required: int) -> dict[str, str | None]:
-    """``Authorization`` headers that are refused, by what is wrong with them."""
+    """Return ``Authorization`` headers that are refused, by what is wrong with them."""
     now = int(SystemClock().now())
     good = AUTH.sign(Claims(ALL), 60)
     head, payload, signature = good.split(".")
@@ -81,7 +81,7 @@ def bad_headers(required: int) -> dict[str, str | None]:
         "another key": f"Bearer {OTHER.sign(Claims(ALL), 60)}",
         "tampered payload": f"Bearer {head}.{tampered}.{signature}",
         "cut signature": f"Bearer {head}.{payload}.",
-        "selector that is none": f"Bearer {token(ALL, exp=now + 60, sel='everything')}",
+        "selector that is no selector": f"Bearer {token(ALL, exp=now + 60, sel='everything')}",
     }
 
 
@@ -209,10 +209,10 @@ def replicate_opening(broker: BrokerFixture) -> list[broker_pb2.ReplicateRequest
 
 
 async def outcome(stub: Any, method: Any, request: Any, header: str | None) -> Any:
-    """The last response of a call; for a code that is not OK, the error.
+    """Return the last response of a call; for a code that is not OK, the error.
 
-    A call that the server ends while its first message is being written may lose its code: gRPC's client
-    says INTERNAL then, whatever the server had said. It is asked again, as our own clients do.
+    A call that the server ends while its first message is being written may lose its code: gRPC's client says
+    INTERNAL then, whatever the server had said. It is asked again, as our own clients do.
     """
     while True:
         answer = await outcome_once(stub, method, request, header)
@@ -294,7 +294,7 @@ async def test_calls_of_brokers(broker: BrokerFixture, method: Any) -> None:
         header = f"Bearer {narrowed(row.capability, name='b/other')}"
         answer = await outcome(stub, method, request(), header)
         assert answer.status == Status.JOURNAL_NOT_FOUND.value
-        # Case: with the right one it is told that its route is of the past.
+        # Case: with the right one it learns that its route is of the past.
         (opening,) = request()
         opening.header.route.CopyFrom(broker_pb2.Route(primary=-1))
         header = f"Bearer {narrowed(row.capability, name=JOURNAL)}"
@@ -321,7 +321,7 @@ OPEN: Final = frozenset(
         "/debug/shards/{shard:path}",
     }
 )
-"""Diagnostics: for whoever reaches the port (``--debug.private`` takes them off it)."""
+"""Diagnostics: for everyone with access to the port (``--debug.private`` takes them off it)."""
 
 
 @dataclass(frozen=True)

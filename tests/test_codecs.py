@@ -85,7 +85,7 @@ def decode(decompressor: Decompressor, pieces: list[bytes], most: int = 1 << 16)
 
 
 def some_content(seed: int, length: int) -> bytes:
-    """Half of it compresses well, half not at all."""
+    """Return content of which half compresses well, half not at all."""
     rng = random.Random(seed)
     words = [rng.randbytes(6).hex().encode() for _ in range(50)]
     out = bytearray()
@@ -141,7 +141,7 @@ def test_command_line_tools_agree(codec, tool):
 
 
 def test_gzip_closes_a_member_per_batch():
-    """Each batch is a gzip file by itself; the offload codec writes exactly one member."""
+    """Each batch is a gzip file of its own; the offload codec writes exactly one member."""
     for codec, members in ((Codec.GZIP, 3), (Codec.GZIP_OFFLOAD_DECOMPRESSION, 1)):
         compressor = new_compressor(codec)
         parts = []

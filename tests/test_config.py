@@ -236,7 +236,7 @@ class ReachFlags:
 
 @pytest.mark.parametrize("line", ["address = http://stranger:1", "trusted-ca-file = stranger.pem"])
 def test_the_working_directory_does_not_say_where_a_secret_goes(tmp_path: Path, line: str) -> None:
-    """The file may be anyone's. It is used where it is named, or has the secret, or there is none."""
+    """The file may be anyone's. It is used if it is named, or has the secret, or if no secret is set."""
     reach = Schema("prog", {"broker": ReachFlags}, file_stem="prog")
     here, home = tmp_path / "here", tmp_path / "home" / ".config" / "gazette"
     for directory in (here, home):

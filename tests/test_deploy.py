@@ -59,7 +59,7 @@ def pod(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def environments() -> Iterator[tuple[str, set[str], str]]:
-    """(where, names of ours, command line) of everything that runs our image."""
+    """Yield (where, names of ours, command line) of everything that runs our image."""
     for name, service in COMPOSE["services"].items():
         if service.get("image") == "gazette":
             words = service.get("entrypoint", ["gazette", "serve"])

@@ -62,7 +62,7 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
 
 
 def _is_registered() -> bool:
-    """Whether the installed package names the plugin: an older installation does not."""
+    """Return True if the installed package names the plugin: an older installation does not."""
     found = importlib.metadata.entry_points(group="pytest11")
     return any(one.value == "gazette.testing.plugin" for one in found)
 
@@ -80,7 +80,7 @@ def test_the_plugin_imports_nothing_until_a_fixture_is_used() -> None:
 
 
 def skeleton(source: str) -> str:
-    """A program without imports, annotations and docstrings."""
+    """Return a program without imports, annotations and docstrings."""
     tree = ast.parse(source)
     body = [
         node

@@ -210,7 +210,7 @@ async def test_connecting_waits_for_an_etcd_that_starts_a_little_later(tmp_path)
 
 @pytest.fixture
 def dead_end():
-    """An endpoint where connections are accepted (by the kernel) and nothing ever answers."""
+    """Yield an endpoint where connections are accepted (by the kernel) and nothing ever answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 

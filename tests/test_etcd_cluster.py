@@ -19,7 +19,7 @@ from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
 
 def unused_ports() -> Iterator[int]:
-    """Ports below those that the kernel gives out by itself, so that nobody takes them meanwhile."""
+    """Yield ports below those that the kernel gives out unasked, so that no process takes them meanwhile."""
     for port in range(15_000 + os.getpid() % 10_000, 32_000):
         try:
             socket.create_server(("127.0.0.1", port)).close()

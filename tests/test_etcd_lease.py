@@ -47,7 +47,7 @@ async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock
         clock.advance(50)
         await lease.renew()
         assert lease.remaining_s == 60
-        # Case: nobody asks etcd once the time is over.
+        # Case: etcd is not asked once the time is over.
         clock.advance(60)
         with pytest.raises(LeaseLost, match="before it could be renewed"):
             await lease.renew()

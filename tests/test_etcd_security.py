@@ -148,7 +148,7 @@ async def test_a_certificate_file_that_cannot_be_read_is_named():
 
 
 def enable_auth(server: EtcdServer) -> None:
-    """Users root/root, and app/pw who may do everything below `app/`."""
+    """Create users root/root, and app/pw with all rights below `app/`."""
     with grpc.insecure_channel(server.endpoint.removeprefix("http://")) as channel:
         auth = rpc_pb2_grpc.AuthStub(channel)
         permission = auth_pb2.Permission(
@@ -190,7 +190,7 @@ async def test_a_user_does_what_its_roles_allow(tmp_path: Path):
                 assert "roles" in caught.value.hint
 
         # Case: a wrong password, and an unknown user.
-        for user, password in (("app", "wrong"), ("nobody", "pw")):
+        for user, password in (("app", "wrong"), ("unknown", "pw")):
             wrong = settings_of(server, user=user, password=password)
             with pytest.raises(NotAllowed, match="authentication failed") as caught:
                 await Etcd.connect(wrong, SystemClock())

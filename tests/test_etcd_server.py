@@ -50,7 +50,7 @@ def test_starting_what_runs_does_nothing(tmp_path: Path):
         pid = server.pid
         server.start()
         assert server.pid == pid
-        # Case: it has died by itself.
+        # Case: it has died without a signal of ours.
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -18,7 +18,7 @@ async def connected(*endpoints: str) -> Etcd:
     return await Etcd.connect(EtcdSettings(endpoints=endpoints), SystemClock())
 
 
-def told(response: WatchResponse) -> list[tuple[bytes, bytes | None]]:
+def changes_of(response: WatchResponse) -> list[tuple[bytes, bytes | None]]:
     return [(e.kv.key, None if e.deleted else e.kv.value) for e in response.events]
 
 
@@ -33,12 +33,12 @@ async def test_events_come_in_order_from_the_given_revision(etcd: Etcd):
         assert created.header.cluster_id != 0
         assert created.resume_revision is None
         past = await anext(watching)
-        assert told(past) == [(b"w/a", b"2"), (b"w/b", b"3"), (b"w/a", None)]
+        assert changes_of(past) == [(b"w/a", b"2"), (b"w/b", b"3"), (b"w/a", None)]
         assert past.resume_revision == first + 4
         # Case: from now on.
         await etcd.put("w/c", b"4")
         live = await anext(watching)
-        assert told(live) == [(b"w/c", b"4")]
+        assert changes_of(live) == [(b"w/c", b"4")]
         assert live.events[0].kv.version == 1
         assert live.header.revision == live.events[0].kv.mod_revision
 
@@ -52,10 +52,10 @@ async def test_several_watches_are_independent(etcd: Etcd):
         assert (await anext(second)).created
         await etcd.put("w/b", b"1")
         await etcd.put("w/a", b"2")
-        assert told(await anext(first)) == [(b"w/a", b"2")]
+        assert changes_of(await anext(first)) == [(b"w/a", b"2")]
         await first.aclose()
-        assert told(await anext(second)) == [(b"w/b", b"1")]
-        assert told(await anext(second)) == [(b"w/a", b"2")]
+        assert changes_of(await anext(second)) == [(b"w/b", b"1")]
+        assert changes_of(await anext(second)) == [(b"w/a", b"2")]
 
 
 async def test_fragments_arrive_as_the_one_response_they_are(etcd: Etcd):
@@ -123,7 +123,7 @@ async def test_a_lost_stream_is_unavailable_and_resumes_at_the_next_endpoint(
             assert resume is not None
             async with aclosing(client.watch("w", start_revision=resume)) as watching:
                 assert (await anext(watching)).created
-                assert told(await anext(watching)) == [(b"w", b"2")]
+                assert changes_of(await anext(watching)) == [(b"w", b"2")]
 
 
 async def test_closing_the_client_ends_its_watches(etcd_server: EtcdServer):

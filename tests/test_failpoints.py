@@ -97,7 +97,7 @@ def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_marks_of_threads_are_whole_lines_of_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is first opens the file, once; a detail takes no more than its place."""
+    """The first process opens the file, once; a detail takes no more than its place."""
     opened: list[str] = []
     path = tmp_path / "marks"
 

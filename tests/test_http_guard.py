@@ -47,7 +47,7 @@ class Guarded:
         self.server.start(self.scope)
 
     async def ask(self, request: str) -> tuple[int, str]:
-        """The code and the body of the first answer."""
+        """Return the code and the body of the first answer."""
         answer = await raw(self.host, self.port, request)
         head, _, body = answer.partition("\r\n\r\n")
         return int(head.split(" ")[1]), body
@@ -58,7 +58,7 @@ class Guarded:
 
 
 async def raw(host: str, port: int, request: str) -> str:
-    """All that a server answers before it closes, or for HTTP/1.1 the first answer."""
+    """Return all that a server answers before it closes, or for HTTP/1.1 the first answer."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(request.encode("latin-1"))
@@ -211,7 +211,7 @@ async def test_any_host_is_served_with_keys(keyed: Guarded) -> None:
 
 
 def origins() -> Iterator[tuple[str, int]]:
-    """Headers of requests that may change something, and the answer."""
+    """Yield headers of requests that may change something, and the answer."""
     yield "", 200
     for site in ("same-origin", "none"):
         yield f"Sec-Fetch-Site: {site}\r\n", 200

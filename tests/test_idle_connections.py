@@ -70,7 +70,7 @@ class Process:
 
 @pytest.fixture
 def many_sockets() -> Iterator[None]:
-    """This process holds the other ends."""
+    """Open many sockets; this process holds the other ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4 * IDLE:
         pytest.skip(f"this process may open {hard} files only")

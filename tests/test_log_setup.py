@@ -94,7 +94,7 @@ def test_what_a_message_names_is_a_field(stream: io.StringIO) -> None:
 
 
 def test_no_value_costs_a_line_or_makes_it_no_json(stream: io.StringIO) -> None:
-    """Whatever somebody logs by name: numbers that JSON has not, keys that are no texts, circles."""
+    """Whatever code logs by name: numbers that JSON has not, keys that are no texts, circles."""
     setup("info", "json", stream=stream)
     log = logging.getLogger("gazette.test")
     circle: list[object] = []
@@ -147,7 +147,7 @@ def test_log_calls_name_what_they_are_about() -> None:
             where = f"{path.relative_to(ROOT)}:{node.lineno}"
             values = node.args[2:] if node.func.attr == "log" else node.args[1:]
             for word in node.keywords:
-                if word.arg == "extra":  # Facts are in the message; a cause is none.
+                if word.arg == "extra":  # Facts are in the message; a cause is not a fact.
                     assert isinstance(word.value, ast.Dict), where
                     assert [ast.literal_eval(key) for key in word.value.keys if key] == ["cause"]
             if not values:

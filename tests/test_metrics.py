@@ -88,7 +88,7 @@ CONSUMER: Final[dict[str, frozenset[str]]] = {
 
 
 async def exported(url: str, path: str) -> dict[str, list[Any]]:
-    """Samples by their names."""
+    """Return samples by their names."""
     async with httpx.AsyncClient() as http:
         text = (await http.get(f"{url}{path}")).text
     found: dict[str, list[Any]] = {}

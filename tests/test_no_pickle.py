@@ -16,7 +16,7 @@ RUN_CODE = {
 }  # fmt: skip
 """Modules that can make any object of bytes, or call any function."""
 CALLS = {"eval", "exec", "compile", "unsafe_load", "full_load", "read_pickle"}
-"""Functions that do. Of modules: ``re.compile`` is none of them."""
+"""Functions that do. Of modules: ``re.compile`` is not one of them."""
 ALLOWED = {
     "gazette/backfill/local.py": "pipes between a backfill and the processes that it started",
     "gazette/backfill/content.py": "a temporary file without a name, read by its writer",

@@ -39,7 +39,7 @@ def of(alphabet: str) -> st.SearchStrategy[str]:
 
 
 def word(low: int = 6, high: int = 12) -> st.SearchStrategy[str]:
-    """Too long for a part of it to be in the text by chance."""
+    """Draw a word too long for a part of it to be in the text by chance."""
     return st.text(FIRST, min_size=low, max_size=high)
 
 
@@ -99,7 +99,7 @@ SHAPES: dict[str, Callable[[str, str], str]] = {
 
 
 def forms(secret: str) -> set[str]:
-    """All forms that the secret may have in text, and long parts of them."""
+    """Return all forms that the secret may have in text, and long parts of them."""
     made = {
         secret, quote(secret, safe=""), quote(secret), quote_plus(secret), quote(quote(secret)),
         json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1],
@@ -109,7 +109,10 @@ def forms(secret: str) -> set[str]:
 
 
 def require_absent(secret: str, text: str, template: str = "") -> None:
-    """``template``: the text with another secret, which may have a part of this one by chance."""
+    """Require that no form of the secret is in the text.
+
+    ``template``: the text with another secret, which may have a part of this one by chance.
+    """
     for form in forms(secret):
         assert form not in text or form in template, text
 

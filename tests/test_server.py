@@ -134,7 +134,7 @@ def bound(**changes: Any) -> Server:
 
 
 def free_port_pair() -> int:
-    """A port that is free together with the next one."""
+    """Return a port that is free together with the next one."""
     while True:
         with bind_tcp("127.0.0.1", 0) as first:
             port = first.getsockname()[1]
@@ -204,7 +204,7 @@ async def test_unix_sockets_serve_both_and_replace_stale_files(tmp_path: Path) -
         transport = httpx.AsyncHTTPTransport(uds=f"{sock}.http")
         async with httpx.AsyncClient(transport=transport) as http:
             assert (await http.get("http://here/x")).text == "/x"
-        # Case: a socket somebody listens on is not taken away from them.
+        # Case: a socket of a listening process is not taken away from it.
         with pytest.raises(Unavailable, match="Address already in use"):
             bound(port=f"unix://{sock}")
     del running
@@ -216,7 +216,7 @@ def openssl(directory: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``ca.pem``, and a key pair of it for ``server`` and ``client``."""
+    """Make ``ca.pem``, and a key pair of it for ``server`` and ``client``."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     directory = tmp_path_factory.mktemp("certificates")
@@ -277,7 +277,7 @@ async def test_certificates_that_were_replaced_are_served(
             shutil.copy(certificates / f"{name}.{kind}", tmp_path / f"mine.{kind}")
 
     def served(port: int) -> str:
-        """The name in the certificate, which comes with the handshake."""
+        """Return the name in the certificate, which comes with the handshake."""
         context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
         context.set_alpn_protocols(["h2", "http/1.1"])
         with (
@@ -349,7 +349,7 @@ def ask(writer: asyncio.StreamWriter, path: str) -> None:
 
 
 async def answer(reader: asyncio.StreamReader, body: bytes) -> bytes:
-    """The headers of an answer with that body."""
+    """Return the headers of an answer with that body."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 "), head
     assert await reader.readexactly(len(body)) == body
@@ -357,7 +357,7 @@ async def answer(reader: asyncio.StreamReader, body: bytes) -> bytes:
 
 
 async def refused(server: Server) -> None:
-    """Return when nobody can connect any more."""
+    """Return when no client can connect any more."""
     with pytest.raises(OSError, match=r"Connect call failed|refused"):
         while True:
             _, writer = await connected(server)
@@ -375,7 +375,7 @@ async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stoppin
         assert b"connection: close" not in await answer(idle_reader, b"/one")
         async with TaskScope("stop") as scope:
             scope.spawn(running.server.stop(30.0), name="stop")
-            # An idle connection is closed after a moment; by then, nobody can connect any more.
+            # An idle connection is closed after a moment; by then, no client can connect any more.
             assert await idle_reader.read() == b""
             await refused(running.server)
             ask(writer, "/late")

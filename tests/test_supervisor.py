@@ -35,7 +35,7 @@ with open(sys.argv[1] + ".ended", "w") as file:
     file.write(signal.Signals(number).name)
 sys.exit(int(sys.argv[2]))
 """
-"""A worker which says that it is there, waits for a signal, says which, and exits as told."""
+"""A worker which says that it is there, waits for a signal, says which, and exits with the given code."""
 
 
 def waiting(directory: Path, name: str, code: int = 0) -> Worker:

@@ -22,7 +22,9 @@ JOURNAL = "a/journal"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """A program's SDK. It is the process's, and can be set once only: so it is put back by force."""
+    """Install an SDK as a program does. It is the process's, and can be set
+    once only: put it back by force.
+    """
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -15,7 +15,7 @@ SKIPPABLE = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"\
 
 
 def contents(rng: random.Random) -> bytes:
-    """Of blocks of all three types: text, noise, and one byte over and over."""
+    """Draw blocks of all three types: text, noise, and one byte over and over."""
     parts = [
         rng.choice(
             [
@@ -30,7 +30,7 @@ def contents(rng: random.Random) -> bytes:
 
 
 def stream(rng: random.Random) -> tuple[bytes, bytes]:
-    """Frames with and without sizes, checksums and windows; and their content."""
+    """Return frames with and without sizes, checksums and windows; and their content."""
     frames, whole = [], []
     for _ in range(rng.randint(1, 3)):
         content = contents(rng)

@@ -32,7 +32,7 @@ class ChunkerFlags:
     chunks: int = setting(100, "most chunks of a stream")
     workers: int = setting(8, "streams that are published at the same time")
     sla: float = duration("40s", "how long after its last chunk a stream's sum may take")
-    alone: bool = setting(True, "nobody else publishes streams: an unknown sum is a violation")
+    alone: bool = setting(True, "no other process publishes streams: an unknown sum is a violation")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ class LoadSettings:
     pause_s: float = 0.05
     """Between two chunks of a stream."""
     streams: int = -1
-    """How many streams to publish in all; -1: until told to stop."""
+    """How many streams to publish in all; -1: until asked to stop."""
     offset: int = HEAD
     """Where reading begins in every journal of sums and receipts."""
 

@@ -1,9 +1,9 @@
-"""What stream-sum proves: `Verifier`. Pure: whoever runs it says what was published, and what was read.
+"""What stream-sum proves: `Verifier`. Pure: the caller says what was published, and what was read.
 
-It knows the right sum of every stream, because it was told of the streams. From what read-committed
+It knows the right sum of every stream, because the caller announces each stream. From what read-committed
 readers then give it, it finds
 
-- sums that are wrong, of streams that nobody published, or published more than once;
+- sums that are wrong, of streams that were not published, or published more than once;
 - transactions that are *torn*: of which one journal shows a part, and another does not show its own;
 - receipts that come twice, or leave one out: a commit that was lost, or took effect twice;
 - and, when it is asked, sums that are missing.
@@ -61,10 +61,10 @@ class _Transaction:
 
 
 class Verifier:
-    """Told of streams by ``expect``, of what was read by ``on_sum`` and ``on_receipt``.
+    """Learns of streams by ``expect``, and of what was read by ``on_sum`` and ``on_receipt``.
 
-    ``alone``: the journals were empty before, and nobody else publishes streams. Otherwise streams
-    that are not known are somebody's, and receipts may begin anywhere.
+    ``alone``: the journals were empty before, and no other process publishes streams. Otherwise streams
+    that are not known are those of others, and receipts may begin anywhere.
     """
 
     def __init__(self, *, alone: bool = True) -> None:

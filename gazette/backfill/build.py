@@ -250,9 +250,9 @@ def _fill_verified(
     return count
 
 
-def differs_from_replay(shard: str, told: str) -> Corrupt:
+def differs_from_replay(shard: str, reason: str) -> Corrupt:
     return Corrupt(
-        f"the built state of {shard} differs from a replay through the application ({told})",
+        f"the built state of {shard} differs from a replay through the application ({reason})",
         hint="Nothing of it was published. Make build() or fold() of the Backfill do what the "
         "application does.",
     )

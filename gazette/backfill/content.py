@@ -78,12 +78,12 @@ class Difference:
         return f"at row {self.place}: {_told(self.first)} and {_told(self.second)}"
 
 
-_TOLD_MAX: Final = 200
+_SHOWN_MAX: Final = 200
 _END: Final = object()
 
 
 def _told(value: Any) -> str:
-    return "nothing" if value is None else repr(value)[:_TOLD_MAX]
+    return "nothing" if value is None else repr(value)[:_SHOWN_MAX]
 
 
 def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference | None:

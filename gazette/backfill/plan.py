@@ -30,7 +30,7 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import BackfillClaim
 
-_LOST_TOLD: Final = 5
+_LOST_SHOWN: Final = 5
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ def take(
     if strangers := sorted(base.end.keys() - content_types.keys()):
         raise Invalid(
             "offsets are given for journals that are not read: "
-            f"{', '.join(strangers[:_LOST_TOLD])}",
+            f"{', '.join(strangers[:_LOST_SHOWN])}",
             path="--offsets",
         )
     application = backfill.new_application()

@@ -45,7 +45,7 @@ from gazette.runtime.tasks import BlockingPool
 
 log = logging.getLogger(__name__)
 
-_TOLD: Final = 5
+_SHOWN_MAX: Final = 5
 
 _FILES: Final = "state"
 
@@ -188,14 +188,14 @@ def require_published(
                 gaps.setdefault((source, max(begin, read.read_through), end), shard)
     if not gaps:
         return
-    told = "; ".join(
+    listed = "; ".join(
         f"{shard} had read {journal} up to {before}, and would continue at {end}, so that "
         f"messages are {'never published' if end > before else 'published twice'}"
-        for (journal, before, end), shard in list(gaps.items())[:_TOLD]
+        for (journal, before, end), shard in list(gaps.items())[:_SHOWN_MAX]
     )
     offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
     raise NotAllowed(
-        f"the shards publish, and would not continue where they ended: {told}",
+        f"the shards publish, and would not continue where they ended: {listed}",
         hint="End the history where they ended, by "
         f"--offsets='{json.dumps(offsets, sort_keys=True)}'. Shards of one source that ended "
         "at different offsets need a run each. If these messages do not matter, give "

@@ -54,9 +54,9 @@ def require_idle(shards: Collection[ListedShard]) -> None:
     """Require shards that cannot run. Raise ``NotAllowed`` that names the others."""
     live = {one.spec.id: reason for one in shards if (reason := why_live(one))}
     if live:
-        told = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
+        listed = "; ".join(f"{shard}: {reason}" for shard, reason in sorted(live.items())[:10])
         raise NotAllowed(
-            f"{len(live)} of {len(shards)} shards are live: {told}",
+            f"{len(live)} of {len(shards)} shards are live: {listed}",
             hint="Set `disable: true` in their specifications (gazctl shards edit), and wait "
             "until they have no members. With --enable, publication enables them again.",
         )

@@ -96,12 +96,12 @@ class PaperCluster:
             self.put(key, value)
 
     def put(self, key: str, value: str | int = "", lease: int = 0) -> None:
-        """A write of its own, at a revision of its own."""
+        """Write one key, at a revision of its own."""
         self.revision += 1
         self._put(f"{ROOT}/{key}".encode(), str(value).encode(), lease or self._lease_of(key))
 
     def _lease_of(self, key: str) -> int:
-        """The number of a member's lease is a function of its name."""
+        """Return the number of a member's lease, a function of its name."""
         if key.startswith("items/"):
             return 0
         parts = key.split("/", 1)[1].split("#")
@@ -119,7 +119,7 @@ class PaperCluster:
         del self.kvs[f"{ROOT}/{key}"]
 
     def lose(self, member: str) -> None:
-        """The member's lease ends: all its keys go at once."""
+        """End the member's lease: all its keys go at once."""
         self.revision += 1
         self.kvs = {
             key: kv
@@ -146,7 +146,7 @@ class PaperCluster:
         return True
 
     def mark_consistent(self, only: Callable[[str], bool] = lambda key: True) -> None:
-        """The application synchronised these assignments."""
+        """Mark these assignments as synchronised by the application."""
         for name, kv in list(self.kvs.items()):
             key = name.removeprefix(ROOT + "/")
             if key.startswith("assign/") and kv.value != b"consistent" and only(key):
@@ -154,14 +154,14 @@ class PaperCluster:
                 self._put(kv.key, b"consistent", kv.lease)
 
     def state(self, local: str = "none#none") -> State:
-        """The state as of now, seen by a member."""
+        """Return the present state, as a member sees it."""
         kvs = sorted(self.kvs.values(), key=lambda kv: kv.key)
         return State(
             _Mirror(fold.load(kvs, paper_decoder).key_values), _local(local), is_consistent
         )
 
     def steps(self, state: State | None = None) -> list[ItemStep]:
-        """What the leader would do now (or did see to do, given an older state)."""
+        """Return what the leader would do now, or would have done on an older state."""
         state = state or self.state()
         if state.network_hash != self.solved:
             question = SolverInput.of(state)
@@ -180,7 +180,7 @@ class PaperCluster:
         return [step for step in converge(round_, self.desired, state.loads()) if step is not None]
 
     def round(self, *, consistent: bool = True) -> bool:
-        """One round of the leader; then the application synchronises. Whether anything was done."""
+        """Run one round of the leader, then synchronise. Return True if anything was done."""
         steps = self.steps()
         for step in steps:
             assert self.txn(step.compares, step.operations)
@@ -191,7 +191,7 @@ class PaperCluster:
         return bool(steps)
 
     def settle(self, *, consistent: bool = True) -> PaperCluster:
-        """Rounds until nothing is left to do."""
+        """Run rounds until nothing is left to do."""
         for _ in range(100):
             if not self.round(consistent=consistent):
                 return self
@@ -201,12 +201,12 @@ class PaperCluster:
         self.counts = dict.fromkeys(self.counts, 0)
 
     def assigned(self) -> list[str]:
-        """``item#zone#member#slot`` of all assignments, in key order."""
+        """Return ``item#zone#member#slot`` of all assignments, in key order."""
         prefix = f"{ROOT}/assign/"
         return sorted(key.removeprefix(prefix) for key in self.kvs if key.startswith(prefix))
 
     def placed(self) -> dict[str, set[str]]:
-        """The ``zone#member`` of each item."""
+        """Return the ``zone#member`` of each item."""
         placed: dict[str, set[str]] = {}
         for key in self.assigned():
             item, zone, member, _ = key.split("#")
@@ -214,7 +214,7 @@ class PaperCluster:
         return placed
 
     def loads(self) -> dict[str, int]:
-        """Assignments per ``zone#member``."""
+        """Return the number of assignments of each ``zone#member``."""
         loads = {
             key.removeprefix(f"{ROOT}/members/"): 0
             for key in sorted(self.kvs)
@@ -226,7 +226,7 @@ class PaperCluster:
         return loads
 
     def zones(self) -> dict[str, int]:
-        """How many zones each item is in."""
+        """Return the number of zones of each item."""
         return {
             item: len({member.split("#")[0] for member in members})
             for item, members in self.placed().items()
@@ -249,5 +249,5 @@ def _local(member: str) -> str:
 
 @pytest.fixture(scope="session")
 def paper() -> type[PaperCluster]:
-    """The class of clusters on paper."""
+    """Return the class of clusters on paper."""
     return PaperCluster

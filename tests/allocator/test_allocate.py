@@ -111,7 +111,7 @@ class PaperProcess:
 
 
 def placed(state: State) -> dict[str, list[str]]:
-    """Members of each item, in order of slots; with a ``?`` if they are not consistent."""
+    """Return the members of each item, in order of slots; with a ``?`` if they are not consistent."""
     slots: dict[str, list[tuple[int, str]]] = {}
     for kv in state.assignments:
         a = kv.decoded

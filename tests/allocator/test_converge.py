@@ -13,7 +13,7 @@ C = "consistent"
 
 
 def step_of(cluster: Any, desired: str, state: State | None = None) -> ItemStep | None:
-    """The step of the only item, ``x``, towards these members."""
+    """Return the step of the only item, ``x``, towards these members."""
     cluster.desired = {"x": tuple(tuple(m.split("#")) for m in desired.split())}
     cluster.solved = cluster.state().network_hash
     steps = cluster.steps(state)
@@ -31,7 +31,7 @@ def operations(step: ItemStep | None) -> list[str]:
 
 
 def cluster_of(paper: Any, replication: int, *assigned: str) -> Any:
-    """``assigned``: such as ``a#1#0`` or ``a#1#0=`` with the second one not being consistent."""
+    """Build a cluster from texts such as ``a#1#0``, or ``a#1#0=`` with an inconsistent second assignment."""
     keys = [(f"assign/x#{a.rstrip('=')}", "" if a.endswith("=") else C) for a in assigned]
     return paper([*MEMBERS, ("items/x", str(replication)), *keys])
 

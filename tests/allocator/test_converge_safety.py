@@ -15,7 +15,7 @@ NAMES = ("a#1", "a#2", "b#1", "b#2", "c#1")
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[tuple[str, Any]]]:
-    """(keys to begin with, what happens next)."""
+    """Draw (keys to begin with, what happens next)."""
     keys = [(f"members/{m}", str(draw(st.integers(0, 2)))) for m in NAMES]
     keys += [(f"items/{item}", str(draw(st.integers(0, 3)))) for item in ITEMS]
     for item in (*ITEMS, "gone"):
@@ -50,7 +50,7 @@ def replication(cluster: Any, item: str) -> int | None:
 
 
 def act(cluster: Any, steps: Sequence[Any]) -> None:
-    """Apply what the leader planned, some time ago perhaps, and check each step by itself."""
+    """Apply what the leader planned, some time ago perhaps, and check each step alone."""
     for step in steps:
         before = consistent(cluster, step.item_id)
         wanted = replication(cluster, step.item_id)

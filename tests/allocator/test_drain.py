@@ -23,7 +23,7 @@ ALONE_S, LONG_S = 30.0, 1000.0
 
 @pytest.fixture
 def three(paper: Any) -> Any:
-    """Three members; ``a#1`` has a replica of ``all``, which wants three, and of two others."""
+    """Build three members. ``a#1`` has a replica of ``all``, which wants three, and of two other items."""
     members = [(f"members/{member}", "9") for member in ("a#1", "b#2", "b#3")]
     items = [("items/all", "3"), ("items/one", "1"), ("items/two", "2")]
     held = ("all#a#1#0", "all#b#2#1", "all#b#3#2", "one#a#1#0", "two#a#1#0", "two#b#2#1")
@@ -116,7 +116,7 @@ class Leaving:
         self.state.observe()
 
     async def run(self) -> float:
-        """Seconds until the drain ended."""
+        """Return the seconds until the drain ended."""
         begun = self.clock.monotonic()
         async with TaskScope("test") as scope:
             allocating = scope.spawn(self.allocate(), name="allocate")
@@ -151,7 +151,7 @@ async def test_a_member_that_is_relieved_leaves_at_once(paper: Any) -> None:
 async def test_patience_is_short_while_nothing_moves_and_long_otherwise(
     three: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Case: nobody can take over.
+    # Case: no member can take over.
     with caplog.at_level(logging.INFO, logger="gazette.allocator.drain"):
         leaving = Leaving(three, {})
         assert await leaving.run() == pytest.approx(ALONE_S, abs=0.6)

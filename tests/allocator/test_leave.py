@@ -13,7 +13,7 @@ from gazette.errors import GazetteError, Unavailable
 async def test_a_stage_that_fails_does_not_hold_up_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first error is given to whoever left, and all are in the log."""
+    """The first error is given to the caller of leave, and all are in the log."""
     performed: list[str] = []
     phases: list[str] = []
 

@@ -16,7 +16,7 @@ def primaries(cluster: Any) -> Counter[str]:
 
 
 def check_slots(cluster: Any) -> None:
-    """Each item's slots are 0, 1, 2 … without a gap."""
+    """Check that each item's slots are 0, 1, 2 … without a gap."""
     slots: dict[str, list[int]] = {}
     for key in cluster.assigned():
         item, _, _, slot = key.split("#")
@@ -124,7 +124,7 @@ def test_replication_is_changed(paper: Any) -> None:
     assert len(cluster.placed()["item-1"]) == 3
     assert cluster.placed()["item-2"] == before["item-2"]
 
-    # Case: fewer; nobody is added on the way.
+    # Case: fewer; no member is added on the way.
     cluster.reset_counts()
     cluster.put("items/item-1", 1)
     cluster.settle()
@@ -369,7 +369,7 @@ def test_items_that_need_few_replicas_are_handed_over_without_a_replacement(pape
     cluster.put(f"members/{leaving}", "9 exiting")
     assert cluster.state(leaving).is_relieved()
     cluster.settle(consistent=False)
-    # Case: what the other has ready is its own at once; of what it has not, nobody lets go.
+    # Case: what the other has ready is its own at once; no member lets go of the rest.
     assert set(cluster.assigned()) == {f"x#{staying}#0", f"y#{leaving}#0", f"y#{staying}#1"}
     cluster.mark_consistent()
     cluster.settle(consistent=False)
@@ -392,7 +392,7 @@ def test_members_leave_with_fewer_replicas_if_the_others_have_no_room_for_all(pa
     assert cluster.state("a#1").should_exit()
     assert all(members for members in cluster.placed().values())
 
-    # Case: nobody leaves, and as many as there is room for are there again.
+    # Case: no member leaves, and as many as there is room for are there again.
     cluster.lose("a#1")
     cluster.settle()
     assert cluster.loads() == {"a#2": 4, "a#3": 4}

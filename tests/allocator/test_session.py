@@ -20,7 +20,7 @@ TTL_S = 5.0
 
 
 class WatchedClock(ManualClock):
-    """Says when somebody begins to sleep on it."""
+    """Says when a task begins to sleep on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ async def test_a_conflict_is_waited_out(
 
 
 async def test_the_lease_is_kept_alive_while_waiting(etcd: Etcd, ks: KeySpace) -> None:
-    """A wait for somebody else's lease may be longer than our own; and losing ours ends the wait."""
+    """A wait for another member's lease may be longer than our own; and losing ours ends the wait."""
     clock = WatchedClock()
     recorded = FlakyEtcd(etcd, lost_answers=0)
     await etcd.put(KEY, b"7")

@@ -15,7 +15,7 @@ from gazette.errors import Unavailable
 
 
 def problem_of(members: str, items: Sequence[tuple[int, Sequence[int]]]) -> Problem:
-    """``members`` such as ``"A3 A3 B1"``: zone and limit."""
+    """Build a problem from ``members`` such as ``"A3 A3 B1"``: zone and limit."""
     names = sorted({m[0] for m in members.split()})
     return Problem(
         tuple(FlowMember(names.index(m[0]), int(m[1:])) for m in members.split()),
@@ -29,7 +29,7 @@ def load(problem: Problem, solution: Solution) -> list[int]:
 
 
 def quality(problem: Problem, solution: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """What the solver minimises, level by level, said once more and differently."""
+    """Return what the solver minimises, level by level, computed in another way."""
     members, items = problem.members, problem.items
     wanted = [min(item.replication, len(members)) for item in items]
     zones = len({member.zone for member in members})
@@ -52,7 +52,7 @@ def quality(problem: Problem, solution: Sequence[Sequence[int]]) -> tuple[int, .
     moves = sum(
         len(set(chosen) - set(item.current)) for item, chosen in zip(items, solution, strict=True)
     )
-    # The order of items counts when somebody goes short, the spread over zones otherwise too.
+    # The order of items counts when an item goes short, the spread over zones otherwise too.
     ties = 0
     if sum(missing) > 0:
         ties += sum(miss * (len(items) - 1 - n) for n, miss in enumerate(missing))
@@ -75,7 +75,7 @@ def is_feasible(problem: Problem, solution: Sequence[Sequence[int]]) -> bool:
 
 
 def best(problem: Problem) -> tuple[int, ...]:
-    """The best quality of all feasible solutions, by trying them all."""
+    """Return the best quality of all feasible solutions, by trying them all."""
     indices = range(len(problem.members))
     choices = [
         [
@@ -189,12 +189,12 @@ def test_who_goes_short_is_last_but_everybody_gets_one_first() -> None:
     # Case: three for four items.
     problem = problem_of("A1 B1 C1", [(1, ())] * 4)
     assert [len(chosen) for chosen in solve(problem)] == [1, 1, 1, 0]
-    # Case: who has it keeps it.
+    # Case: the member that has it keeps it.
     problem = problem_of("A1 B1 C1", [(1, ()), (1, (2,)), (1, (0,)), (1, (1,))])
     assert solve(problem) == [(), (2,), (0,), (1,)]
     # Case: more replicas than members.
     assert solve(problem_of("A9 B9", [(5, ())])) == [(0, 1)]
-    # Case: nobody there.
+    # Case: no member.
     assert solve(Problem((), (FlowItem(2),))) == [()]
     assert solve(problem_of("A1", [])) == []
 

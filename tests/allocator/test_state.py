@@ -85,7 +85,7 @@ def test_the_oldest_member_leads(cluster: Any) -> None:
     assert cluster.state("a#1").is_leader()
     assert not cluster.state("b#2").is_leader()
 
-    # Case: nobody is there, and nobody leads.
+    # Case: no member, and no leader.
     empty = type(cluster)()
     assert empty.state("a#1").leader is None
     assert not empty.state("a#1").is_leader()
@@ -116,7 +116,7 @@ def test_a_member_may_exit_when_it_is_exiting_and_holds_nothing(cluster: Any) ->
 def test_the_network_hash_is_of_demand_only(cluster: Any) -> None:
     before = cluster.state().network_hash
 
-    # Case: assignments, consistency and who leads do not count.
+    # Case: assignments, consistency and the leader do not count.
     cluster.mark_consistent()
     cluster.delete("assign/x#a#1#1")
     assert cluster.state("a#1").network_hash == before
@@ -158,7 +158,7 @@ def test_shedding_is_bounded_by_replication(paper: Any) -> None:
     state = exiting(paper, {"x": 3, "y": 1}, *members)
     assert state.demand.shed == {("z", "c"): 5, ("z", "a"): 4}
     assert state.demand.needed_from == {("z", "c"): 4, ("z", "a"): 3}
-    # Case: nobody can leave while R members are needed, but they offer no more than that.
+    # Case: no member can leave while R members are needed, but they offer no more than that.
     for wanted in (4, 5):
         state = exiting(paper, {"x": wanted, "y": 1, "z": wanted}, *members)
         assert limits(state) == {"z#a": 2, "z#b": 5, "z#c": 2, "z#d": 5}

@@ -53,7 +53,7 @@ class Line(Protocol):
 def history(
     rng: random.Random, count: int, first_clock: int = 1000, line: Line = line
 ) -> list[bytes]:
-    """Lines of several producers: with duplicates, roll-backs, and transactions that stay open."""
+    """Return lines of several producers: with duplicates, roll-backs, and transactions that stay open."""
     lines: list[bytes] = []
     acks: set[bytes] = set()
     clocks = dict.fromkeys((ALPHA, BETA, GAMMA), first_clock)
@@ -115,7 +115,7 @@ class Cluster:
             await self.broker.client.append(AppendParams(journal), content)
 
     async def create(self, *specs: ShardSpec) -> None:
-        """Shards that stay disabled, with their logs."""
+        """Create shards that stay disabled, with their logs."""
         from gazette.client.shards import ShardChange
 
         await self.broker.create(*(log_spec(one.id) for one in specs if one.recovery_log))
@@ -167,16 +167,16 @@ class Cluster:
         return report
 
     async def state(self, shard_id: str, backfill: Backfill) -> tuple[list[Any], Checkpoint]:
-        """The content, and the checkpoint, of a shard that has read its sources to their heads.
+        """Return the content, and the checkpoint, of a shard that has read its sources to their heads.
 
-        As its recovery log has them, once the shard was disabled; it stays so.
+        Both are read from its recovery log after the shard was disabled; it stays so.
         """
         await self.consumer.read_to_heads(shard_id)
         await self.disable(shard_id)
         return await self.played(shard_id, backfill)
 
     async def played(self, shard_id: str, backfill: Backfill) -> tuple[list[Any], Checkpoint]:
-        """The content, and the checkpoint, in the recovery log of a shard that does not run."""
+        """Return the content, and the checkpoint, in the recovery log of a shard that does not run."""
         spec = await self.spec(shard_id)
         hints = (await self.consumer.shards.get_hints(shard_id)).primary
         directory = self.scratch / f"look-{shard_id}"

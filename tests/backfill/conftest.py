@@ -19,7 +19,7 @@ from tests.blobs.conftest import s3_target as s3_target
 
 @pytest.fixture
 async def start(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Callable[[Any], Any]]:
-    """Starts a cluster with a consumer of an application."""
+    """Yield a function that starts a cluster with a consumer of an application."""
     async with AsyncExitStack() as stack:
 
         async def start(application: Any) -> Cluster:

@@ -117,7 +117,7 @@ class Replay:
         return made
 
     def _head(self, name: str) -> AppDriver[Any]:
-        """A shard that has consumed what is backfilled, and has stopped."""
+        """Run a shard until it has consumed what is backfilled, and stop it."""
         driver = self._driver(name, MemoryJournals())
         for journal in JOURNALS:
             driver.journals.append(journal, self.journals.content(journal)[: self.ends[journal]])
@@ -126,7 +126,10 @@ class Replay:
         return driver
 
     def check(self, runner: Any = None) -> None:
-        """Content, checkpoint and publications of both shards are equal. ``runner``: of the backfill."""
+        """Check that content, checkpoint and publications of both shards are equal.
+
+        ``runner``: that of the backfill.
+        """
         head = self._head("head")
         backfilled = head if self.story.old else self._driver("backfilled", MemoryJournals())
         published = [] if self.story.old else self.subject.published(head)

@@ -48,7 +48,7 @@ def ngram_line(producer: bytes, clock: int, flags: int = OUTSIDE_TXN, word: str 
 def ride_line(
     journal: str, producer: bytes, clock: int, flags: int = OUTSIDE_TXN, word: str = ""
 ) -> bytes:
-    """A ride of a bike of its producer's, between a few stations: so that they close cycles."""
+    """Return a ride of a bike of its producer, between a few stations: so that they close cycles."""
     uuid = uuid_text(build_uuid(producer, clock << 4, flags))
     if flags == ACK_TXN:
         return RIDES.encode(Ride([uuid, *[""] * 15]))

@@ -75,7 +75,7 @@ class PublishingRows(Publishing, Rows):
 
 
 def replayed(kind: Any) -> Backfill:
-    """A backfill that replays through the application, whose publications are old."""
+    """Run a backfill that replays through the application, whose publications are old."""
 
     class Replayed(Backfill):
         application = kind
@@ -99,7 +99,7 @@ async def read(cluster: Cluster, journal: str) -> bytes:
 
 
 def sequenced(journal: str, content: bytes) -> Sequencer[Any]:
-    """A sequencer that has queued some, up to what commits first."""
+    """Return a sequencer that has queued some messages, up to what commits first."""
     decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
         journal, framing_of(CONTENT_JSON_LINES, Word), 0
     )
@@ -113,7 +113,9 @@ def sequenced(journal: str, content: bytes) -> Sequencer[Any]:
 
 
 async def published(cluster: Cluster, journal: str) -> tuple[list[str], int]:
-    """Words that a read-committed reader sees, and how many producers have a transaction open."""
+    """Return the words that a read-committed reader sees, and the number of
+    producers with an open transaction.
+    """
     decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
         journal, framing_of(CONTENT_JSON_LINES, Word), 0
     )
@@ -138,7 +140,7 @@ async def all_published(cluster: Cluster) -> list[tuple[list[str], int]]:
 async def ended(
     start: Callable[[Any], Any], application: Any, points: str, *, log: bool = True
 ) -> Cluster:
-    """A cluster whose shard has consumed a word, and had to stop at these points of the next ones."""
+    """Return a cluster whose shard has consumed a word, and had to stop at these points of the next ones."""
     cluster: Cluster = await start(application)
     await cluster.broker.create(source(SOURCE), *map(source, OUTS))
     await cluster.create(shard_settings(SHARD, SOURCE, log=log))
@@ -155,7 +157,7 @@ async def ended(
 
 
 def before_acknowledging(*journals: str) -> str:
-    """Of a transaction: its message is appended, and then its acknowledgement is not."""
+    """Stop a transaction after its message is appended, and before its acknowledgement is."""
     return ";".join(f"append.begin({name})=delay:3600@2" for name in journals)
 
 
@@ -183,7 +185,7 @@ async def test_what_a_former_state_owes_is_acknowledged(
 
 
 async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
-    """And the history has to end before it: what nobody has published the live shard is to publish."""
+    """And the history has to end before it: the live shard is to publish what is unpublished."""
     points = f"append.begin({LOGS}/{SHARD})=delay:3600@1"
     cluster = await ended(start, PublishingWords(), points)
     assert await all_published(cluster) == [OPEN, OPEN]
@@ -242,7 +244,7 @@ async def test_publications_may_be_given_up(start: Any) -> None:
 
 
 async def test_a_state_that_is_committed_to_meanwhile_is_read_again(start: Any) -> None:
-    """By whom nobody knew to be there: what counts is what the log holds at the fence."""
+    """By an owner unknown to the run: what counts is what the log holds at the fence."""
     cluster = await ended(start, PublishingWords(), before_acknowledging(TWO))
     spec = await cluster.spec(SHARD)
     job = cluster.job(replayed(PublishingWords), overwrite=True)
@@ -286,7 +288,7 @@ async def test_wherever_the_driver_ends_nothing_of_it_is_lost(start: Any, point:
     }
     assert await all_published(cluster) == expected.get(point, [BOTH, BOTH])
     if point in ("fenced", "acknowledging@2"):
-        # Case: nobody resumes it.
+        # Case: no run resumes it.
         await cluster.enable(SHARD)
         await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
         await cluster.consumer.read_to_heads(SHARD)
@@ -313,7 +315,7 @@ async def test_a_database_has_the_new_checkpoint_owe_it(start: Any, engine: Any)
 
 
 def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any) -> None:
-    """By an owner that nobody knew to be there, after the claim was made."""
+    """By an owner unknown to the run, after the claim was made."""
     shard: Any = OfflineShard(
         shard_settings(SHARD, SOURCE, log=False), "fqn", lambda: resolved(None)
     )
@@ -327,7 +329,7 @@ def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any
         new = Checkpoint({SOURCE: SourceCheckpoint(5)})
         attempt.start_commit(shard, new, ()).result(10)
         assert attempt.held(shard).checkpoint == replace(new, ack_intents={ONE: b"intent"})
-        # Case: and nobody can commit to it any more.
+        # Case: and no owner can commit to it any more.
         with pytest.raises(Fenced):
             owner.start_commit(shard, late, ()).result(10)
     finally:
@@ -337,7 +339,7 @@ def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any
 
 async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: Any) -> None:
     cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
-    # Its hints are of somebody else's log.
+    # Its hints are of another shard's log.
     spec = await cluster.spec(SHARD)
     strange = Segment(author=7, first_seq_no=1, first_offset=0, first_checksum=0, last_seq_no=1)
     wrong = FSMHints(spec.recovery_log, live_nodes=(FnodeSegments(1, (strange,)),))
@@ -390,7 +392,7 @@ async def test_the_former_state_may_be_of_another_store(start: Any) -> None:
 async def test_the_former_state_may_be_of_a_store_of_ones_own(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose files nobody but the application knows."""
+    """Whose files only the application knows."""
     monkeypatch.setattr(json_file, "STATE_PATH", "/own.state")
     cluster = await ended(start, PublishingDocuments(), before_acknowledging(*OUTS))
     await cluster.backfill(replayed(PublishingDocuments), overwrite=True)

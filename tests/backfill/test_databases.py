@@ -91,7 +91,7 @@ async def with_history(start: Any, count: int) -> tuple[Cluster, dict[str, list[
 
 
 async def go_on(cluster: Cluster, lines: dict[str, list[bytes]], number: int) -> None:
-    """The live shards consume more, and stop again."""
+    """Let the live shards consume more, and stop again."""
     for journal in SOURCES.values():
         more = [line(GAMMA, (1 << 30) + number, word="live"), line(GAMMA, 5, word="late")]
         await cluster.append(journal, more)
@@ -209,7 +209,7 @@ async def go_on_live(cluster: Cluster, lines: dict[str, list[bytes]]) -> None:
 
 
 def stands_still(engine: Any) -> bool:
-    """Whether a transaction of a store waits for its process for longer than the next owner does."""
+    """Return True if a transaction of a store waits for its process longer than the next owner does."""
     with engine.connect() as connection:
         found = connection.exec_driver_sql(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'gazette%%'"
@@ -345,7 +345,7 @@ async def test_states_in_a_database_are_verified_before_they_are_committed(
     assert report.verified == ("shard-one", "shard-two")
     assert rows(engine) == counts(lines)
     await go_on(cluster, lines, 1)
-    report = await cluster.backfill(RowsBackfill(), run_id="anew", overwrite=True, **settings)
+    report = await cluster.backfill(RowsBackfill(), run_id="again", overwrite=True, **settings)
     assert report.verified == ("shard-one", "shard-two")
     assert rows(engine) == counts(lines)
     await go_on(cluster, lines, 2)

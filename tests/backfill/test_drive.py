@@ -98,7 +98,7 @@ class Interposed(LocalRunner):
 
 
 async def old_state(start: Any, count: int = 100) -> tuple[Any, list[bytes]]:
-    """A cluster with a shard that has consumed the first ``count`` lines, and is disabled."""
+    """Return a cluster with a shard that has consumed the first ``count`` lines, and is disabled."""
     cluster = await start(Words())
     lines = history(random.Random(count), 300)
     await cluster.broker.create(source(SOURCES[0]))
@@ -112,7 +112,7 @@ async def old_state(start: Any, count: int = 100) -> tuple[Any, list[bytes]]:
 
 
 def expected(lines: list[bytes]) -> list[tuple[str, tuple[str, int]]]:
-    """What a sequencer that reads these lines makes of them."""
+    """Return what a sequencer that reads these lines makes of them."""
     decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(
         "expected", framing_of(CONTENT_JSON_LINES, Word), 0
     )
@@ -347,7 +347,7 @@ def test_a_task_that_fails_ends_those_before_it(monkeypatch: pytest.MonkeyPatch)
     def build(task: Any, _: Any) -> Any:
         if task == "failing":
             raise LookupError("the fold does not work")
-        assert stopped.wait(30), "nobody has stopped it"
+        assert stopped.wait(30), "it was not stopped"
         raise Closed("it was stopped")
 
     monkeypatch.setattr(runner, "_in_process", build)

@@ -108,7 +108,7 @@ def test_a_plan_that_is_none_is_told(staging: DirectoryStaging) -> None:
     staging.create("run/PLAN.json", b"[]")
     with pytest.raises(Corrupt, match="not the plan"):
         list_runs(staging)
-    # Case: a note that is none.
+    # Case: a note that cannot be decoded.
     staging.create("run/appending/shard.1.2.json", b"{}")
     with pytest.raises(Corrupt, match="not a note"):
         intents_of(staging)
@@ -172,14 +172,14 @@ def test_a_build_is_abandoned_when_its_process_has_died(tmp_path: Path) -> None:
     assert list(abandoned(tmp_path, now + 60)) == []
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
-    (tmp_path / "of somebody else").mkdir()
-    (tmp_path / f"{BUILDS}of-somebody-else").mkdir()
+    (tmp_path / "of another program").mkdir()
+    (tmp_path / f"{BUILDS}of-another-program").mkdir()
     (orphan,) = scratch_orphans(tmp_path, now + 60)
     assert (orphan.where, orphan.bytes) == (str(path), 5)
     assert list(abandoned(tmp_path, 0)) == []
     assert len(sweep(tmp_path, now + 60)) == 1
     left = sorted(one.name for one in tmp_path.iterdir())
-    assert left == [f"{BUILDS}of-somebody-else", "of somebody else"]
+    assert left == [f"{BUILDS}of-another-program", "of another program"]
 
 
 def test_a_directory_that_is_about_to_be_locked_is_let_alone(tmp_path: Path) -> None:

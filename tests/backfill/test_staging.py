@@ -199,7 +199,7 @@ async def test_a_run_whose_staging_area_fails_loses_nothing(
     await cluster.append(SOURCES[0], lines[200:])
     await cluster.enable(BUILT)
     assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
-    # What is left is told as garbage, but for the record of the run.
+    # What is left is reported as garbage, but for the record of the run.
     staging = open_staging(cluster.staging_url)
     left = {one.object.name for one in garbage(staging, SystemClock().now() + 3600, 60)}
     assert {f"run/{PUBLISHED}"} == {one.name for one in staging.list()} - left

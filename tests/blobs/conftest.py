@@ -17,7 +17,7 @@ def s3_target() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def s3_proxy(s3_target: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """The endpoint, with one empty bucket. Credentials for it are in the environment."""
+    """Yield the endpoint, with one empty bucket. Credentials for it are in the environment."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in CREDENTIALS.items():

@@ -212,7 +212,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def s3_server() -> Iterator[tuple[str, int]]:
-    """A store that speaks S3, with one bucket, at a host and port."""
+    """Serve a store that speaks S3, with one bucket, at a host and port."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -242,7 +242,7 @@ def reset(target: tuple[str, int]) -> None:
 
 
 def store_url(endpoint: str, path: str = "/pre/fix/", **arguments: str) -> str:
-    """The URL of a store in the bucket."""
+    """Return the URL of a store in the bucket."""
     query = {"Endpoint": endpoint, "Region": REGION, **arguments}
     pairs = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     return f"s3://{BUCKET}{path}?{pairs}"

@@ -182,7 +182,7 @@ async def test_a_check_that_hangs_is_reported_and_not_repeated(stores, switch, c
 
 
 async def test_unused_stores_are_swept(stores, clock):
-    """One that was not asked for between two sweeps; whoever still waits for it is told."""
+    """One that was not asked for between two sweeps; a caller that still waits for it hears of it."""
     used, unused = stores.get("s3://used/"), stores.get("s3://unused/")
     assert stores.sweep() == 0
     stores.get("s3://used/")

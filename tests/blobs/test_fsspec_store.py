@@ -48,7 +48,7 @@ def named_store(url: str) -> NamedStore:
 
 @pytest.fixture(autouse=True)
 def empty_memory() -> Iterator[None]:
-    """fsspec's memory belongs to the process."""
+    """Empty fsspec's memory, which belongs to the process."""
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield
@@ -70,7 +70,7 @@ class TestNamedStoreOfFiles(BlobStoreTests):
 
 
 class BufferedFile(AbstractBufferedFile):
-    """Uploads as the file systems of clouds do: whole, when it is closed, whoever closes it."""
+    """Uploads as the file systems of clouds do: whole, when it is closed, by any task."""
 
     def _upload_chunk(self, final: bool = False) -> bool:
         self.kept = getattr(self, "kept", b"") + self.buffer.getvalue()
@@ -183,7 +183,7 @@ def test_bad_urls(url: str, problem: str) -> None:
     ["file", "local", "simplecache", "filecache", "dir", "reference", "zip", "data", "git"],
 )
 def test_protocols_that_open_whatever_else_are_never_allowed(protocol: str, tmp_path: Path) -> None:
-    """Whoever applies a journal would write its bytes into any directory of the broker."""
+    """The author of a journal's specification could write bytes into any directory of the broker."""
     url = FragmentStoreUrl.parse(f"fsspec+{protocol}://{tmp_path}/")
     with pytest.raises(NotAllowed, match=f"protocol {protocol} are not allowed here"):
         NamedStore(url, {protocol})

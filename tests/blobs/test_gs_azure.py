@@ -135,7 +135,7 @@ def test_large_objects(store: GsStore | AzureStore, monkeypatch: pytest.MonkeyPa
 
 
 def test_encoded_objects_are_read_as_they_are_stored(store: GsStore | AzureStore) -> None:
-    """The codec of a fragment undoes its compression, and nobody before."""
+    """The codec of a fragment undoes its compression, and nothing before it does."""
     compressed = gzip.compress(os.urandom(100_000))
     store.put("encoded", io.BytesIO(compressed), content_encoding="gzip")
     assert get(store, "encoded") == compressed

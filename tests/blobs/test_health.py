@@ -52,7 +52,7 @@ class SickStore(MemoryStore):
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    """Serves what `body` says."""
+    """Serve what `body` says."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -215,23 +215,23 @@ def test_credentials_that_are_wrong_are_read_again(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     store = s3_store(s3_proxy)
 
-    def who() -> str:
+    def key_in_use() -> str:
         put(store, "path", b"content")
         authorization = s3_proxy.seen[-1].headers["Authorization"]
         return authorization.partition("Credential=")[2].partition("/")[0]
 
     text = "[default]\naws_access_key_id = {}\naws_secret_access_key = x\n"
     file.write_text(text.format("FIRST"))
-    assert who() == "FIRST"
+    assert key_in_use() == "FIRST"
     file.write_text(text.format("SECOND"))
     s3_proxy.fail("PUT", status=403, code="AccessDenied")
     with pytest.raises(NotAllowed, match="AccessDenied"):
-        who()
-    assert who() == "FIRST"
+        key_in_use()
+    assert key_in_use() == "FIRST"
     s3_proxy.fail("PUT", status=403, code="InvalidAccessKeyId")
     with pytest.raises(NotAllowed, match="InvalidAccessKeyId"):
-        who()
-    assert who() == "SECOND"
+        key_in_use()
+    assert key_in_use() == "SECOND"
 
 
 def test_profiles(s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,7 +665,7 @@ def test_listing_goes_by_pages(s3_proxy: FaultProxy) -> None:
 
 
 def other_put(store: S3Store, key: str) -> None:
-    """As consoles do, which make directories of empty objects."""
+    """Put an object as consoles do, which make directories of empty objects."""
     with store._client(key) as client:
         client.put_object(Bucket=BUCKET, Key=key, Body=b"")
 
@@ -679,7 +679,7 @@ def fetch(url: str) -> bytes:
 
 
 def test_signed_urls(s3_proxy: FaultProxy, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may read by them, for a time. The object is not looked for."""
+    """Everyone may read by them, for a time. The object is not looked for."""
     put(store, "a/ü=1%20/name", b"content")
     url = store.sign_get("a/ü=1%20/name", 59.2)
     assert fetch(url) == b"content"

@@ -1,4 +1,4 @@
-"""Brokers whose fragments are in S3: appended, persisted, and read by whoever comes later."""
+"""Brokers whose fragments are in S3: appended, persisted, and read by later brokers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(codec: Codec) -> str:
 
 
 async def read(client: Client, journal: str, size: int = len(CONTENT)) -> tuple[bytes, int]:
-    """The content, and how many of its pieces came from the store itself."""
+    """Return the content, and how many of its pieces came from the store itself."""
     reader = client.retry_reader(ReadParams(journal, end_offset=size, block=True))
     pieces, direct = [], 0
     while piece := await reader.read():
@@ -38,7 +38,7 @@ async def read(client: Client, journal: str, size: int = len(CONTENT)) -> tuple[
 
 
 async def fill(etcd: Etcd, tmp_path: Path, url: str, codecs: tuple[Codec, ...]) -> None:
-    """A broker that appends, in several fragments, and goes."""
+    """Run a broker that appends, in several fragments, and leaves."""
     async with await BrokerFixture.start(etcd, tmp_path) as broker:
         specs = [
             journal_spec(name_of(codec), codec=codec, stores=(url,), length=1 << 16)
@@ -79,8 +79,8 @@ async def test_fragments_outlive_their_broker(
                 assert one.signed_url.startswith(s3_proxy.endpoint + path)
                 assert one.fragment.backing_store == url
                 assert one.fragment.mod_time > 1_700_000_000
-            # What comes after goes on where the fragments end, which must be said: nobody is left
-            # who knows that nothing was lost.
+            # What comes after goes on where the fragments end, which must be said: no broker is left
+            # that knows that nothing was lost.
             after = AppendParams(journal, offset=len(CONTENT))
             head = await second.client.append(after, b"more")
             assert head.commit.end == len(CONTENT) + 4
@@ -140,7 +140,7 @@ async def test_a_store_that_is_down(etcd: Etcd, tmp_path: Path, s3_proxy: FaultP
 async def test_a_connection_to_s3_that_breaks_is_not_noticed(
     etcd: Etcd, tmp_path: Path, s3_proxy: FaultProxy
 ) -> None:
-    """By those who append and read: uploads are repeated, and reads resumed."""
+    """By clients that append and read: uploads are repeated, and reads resumed."""
     url = store_url(s3_proxy.endpoint)
     s3_proxy.fail("PUT", "acme", status=500, code="InternalError", times=2)
     await fill(etcd, tmp_path, url, (Codec.NONE,))

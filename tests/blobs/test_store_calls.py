@@ -87,7 +87,7 @@ async def test_while_all_threads_hang_calls_fail_at_once(calls, gates, clock):
     with pytest.raises(Unavailable, match=trouble):
         calls.start(gates[3])
     assert not gates[2].entered.is_set()
-    # Case: whoever must know when the thread ends can wait for that.
+    # Case: a caller that must know when the thread ends can wait for that.
     assert not first.future.done()
     gates[0].open.set()
     await until(first.future.done)

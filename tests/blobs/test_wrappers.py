@@ -29,7 +29,7 @@ class TestRetryingStore(BlobStoreTests):
 
 
 class FlakyStore(MemoryStore):
-    """Fails as often as it is told, at the end of what it does."""
+    """Fails the given number of times, at the end of what it does."""
 
     def __init__(self, failures: int, error: type[Exception] = Unavailable) -> None:
         super().__init__(ManualClock().now)
@@ -132,7 +132,7 @@ def test_a_put_of_a_stream_is_not_repeated():
 
 
 def test_a_listing_that_broke_midway_is_not_repeated():
-    """Its reader has seen objects already, and must start over by itself."""
+    """Its reader has seen objects already, and must start over without help."""
 
     class Broken(MemoryStore):
         def list(self, prefix):

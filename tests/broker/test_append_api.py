@@ -85,7 +85,7 @@ class Append:
         return response
 
     async def failed(self) -> grpc.aio.AioRpcError:
-        """The error with which the broker ended the call."""
+        """Return the error with which the broker ended the call."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.call
         return caught.value
@@ -100,7 +100,7 @@ async def append(broker: FixedBroker, content: bytes, **fields: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends take their turn without content, so that tests can stop in the middle of it."""
+    """Let appends take their turn without content, so that tests can stop in the middle of one."""
     monkeypatch.setattr(append_line, "AHEAD_BYTES", 0)
 
 
@@ -112,7 +112,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 
 @pytest.fixture
 async def ready(cluster: FixedCluster) -> FixedCluster:
-    """``b`` is primary of a journal with three replicas, all of them in step."""
+    """Return a cluster where ``b`` is primary of a journal with three replicas, all of them in step."""
     cluster.create(SPEC, "b", "a", "c")
     await in_step(cluster)
     return cluster
@@ -130,7 +130,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def pipeline_of(broker: FixedBroker) -> Pipeline:
-    """The pipeline of a primary, once nobody holds it."""
+    """Return the pipeline of a primary, once no append holds it."""
     pipeline = await broker.replica(JOURNAL).pipeline.take()
     assert pipeline is not None
     broker.replica(JOURNAL).pipeline.give(pipeline)
@@ -138,7 +138,7 @@ async def pipeline_of(broker: FixedBroker) -> Pipeline:
 
 
 def written(cluster: FixedCluster, name: str) -> bytes:
-    """What readers find at one broker."""
+    """Return what readers find at one broker."""
     index = cluster[name].replica(JOURNAL).index
     content = b""
     while True:
@@ -423,7 +423,7 @@ async def test_bad_streams(ready: FixedCluster, messages: list[Any], text: str) 
 
 
 async def test_bad_header(ready: FixedCluster) -> None:
-    """A broker that was meant for somebody else refuses."""
+    """A broker refuses a call that was meant for another one."""
     resolved = Header.from_pb((await append(ready["b"], b"")).header)
     header = replace(resolved, process_id=ProcessId("zone", "other"))
     one = await Append(ready["b"]).open(header=header.to_pb())
@@ -481,7 +481,7 @@ async def test_append_streams_while_an_earlier_one_waits_for_its_acknowledgement
     replica = ready["b"].replica(JOURNAL)
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
-    hold = pipeline.take_turn()  # As of an append before, of which nobody has answered yet.
+    hold = pipeline.take_turn()  # As of an append before, which no peer has answered yet.
     replica.pipeline.give(pipeline)
     calls = []
     for index in range(3):
@@ -506,7 +506,7 @@ async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_pat
 
         class Lost(deque[Any]):
             def append(self, item: Any) -> None:
-                """The answers of a peer, of which none arrives any more."""
+                """Drop the answers of a peer."""
 
         peer._inbox = Lost()
         first = await (await Append(cluster["a"]).open()).send(b"one")
@@ -517,7 +517,7 @@ async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_pat
             # Not UNAVAILABLE, which clients would blindly repeat.
             assert outcome.code() is grpc.StatusCode.UNKNOWN
             assert "does not answer" in (outcome.details() or "")
-        # Case: the next append builds a new pipeline. Nothing that anybody committed is reused.
+        # Case: the next append builds a new pipeline. No offset that any replica committed is reused.
         response = await append(cluster["a"], b"after")
         assert response.commit.begin == len(b"beforeonetwo")
         assert written(cluster, "b").endswith(b"after")
@@ -534,7 +534,7 @@ async def test_an_append_waits_for_a_silent_replica_until_its_lease_ends(tmp_pat
 
         class Lost(deque[Any]):
             def append(self, item: Any) -> None:
-                """The answers of a peer, of which none arrives any more."""
+                """Drop the answers of a peer."""
 
         peer._inbox = Lost()
         peer.close_send = lambda: None  # type: ignore[method-assign]  # Frozen, it would not hear.
@@ -571,7 +571,7 @@ async def test_a_synchronization_goes_on_without_a_silent_replica_whose_lease_en
 
 
 async def test_broken_replica_is_found_out_before_content_is_taken(ready: FixedCluster) -> None:
-    """The stream to it has ended while nobody appended: the next append just builds another."""
+    """The stream to it has ended between appends: the next append just builds another."""
     await append(ready["b"], b"x")
     peer = (await pipeline_of(ready["b"]))._peers[0]
     peer._call.cancel()
@@ -582,7 +582,7 @@ async def test_broken_replica_is_found_out_before_content_is_taken(ready: FixedC
 
 
 async def test_new_primary_continues_where_the_old_one_was(ready: FixedCluster) -> None:
-    """Appends go to whoever is asked; offsets never repeat; registers are kept."""
+    """Appends go to any broker; offsets never repeat; registers are kept."""
     registers = LabelSet.of(("author", "me"))
     await append(ready["b"], b"one ", union_registers=registers.to_pb())
     for primary, others in (("a", "bc"), ("c", "ab"), ("c", "a"), ("b", "ac")):
@@ -597,7 +597,7 @@ async def test_new_primary_continues_where_the_old_one_was(ready: FixedCluster) 
 
 
 async def test_append_in_progress_ends_under_its_route(ready: FixedCluster) -> None:
-    """The journal is assigned anew in the middle of content: it commits, then the pipeline changes."""
+    """The journal is assigned again in the middle of content: it commits, then the pipeline changes."""
     pipeline = await pipeline_of(ready["b"])
     one = await (await Append(ready["b"]).open()).send(b"first ")
     await until(lambda: pipeline.delta)
@@ -699,7 +699,7 @@ async def test_claims_to_another_journal_do_not_help(ready: FixedCluster) -> Non
 
 @pytest.mark.parametrize("steps", range(0, 60, 5))
 async def test_append_that_is_cut_short_pins_nothing(ready: FixedCluster, steps: int) -> None:
-    """Cancelled after any number of turns of the loop, as when the broker is torn down: whoever comes
+    """Cancelled after any number of turns of the loop, as when the broker is torn down: the append that comes
     next gets the pipeline, and no replica keeps what was not committed."""
     b = ready["b"]
     call = AppendCall(AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL))
@@ -820,7 +820,7 @@ SESSION = "5" * 32
 
 
 async def refused(broker: FixedBroker, append: SessionAppend) -> grpc.aio.AioRpcError:
-    """The error of a whole append of a session."""
+    """Return the error of a whole append of a session."""
     one = Append(broker, session=append)
     one.call = StreamCall(one.call)  # It keeps the reason of a refusal before all was sent.
     await (await one.open()).send(b"refused")
@@ -830,7 +830,7 @@ async def refused(broker: FixedBroker, append: SessionAppend) -> grpc.aio.AioRpc
 
 
 async def introduced(broker: FixedBroker) -> str:
-    """The ledger that a broker tells a session which is not known at the primary."""
+    """Return the ledger that a broker names to a session which is not known at the primary."""
     error = await refused(broker, SessionAppend(SESSION, 1))
     assert error.code() is grpc.StatusCode.ABORTED
     ledger = ledger_of(error.trailing_metadata())
@@ -872,10 +872,10 @@ async def test_a_new_primary_refuses_late_copies_of_what_another_has_appended(
     ready.assign(JOURNAL, "a", "b", "c")
     await append(ready["a"], b"")
     error = await refused(ready["a"], SessionAppend(SESSION, 1, ledger))
-    told = ledger_of(error.trailing_metadata())
-    assert told not in ("", ledger)
+    named = ledger_of(error.trailing_metadata())
+    assert named not in ("", ledger)
     # The session itself goes on.
-    response = await of_session(ready["a"], 3, told, b"third")
+    response = await of_session(ready["a"], 3, named, b"third")
     assert (response.commit.begin, response.commit.end) == (11, 16)
 
 

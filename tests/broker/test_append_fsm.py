@@ -96,14 +96,14 @@ class Story:
         return self.wants
 
     def until_ready(self, held: SpoolView, at: ev.Resolved | None = None) -> Story:
-        """Common case: the pipeline is in step already."""
+        """Pass the common case: the pipeline is in step already."""
         at = at or resolved()
         self.tell(at, ev.PipelineTaken(at.route, held))
         assert self.wants == (ev.CheckReadiness(wait=False),)
         return self
 
     def until_stream(self, held: SpoolView, at: ev.Resolved | None = None) -> Story:
-        """... and no roll is due."""
+        """Pass the common case, in which no roll is due."""
         self.until_ready(held, at).tell(ready(begin=-1, end=held.fragment.end))
         assert self.wants == (ev.ReadContent(),)
         return self
@@ -230,7 +230,7 @@ def test_pipeline_is_returned_before_the_append_moves_on() -> None:
         effects = story.tell(moved)
         assert effects[0] == ev.GiveBackPipeline()
         assert not story.fsm.holds
-        # A replaced replica's pipeline is queued for, as by anybody.
+        # A replaced replica's pipeline is queued for, like any other.
         assert effects[1:] == (() if not moved.is_primary else (ev.TakePipeline(),))
 
 
@@ -287,7 +287,7 @@ def test_peer_that_joined_makes_us_roll() -> None:
 
 
 def test_peer_that_is_ahead_is_followed_with_its_registers() -> None:
-    """No byte that anybody committed is lost; of several peers, the farthest counts."""
+    """No byte that any replica committed is lost; of several peers, the farthest counts."""
     at = resolved(ABC, desired_replication=3)
     story = Story()
     begin_sync(story, spool(0, 100), at)
@@ -511,7 +511,7 @@ def test_suspended_offset_is_resumed_at() -> None:
 
 
 def test_first_append_of_a_journal_becomes_a_fragment_of_its_own() -> None:
-    """The roll is proposed before the content of the next append; nobody needs to answer it."""
+    """The roll is proposed before the content of the next append; no peer needs to answer it."""
     story = Story().until_ready(spool(0, 9, ("k", "v")))
     assert story.tell(ready(0, 9)) == (ev.SendRoll(fragment(9, 9), LabelSet.of(("k", "v"))),)
     assert story.tell(ev.RollSent(spool(9, 9, ("k", "v")))) == (ev.ReadContent(),)
@@ -642,7 +642,7 @@ def test_registers_are_subtracted_from_and_then_united() -> None:
 
 
 def sized(size: int, name: str = "rr") -> LabelSet:
-    """Registers whose encoded form has exactly ``size`` bytes."""
+    """Return registers whose encoded form has exactly ``size`` bytes."""
     labels = LabelSet()
     for index in range(size):
         label = (f"{name}-{index:06d}", "v" * 900)

@@ -158,7 +158,7 @@ async def test_large_content_does_not_wait_for_its_end(ready: FixedCluster) -> N
 async def test_appends_beyond_what_may_wait_are_refused_so_that_they_come_again(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pulse is none of them: replicas come into step however many wait."""
+    """A pulse does not count: replicas come into step however many wait."""
     monkeypatch.setattr(append_line, "WAITING_MAX", 1)
     stalled = await Append(ready["a"]).open()
     line = ready["a"].replica(JOURNAL).line

@@ -27,7 +27,7 @@ def commit_at(begin: int) -> Fragment:
 
 
 def introduced(ledger: SessionLedger, session: str, tenure: int = 7) -> str:
-    """Let a session be refused; return the name of the ledger that it is told."""
+    """Let a session be refused; return the name of the ledger in the refusal."""
     refusal = ledger.admit(SessionAppend(session, 1), tenure).refusal
     assert refusal is not None
     return str(refusal.facts["ledger"])

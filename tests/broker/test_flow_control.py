@@ -1,4 +1,4 @@
-"""Rates of appends: what is held back, and who is too slow."""
+"""Rates of appends: what is held back, and which client is too slow."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ async def test_stored_fragments_show_where_they_are(
     content = b"stored content"
     path = await store(broker, 7, content)
     await broker.create(journal_spec(JOURNAL))
-    # Case: the first jump of an offset is told by the range.
+    # Case: the first jump of an offset is shown by the range.
     response = await http.get(f"/{JOURNAL}?offset=2")
     assert response.content == content
     assert response.headers["Content-Range"].startswith("bytes 7-")
@@ -379,7 +379,7 @@ async def test_ranges_that_cannot_be_had(
 async def test_ranges_that_do_not_count(broker: BrokerFixture, http: httpx.AsyncClient) -> None:
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"0123456789")
-    # Case: of units that nobody knows, and of methods for which there are none.
+    # Case: of unknown units, and of methods for which there are none.
     response = await http.get(f"/{JOURNAL}", headers={"Range": "pages=1-2"})
     assert response.headers["Content-Range"] == f"bytes 0-{MAX}/{MAX}"
     response = await http.head(f"/{JOURNAL}", headers={"Range": "bytes=20-30"})

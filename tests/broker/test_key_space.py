@@ -40,7 +40,7 @@ def test_a_journal_under_the_key_of_another_is_none() -> None:
 def test_a_journal_that_is_invalid_here_is_served_as_far_as_possible(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each part is as near as can be to what was meant. It is told once, when it is decoded."""
+    """Each part is as near as can be to what was meant. It is reported once, when it is decoded."""
     pb = journal_spec("a/journal").to_pb()
     pb.replication = 77
     pb.labels.labels.add(name="zz", value="1")

@@ -79,7 +79,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 
 
 async def lose_all(cluster: FixedCluster, name: str) -> None:
-    """The broker is killed, and with it all that it did not upload."""
+    """Kill the broker, and with it all that it did not upload."""
     await cluster[name].stop()
     cluster.forget(name)
     cluster.assign(JOURNAL)
@@ -360,8 +360,11 @@ async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(
 
 
 async def cut_off(cluster: FixedCluster, tmp_path: Path, *, reset: bool) -> None:
-    """One replica. Broker a loses etcd and its lease with an acknowledged append, and ends. With
-    ``reset``, broker b has begun at its offsets before."""
+    """Cut broker a, the only replica, off etcd until it loses its lease with an
+    acknowledged append, and ends.
+
+    With ``reset``, broker b has begun at its offsets before.
+    """
     cluster.create(journal_spec(JOURNAL), "a")
     await append(cluster["a"], b"first")
     await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)

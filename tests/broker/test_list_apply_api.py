@@ -68,7 +68,7 @@ def labelled(name: str, **labels: str) -> JournalSpec:
 
 
 async def snapshot(stream: Any) -> tuple[int, list[str]]:
-    """The next snapshot of a watch: its revision and names; its end is an empty message."""
+    """Return the next snapshot of a watch: its revision and names; its end is an empty message."""
     first = await anext(stream)
     assert first.header.etcd.revision
     found = [journal.spec.name for journal in first.journals]

@@ -11,7 +11,7 @@ from gazette.runtime.tasks import TaskScope
 
 
 def stand_still(seconds: float) -> None:
-    """What a loop does that gets no processor."""
+    """Block the loop, as when it gets no processor."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end:

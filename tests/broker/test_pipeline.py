@@ -46,7 +46,7 @@ OK = broker_pb2.ReplicateResponse()
 
 
 class ScriptedPeer:
-    """A server whose Replicate call records what it receives, and answers when it is told to."""
+    """A server whose Replicate call records what it receives, and answers on request."""
 
     def __init__(self, name: str) -> None:
         self.id = ProcessId("zone", f"peer-{name}")
@@ -112,7 +112,7 @@ class Bench:
         self.commits: list[LocalFragment] = []
         self.completed: list[CompletedSpool] = []
         self.agreed: list[int] = []
-        """Ends that all peers have acknowledged, as the pipelines told."""
+        """Ends that all peers have acknowledged, as the pipelines reported."""
         clock = SystemClock()
         absent: Any = None
         self.context = ReplicaContext(
@@ -161,7 +161,7 @@ class Bench:
         )
 
     async def in_step(self) -> Pipeline:
-        """A pipeline that all peers have agreed to."""
+        """Return a pipeline that all peers have agreed to."""
         pipeline = self.open()
         await pipeline.sync(self.spool.fragment, self.spool.registers, opening=True)
         for peer in self.peers:
@@ -198,7 +198,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def hasty(tmp_path: Path) -> AsyncIterator[Bench]:
-    """Gives peers a tenth of a second only."""
+    """Give peers a tenth of a second only."""
     bench = Bench(tmp_path, timeout_s=0.1)
     yield bench
     await bench.stop()
@@ -286,7 +286,7 @@ async def test_what_replicas_are_sent(bench: Bench) -> None:
 
 
 async def test_next_append_streams_while_this_one_waits(bench: Bench) -> None:
-    """Acknowledgements are gathered in the order of appends, whoever asks first."""
+    """Acknowledgements are gathered in the order of appends, whichever asks first."""
     peer = await bench.peer("one")
     pipeline = await bench.in_step()
     order: list[str] = []
@@ -626,7 +626,7 @@ def test_other_messages_take_the_generated_path() -> None:
     assert decode_append(chunk.SerializeToString()) == b"abc"
     odd = broker_pb2.AppendRequest(content=b"abc", offset=3)
     assert decode_append(odd.SerializeToString()) == odd
-    # Case: an explicit empty content field is no intent by itself, but reads the same.
+    # Case: an explicit empty content field alone is no intent, but reads the same.
     empty = decode_append(b"\x22\x00")
     assert isinstance(empty, broker_pb2.AppendRequest)
     assert empty.content == b""

@@ -599,7 +599,7 @@ async def test_callers_whose_connection_ends_in_the_middle(
 
 
 class StallingDisk(LocalDisk):
-    """A disk whose operations wait for ``gate``, and which says who waited."""
+    """A disk whose operations wait for ``gate``, and which records each waiter."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -81,7 +81,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 
 @pytest.fixture
 async def timed(tmp_path: Path, clock: ManualClock) -> AsyncIterator[FixedCluster]:
-    """The time of the brokers is ``clock``; journals are put to rest after two idle pulses."""
+    """Yield brokers whose time is ``clock``; journals are put to rest after two idle pulses."""
     async with await FixedCluster.start(
         5, tmp_path, clock=clock, auto_suspend=True, suspend_after_idle_ticks=2
     ) as cluster:
@@ -341,7 +341,7 @@ async def test_stores_are_listed_again_until_it_succeeds(
 async def test_a_store_that_was_down_at_the_start_is_listed_soon_after_its_repair(
     timed: FixedCluster, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """Not when the next of ever longer pauses is over; and callers are told of the store until then."""
+    """Not when the next of ever longer pauses is over; and callers learn of the store until then."""
     spec = journal_spec(JOURNAL, stores=("file:///missing/",))
     slow = replace(spec.fragment, refresh_interval_ns=10 * duration.MINUTE)
     timed.create(replace(spec, fragment=slow), "a")
@@ -508,7 +508,7 @@ async def test_survivor_uploads_at_once_when_its_new_primary_holds_nothing(
     """Two of three have died. The primary rolled before that, and the survivor waits for its upload;
     what it has since is in its open spool. No time passes here."""
     timed.create(journal_spec(JOURNAL, replication=3), "a", "b", "c")
-    await append(timed["a"], b"first")  # A fragment by itself.
+    await append(timed["a"], b"first")  # A fragment of its own.
     await append(timed["a"], b"second")
     await timed["a"].stop()
     await timed["b"].stop()
@@ -525,7 +525,7 @@ async def test_survivor_uploads_at_once_when_its_new_primary_holds_nothing(
 async def test_survivors_that_are_too_few_upload_what_they_hold(
     timed: FixedCluster, tmp_path: Path
 ) -> None:
-    """Nobody appends, and nobody joins: the last holder of these bytes must not wait for either."""
+    """No append comes, and no broker joins: the last holder of these bytes must not wait for either."""
     timed.create(journal_spec(JOURNAL, replication=3), "a", "b", "c")
     await append(timed["a"], b"first")
     await append(timed["a"], b"second")
@@ -556,7 +556,7 @@ async def test_journal_that_is_created_again_gets_nothing_of_its_former_life(
 ) -> None:
     """Its store was away: spools of the former life still wait when it is back."""
     timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
-    await append(timed["a"], b"first")  # A fragment by itself.
+    await append(timed["a"], b"first")  # A fragment of its own.
     fragments = tmp_path / "root" / "fragments"
     await until(lambda: stored(tmp_path))
     moved = fragments.rename(fragments.with_name("moved"))
@@ -588,7 +588,7 @@ async def test_journal_that_is_created_again_gets_nothing_of_its_former_life(
 async def test_nothing_is_acknowledged_without_a_lease(
     cluster: FixedCluster, replication: int
 ) -> None:
-    """Not even with one replica, where nobody else is asked: another one may lead by now."""
+    """Not even with one replica, where no peer is asked: another broker may lead by now."""
     cluster.create(journal_spec(JOURNAL, replication=replication), *"ab"[:replication])
     assert (await append(cluster["a"], b"first")).ending is Ending.COMMITTED
     for daemon in cluster["a"].replica(JOURNAL)._daemons:
@@ -628,7 +628,7 @@ async def test_what_is_not_committed_is_not_handed_over(cluster: FixedCluster) -
 
 
 async def test_spools_change_hands_without_what_is_pending(cluster: FixedCluster) -> None:
-    """Whoever held it was cut short. The next holder would take those bytes for its own."""
+    """Its holder was cut short. The next holder would take those bytes for its own."""
     cluster.create(journal_spec(JOURNAL), "a")
     replica = cluster["a"].replica(JOURNAL)
     await append(cluster["a"], b"content")
@@ -687,7 +687,7 @@ async def test_append_finds_out_that_its_replica_is_gone(cluster: FixedCluster) 
 
 
 async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
-    """An append lost its acknowledgement and nobody appends after it: all spools come free."""
+    """An append lost its acknowledgement and no append follows: all spools come free."""
     async with await FixedCluster.start(2, tmp_path, peer_timeout_s=0.2) as cluster:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await until(lambda: cluster.consistent(JOURNAL))
@@ -713,7 +713,7 @@ async def test_primary_uploads_what_all_replicas_have(
 ) -> None:
     """It was cut off in mid-append, and another one leads now: the journal's bytes are the other's."""
     cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
-    await append(cluster["a"], b"first")  # A fragment by itself.
+    await append(cluster["a"], b"first")  # A fragment of its own.
     await append(cluster["a"], b"agreed")
     cluster.put_spec(journal_spec(JOURNAL))
     replica = cluster["a"].replica(JOURNAL)
@@ -744,9 +744,9 @@ async def test_primary_uploads_what_all_replicas_have(
 async def test_primary_that_is_shut_down_waits_for_answers(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
-    """They come after it has lost the spool: who is told that he appended must find it in the store."""
+    """They come after it has lost the spool: an acknowledged client must find its append in the store."""
     cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
-    await append(cluster["a"], b"first")  # A fragment by itself.
+    await append(cluster["a"], b"first")  # A fragment of its own.
     await append(cluster["a"], b"agreed")
     replica = cluster["a"].replica(JOURNAL)
     pipeline = await replica.pipeline.take()

@@ -87,7 +87,7 @@ class Primary:
         return await self.call.code()
 
     async def broken(self) -> grpc.aio.AioRpcError:
-        """The error with which the server ended the call."""
+        """Return the error with which the server ended the call."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             assert await self.call.read() is grpc.aio.EOF
             raise AssertionError("ended well")
@@ -100,7 +100,7 @@ def fragment(begin: int, end: int, sum: bytes = bytes(20)) -> Fragment:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
-    """``a`` is primary and ``b`` replica; of which ``a`` knows nothing and so does nothing."""
+    """Yield a cluster where ``a`` is primary and ``b`` replica. ``a`` does not know, and so does nothing."""
     async with await FixedCluster.start(3, tmp_path) as cluster:
         cluster["a"].lagging = []
         cluster.create(SPEC, "a", "b")
@@ -108,7 +108,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
 
 
 async def spool_of(cluster: FixedCluster, name: str = "b") -> tuple[Fragment, LabelSet, int]:
-    """The spool, once its holder has given it back."""
+    """Return the spool, once its holder has given it back."""
     async with cluster[name].replica(JOURNAL).spool.hold() as spool:
         return spool.fragment, spool.registers, spool.delta
 
@@ -355,7 +355,7 @@ def clock() -> CountingClock:
 
 @pytest.fixture
 async def timed(tmp_path: Path, clock: CountingClock) -> AsyncIterator[FixedCluster]:
-    """As ``cluster``, but the time of the brokers is ``clock``."""
+    """Yield a cluster as ``cluster`` does; the time of its brokers is ``clock``."""
     timeout_s = 3 * GRACE_S
     async with await FixedCluster.start(
         3, tmp_path, clock=clock, peer_timeout_s=timeout_s
@@ -402,7 +402,7 @@ async def test_stream_of_a_primary_without_a_lease_is_cut_off_at_once(
 async def test_a_broker_that_stops_does_not_wait_for_a_primary_that_does_not_know(
     cluster: FixedCluster,
 ) -> None:
-    """Regression: a broker that left with assignments served nobody, but kept its lease, for as long as
+    """Regression: a broker that left with assignments served no call, but kept its lease, for as long as
     their primaries were appending."""
     primary = Primary(cluster)
     await primary.open(fragment(0, 0))

@@ -47,7 +47,7 @@ class StubReplica:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
     listings: int = 0
-    """How often it was told to list again."""
+    """How often it was asked to list again."""
 
     def start(self, scope: TaskScope) -> None:
         self.started = True
@@ -94,7 +94,7 @@ class World:
         return revision
 
     def write_each(self, *changes: tuple[str, bytes | None]) -> None:
-        """As ``write``, at one revision each, and still in a single step."""
+        """Write as ``write`` does, at one revision each, and still in a single step."""
         first = self.key_space.header.revision + 1
         self.key_space.apply(
             [self._response(first + at, [change]) for at, change in enumerate(changes)]
@@ -131,7 +131,7 @@ async def world():
 
 @pytest.fixture
 async def patient() -> AsyncIterator[World]:
-    """Where calls wait for the brokers of a journal that has none."""
+    """Yield a world where calls wait for the brokers of a journal that has no brokers."""
     async with TaskScope("test") as scope:
         world = World(scope, assignment_wait_s=60)
         world.write(member(US), member(THEM))
@@ -221,7 +221,7 @@ async def test_a_call_for_the_primary_waits_for_the_brokers_of_a_fresh_journal(
 @pytest.mark.parametrize(
     ("assignments", "options", "status", "process_id"),
     [
-        # Nobody serves it.
+        # No broker serves it.
         ([], {}, Status.INSUFFICIENT_JOURNAL_BROKERS, US),
         ([], {"require_primary": True}, Status.NO_JOURNAL_PRIMARY_BROKER, US),
         # There is no primary.

@@ -68,8 +68,8 @@ async def content(client: Client, size: int) -> bytes:
 
 async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -> None:
     """What waits for etcd is alive, and says that it is not ready."""
-    with bind_tcp("127.0.0.1", 0) as nobody:
-        port = nobody.getsockname()[1]
+    with bind_tcp("127.0.0.1", 0) as unused:
+        port = unused.getsockname()[1]
     server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
     server.bind()
     service = BrokerService(
@@ -103,8 +103,8 @@ async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
         async def sleep(self, seconds: float) -> None:
             await super().sleep(min(seconds, 0.01))
 
-    with bind_tcp("127.0.0.1", 0) as nobody:
-        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with bind_tcp("127.0.0.1", 0) as unused:
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
     settings = EtcdSettings((endpoint,), request_timeout_s=0.2, dial_timeout_s=0.2)
     late = etcd_for_tests(tmp_path / "etcd", listen=endpoint)
     pool = BlockingPool("etcd", 1)
@@ -127,7 +127,7 @@ async def test_a_ready_broker_says_so_until_its_key_is_gone(etcd: Etcd, tmp_path
     broker = await BrokerFixture.start(etcd, tmp_path)
     assert await ready(broker.http) == (200, "ready")
     await etcd.delete(member_key("/gazette/cluster", "local", "broker-one"))
-    # Whoever else deletes it, or the end of the lease: nothing must be served any more.
+    # Deleted by another process, or at the end of the lease: nothing must be served any more.
     await broker.service.wait()
     assert isinstance(broker.service.failure, Broken)
     code, text = await ready(broker.http)
@@ -169,7 +169,7 @@ async def test_a_broker_that_leaves_hands_over_and_everything_stays_readable(
 async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_bounded_time(
     etcd: Etcd, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three brokers, and a journal that wants three: nobody could take it over from one that leaves."""
+    """Three brokers, and a journal that wants three: no broker could take it over from one that leaves."""
     other = "b/journal"
     async with (
         await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-two") as two,
@@ -209,7 +209,7 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
             await two.settled(f"{other}-{n}")
             await two.client.append(AppendParams(f"{other}-{n}"), b", and after")
 
-        # Nobody needs to confirm a head: the next broker is all that was waited for.
+        # No operator needs to confirm a head: the next broker is all that was waited for.
         async with await BrokerFixture.start(etcd, tmp_path, zone="a", id="broker-four"):
             await two.settled(JOURNAL)
             assert await append(two, b".") == end + 1
@@ -422,7 +422,7 @@ async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
         with pytest.raises(GazetteError, match="reach beyond what its brokers know"):
             await append(again, b"refused")
         await again.client.append(AppendParams(JOURNAL, offset=26))
-        assert await append(again, b"anew") == 30
+        assert await append(again, b"next") == 30
 
 
 async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ async def at_broker(broker: BrokerFixture) -> Any:
 
 @pytest.fixture
 async def process(etcd_server: EtcdServer, tmp_path: Path) -> AsyncIterator[Any]:
-    """Starts ``gazette serve`` on free ports, below a directory of the test; kills what is left."""
+    """Start ``gazette serve`` on free ports, below a directory of the test; kill what is left."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*flags: str, etcd: str = etcd_server.endpoint) -> subprocess.Popen[bytes]:
@@ -512,8 +512,8 @@ async def test_serve_runs_until_a_signal_and_exits_with_zero(
 
 
 async def test_serve_waits_for_etcd_aloud_and_ends_cleanly_on_sigterm(process: Any) -> None:
-    with bind_tcp("127.0.0.1", 0) as nobody:
-        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with bind_tcp("127.0.0.1", 0) as unused:
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
     running = process("--log.level=warn", etcd=endpoint)
     line = logged(running, "cannot be reached")
     assert endpoint in line["msg"]

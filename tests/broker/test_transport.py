@@ -26,7 +26,7 @@ JOURNAL = "a/journal"
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA of servers, another of callers, and certificates: server, peer (a broker), intruder."""
+    """Make a CA of servers, another of callers, and certificates: server, peer (a broker), intruder."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     directory = tmp_path_factory.mktemp("certificates")
@@ -50,7 +50,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(etcd: Etcd, tmp_path: Path, pem: Path, **settings: Any) -> Any:
-    """A broker that serves with one certificate, and calls with another one of another CA."""
+    """Start a broker that serves with one certificate, and calls with another one of another CA."""
     serve = TlsFiles(str(pem / "server.pem"), str(pem / "server.key"), str(pem / "callers.pem"))
     call = TlsSettings(pem / "servers.pem", pem / "peer.pem", pem / "peer.key")
     return BrokerFixture.start(etcd, tmp_path, server={"tls": serve}, peer_tls=call, **settings)
@@ -119,5 +119,5 @@ async def test_a_broker_on_unix_sockets(etcd: Etcd, tmp_path: Path) -> None:
         async with httpx.AsyncClient(transport=transport) as http:
             response = await http.get(f"http://broker/{JOURNAL}")
         assert response.content == b"content"
-        # Nobody could follow a location that is a file of this machine.
+        # No client could follow a location that is a file of this machine.
         assert "Location" not in response.headers

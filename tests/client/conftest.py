@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests: a scripted broker, and a clock that does not make anybody wait."""
+"""Fixtures of the client's tests: a scripted broker, and a clock that makes no test wait."""
 
 from __future__ import annotations
 

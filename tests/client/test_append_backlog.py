@@ -185,7 +185,7 @@ async def test_a_producer_that_is_ahead_waits_for_headway_before_it_writes_to_di
 
 @pytest.fixture
 async def small(client: Client, tmp_path: object) -> AsyncIterator[AppendService]:
-    """A service with room for two segments per journal."""
+    """Yield a service with room for two segments per journal."""
     service = AppendService(
         client,
         settings=AppendServiceSettings(

@@ -200,7 +200,7 @@ async def serving(stub: StubBroker, options=(), interceptors=()) -> AsyncIterato
 
 @pytest.fixture
 async def silenced(broker: StubBroker) -> AsyncIterator[tuple[TcpProxy, str]]:
-    """A proxy before a broker whose reads wait for ever, and its endpoint."""
+    """Yield a proxy before a broker whose reads wait for ever, and its endpoint."""
     broker.on_read(Send(hang=True), Send(hang=True))
     async with TcpProxy("127.0.0.1", broker.port) as proxy:
         yield proxy, f"http://127.0.0.1:{proxy.port}"
@@ -275,7 +275,7 @@ async def test_unix_sockets_are_endpoints(broker: StubBroker, tmp_path: Path) ->
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
+    """Make a self-signed certificate for localhost, and its key."""
     directory = tmp_path_factory.mktemp("tls")
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     command = (

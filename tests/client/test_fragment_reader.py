@@ -27,7 +27,7 @@ def fragment_of(content: bytes, codec: Codec, begin: int = 1000) -> Fragment:
 
 
 def encode(content: bytes, codec: Codec) -> bytes:
-    """As a primary writes it: GZIP in several members."""
+    """Compress as a primary writes it: GZIP in several members."""
     compressor = new_compressor(codec)
     out = []
     for begin in range(0, len(content), 700_000):
@@ -180,7 +180,7 @@ async def test_a_file_that_is_not_what_its_name_says_is_corrupt(
         while block := await stream.next():
             given += len(block)
     stream.close()
-    # Nobody can have taken it for the whole fragment.
+    # No reader can have taken it for the whole fragment.
     assert given < fragment.length
 
 

@@ -30,7 +30,7 @@ SPEC = ShardSpec(
 
 
 class StubConsumer(consumer_pb2_grpc.ShardServicer):
-    """Answers as it is told, and records what it was asked."""
+    """Answers as scripted, and records what it was asked."""
 
     def __init__(self) -> None:
         self.id = ProcessId("zone", "consumer-one")

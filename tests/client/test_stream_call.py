@@ -15,13 +15,13 @@ from gazette.client.rpc.stream_call import StreamCall
 
 ROUNDS: Final = 60
 PIECE: Final = bytes(1 << 20)
-TOLD: Final = (("reason", "no token"),)
+TRAILERS: Final = (("reason", "no token"),)
 
 
 async def refuse(requests: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
     async for _ in requests:
         break
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token", TOLD)
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token", TRAILERS)
 
 
 async def answer(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -29,7 +29,7 @@ async def answer(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> byt
 
 
 async def refuse_stream(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token", TOLD)
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token", TRAILERS)
 
 
 async def end_stream(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -63,7 +63,7 @@ def refused(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
     return error.code(), error.details(), dict(error.trailing_metadata() or ())
 
 
-REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, "no token", dict(TOLD))
+REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, "no token", dict(TRAILERS))
 
 
 async def test_the_reason_is_that_of_the_server(channel: grpc.aio.Channel) -> None:

@@ -42,7 +42,7 @@ def uuid_text(clock: int, flags: int, producer: bytes = PRODUCER) -> str:
 
 
 def frame(word: str, clock: int = 0, flags: int = OUTSIDE_TXN, producer: bytes = PRODUCER) -> bytes:
-    """A message as it stands in a journal; without a clock, it takes no part in exactly-once."""
+    """Return a message as it stands in a journal; without a clock, it takes no part in exactly-once."""
     uuid = uuid_text(clock, flags, producer) if clock else ""
     return json.dumps({"uuid": uuid, "word": word}).encode() + b"\n"
 
@@ -118,7 +118,7 @@ class Echo(Tally):
 
 
 class Gate:
-    """Holds whoever passes, until it is opened."""
+    """Holds every task that passes, until it is opened."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()

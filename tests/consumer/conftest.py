@@ -24,7 +24,7 @@ async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
 
 @pytest.fixture
 async def start(etcd: Etcd, broker: BrokerFixture, tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts members; those that are left at the end crash."""
+    """Yield a function that starts members; those that are left at the end crash."""
     members: list[ConsumerFixture] = []
 
     async def start(

@@ -1,7 +1,7 @@
 """Transactions as a whole, over a real store and recovery log: a kill at every moment of one.
 
 The crash points are those that follow from the order of barriers: publishes of a transaction, its
-commit, its acknowledgements, the next commit. After each, whoever takes the shard over must leave
+commit, its acknowledgements, the next commit. After each, the next owner of the shard must leave
 downstream exactly one of each message.
 """
 
@@ -122,7 +122,7 @@ def test_a_transaction_does_not_wait_when_its_shard_must_not(tmp_path: Path) -> 
 
 
 def test_duplicates_take_effect_once_and_are_read_through(driver: AppDriver[Any]) -> None:
-    """A trailing duplicate makes no transaction, and nobody waits for one."""
+    """A trailing duplicate makes no transaction, and no task waits for one."""
     driver.feed(SOURCE, frame("a", 1))
     driver.run()
     driver.feed(SOURCE, frame("a", 1))
@@ -262,7 +262,7 @@ def test_the_first_message_must_not_be_deferred(driver: AppDriver[Any]) -> None:
 
 
 def is_ack(content: bytes) -> bool:
-    """Whether an append is an acknowledgement, by the flags in the UUID of its first message."""
+    """Return True if an append is an acknowledgement, by the flags in the UUID of its first message."""
     text = json.loads(content.partition(b"\n")[0])["uuid"]
     return int(text[19:23], 16) & 0x3FF == ACK_TXN
 
@@ -747,7 +747,7 @@ def test_ack_flag_is_what_the_helpers_make() -> None:
 
 
 def test_a_source_that_jumped_is_read_through_to_there_though_nothing_follows(tmp_path: Path):
-    """Else whoever waits for its head waits for ever, and the next owner meets the jump again."""
+    """Else a caller that waits for its head waits for ever, and the next owner meets the jump again."""
     with AppDriver(Words(), tmp_path, [SOURCE, "b/source"]) as driver:
         driver.publish("b/source", Word(word="before"))
         driver.run()

@@ -47,7 +47,7 @@ async def mine(_request: Any) -> Any:
 
 @pytest.fixture
 async def service(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Any]:
-    """Makes members of a broker's address; started, and crashed after the test."""
+    """Make members of a broker's address, started, and crashed after the test."""
     scope, made = TaskScope("members"), []
 
     def start(application: Any, address: str) -> ConsumerMember:

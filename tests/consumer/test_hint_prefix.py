@@ -27,7 +27,7 @@ ELSEWHERE = "/elsewhere/hints"
 async def test_hints_of_a_call_are_not_written_elsewhere(
     start: Start, etcd: Etcd, prefix: str
 ) -> None:
-    """A token for a shard is none for the keys of others: its hints are at ``{hint_prefix}/{shard}``."""
+    """A token for a shard does not open the keys of others: its hints are at ``{hint_prefix}/{shard}``."""
     member = await start(shard_limit=0)
     spec = shard_spec(SHARD, SOURCE, hint_prefix=prefix)
     change = ShardChange(upsert=spec, primary_hints=FSMHints(log=spec.recovery_log))

@@ -90,7 +90,7 @@ async def test_a_thread_that_brings_messages_takes_nobodys_turn(by: str) -> None
                 box.put(call)
             else:
                 await box.put_chunk(chunk(1))
-            # Not the one who waits for longer, and finds no room.
+            # Not the one that waits for longer, and finds no room.
             async with asyncio.timeout(5):
                 assert await getting == (call if by == "call" else None)
             box.stop()
@@ -100,7 +100,7 @@ async def test_a_thread_that_brings_messages_takes_nobodys_turn(by: str) -> None
 
 
 async def test_every_chunk_arrives_through_a_small_inbox() -> None:
-    """Many writers, one reader, and room for two: nobody waits for ever, nothing is lost."""
+    """Many writers, one reader, and room for two: no writer waits for ever, nothing is lost."""
     box, pool, got = inbox(20), BlockingPool("reader", 1), []
     total = 400
 

@@ -54,7 +54,7 @@ async def test_a_source_that_is_deleted_fails_the_shard(
     member = await running(start, broker)
     await change(broker, delete=SOURCE)
     assert f"source {SOURCE} cannot be read" in await member.await_failed(SHARD)
-    # Case: created anew, it is shorter than what was read of it. That is told, not waited for.
+    # Case: created again, it is shorter than what was read of it. That is reported, not waited for.
     # (What the store has of it would be its content again: it is pruned.)
     shutil.rmtree(broker.file_root / "fragments" / SOURCE)
     await change(broker, upsert=source_spec())
@@ -111,7 +111,7 @@ def errors(member: Any) -> str:
 async def test_only_a_recovered_acknowledgement_may_find_its_journal_gone(
     start: Start, broker: BrokerFixture
 ) -> None:
-    """It acknowledges what nobody can read any more. A transaction that publishes to it is another matter."""
+    """It acknowledges what is pruned. A transaction that publishes to it is another matter."""
     await broker.create(source_spec(TARGET))
     first = await start(Echo(TARGET))
     await first.create(shard_spec(SHARD, SOURCE))

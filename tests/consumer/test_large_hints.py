@@ -40,7 +40,7 @@ LARGE = (100 << 30) // IMAGE
 
 
 def hints_of(files: int, begin: int = 1) -> FSMHints:
-    """As a player gives them: each file written by two owners, with exact offsets."""
+    """Return hints as a player gives them: each file written by two owners, with exact offsets."""
     nodes, seq_no, offset = [], begin, begin << 20
     for index in range(files):
         checksum = (index * 2654435761 + begin) & 0xFFFFFFFF
@@ -136,7 +136,7 @@ def test_hints_of_ten_thousand_tables_fit_and_are_warned_of(
 
 
 async def assigned(etcd: Etcd) -> int:
-    """An assignment of the shard; its revision."""
+    """Create an assignment of the shard. Return its revision."""
     await etcd.put(KEY, b"")
     kv = await etcd.get(KEY)
     assert kv is not None
@@ -148,7 +148,7 @@ async def values(etcd: Etcd) -> list[FSMHints | None]:
 
 
 async def stored(etcd: Etcd) -> list[bytes]:
-    """The values of all slots, not decoded."""
+    """Return the values of all slots, not decoded."""
     return [slot.value for slot in await read_hints(etcd, SPEC, False)]
 
 

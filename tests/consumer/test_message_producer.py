@@ -28,7 +28,7 @@ TARGET = "b/target"
 
 
 def envelope(index: int, word: str, clock: int = 0, flags: int = 0) -> Envelope[Word]:
-    """The message at an offset; each takes one."""
+    """Return the message at an offset; each takes one."""
     stamp = CLOCK + 160 * clock if clock else 0
     return Envelope(MADE_UP, index, index + 1, Word(word=word), PRODUCER, stamp, flags)
 
@@ -125,16 +125,16 @@ def test_a_checkpoint_of_another_owner_ends_the_shard(tmp_path: Path) -> None:
 
 
 def test_before_its_store_is_restored_again_the_shard_must_still_be_ours(tmp_path: Path) -> None:
-    """Restoring may fence whoever has the shard by now."""
+    """Restoring may fence the present owner of the shard."""
     application = Brings([envelope(i, "a") for i in range(4)], cycle=2)
 
     def lost(_: object) -> None:
-        raise Closed("the shard has been assigned to somebody else")
+        raise Closed("the shard has been assigned to another member")
 
     with AppDriver(application, tmp_path, []) as driver:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("gazette.testing.app_driver._Outside.require_assigned", lost)
-            with pytest.raises(Closed, match="somebody else"):
+            with pytest.raises(Closed, match="another member"):
                 driver.run()
         assert application.starts == [0]
 

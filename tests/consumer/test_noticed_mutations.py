@@ -51,7 +51,7 @@ async def test_hints_are_not_stored_before_their_operations_are_in_the_log(
     await eventually(lambda: taken)
     for _ in range(
         20
-    ):  # Through the shard's thread and back: whoever does not wait has stored by then.
+    ):  # Through the shard's thread and back: code that does not wait has stored by then.
         await shard.call(lambda: None)
     assert not [one for one in stored if one in taken]
     assert len(taken) == 1
@@ -60,7 +60,7 @@ async def test_hints_are_not_stored_before_their_operations_are_in_the_log(
 
 
 def test_a_jump_is_passed_to_the_sequencer(tmp_path: Path) -> None:
-    """`Transactor._jump`: else nobody could read through it, and a checkpoint would go back."""
+    """`Transactor._jump`: else no reader could read through it, and a checkpoint would go back."""
     with AppDriver(Tally(), tmp_path, [SOURCE]) as driver:
         driver.feed(SOURCE, frame("a", 1))
         driver.run()
@@ -123,7 +123,7 @@ async def test_a_shard_that_was_taken_away_sets_no_fence(
         await member.shards.apply_shards([ShardChange(upsert=spec)])
         await eventually(entered.is_set)
         shard = member.shard(SHARD)
-        await etcd.delete(shard.assignment.key)  # It is assigned anew; this one ends.
+        await etcd.delete(shard.assignment.key)  # It is assigned again; this one ends.
         await eventually(shard.ended.is_set)
         assert restored == []
         thread = shard._primary.thread

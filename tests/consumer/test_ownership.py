@@ -1,4 +1,4 @@
-"""Fences and assignments: who was replaced claims nothing, who was fenced by a late claim recovers."""
+"""Fences and assignments: a replaced owner claims nothing, and one that a late claim fenced recovers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_being_fenced_is_seen_through_what_it_caused() -> None:
 
 
 async def unassign(etcd: Etcd, member: ConsumerFixture) -> None:
-    """As an operator does: nobody's consent is asked for."""
+    """Unassign the shard as an operator does, without asking its owner."""
     (assignment,) = member.assignments(SHARD)
     assert await etcd.delete(assignment.key)
 
@@ -213,7 +213,7 @@ async def test_who_lost_the_shard_while_its_log_was_played_does_not_fence_the_ne
 async def test_a_shard_that_a_late_owner_fenced_starts_again_by_itself(
     start: Start, broker: BrokerFixture
 ) -> None:
-    """Who was replaced just as it was about to. Nothing is lost or counted twice."""
+    """An owner that was replaced just as it was about to. Nothing is lost or counted twice."""
     database = RemoteDatabase()
     member = await start(Tally(database))
     await member.create(shard_spec(SHARD, SOURCE, log=False))
@@ -240,7 +240,7 @@ def is_primary(member: ConsumerFixture) -> bool:
 async def test_a_restart_is_tried_until_the_assignment_is_as_the_member_knows_it(
     start: Start, broker: BrokerFixture, etcd: Etcd
 ) -> None:
-    """Its status says that the shard is started again: so it is, also if somebody wrote there since."""
+    """Its status says that the shard is started again: so it is, also if another owner wrote there since."""
     database = RemoteDatabase()
     member = await start(Tally(database), watch_delay_s=0.1)
     await member.create(shard_spec(SHARD, SOURCE, log=False))

@@ -77,7 +77,7 @@ class Asked(Tally):
 async def two_members(
     start: Start, broker: BrokerFixture, lease_ttl_s: float = 30.0, **fields: Any
 ) -> tuple[ConsumerFixture, Asked, ConsumerFixture, Asked]:
-    """The first is the primary of a shard that has counted one "a"."""
+    """Start two members. The first is the primary of a shard that has counted one "a"."""
     database = RemoteDatabase()
     one, two = Asked(database), Asked(database)
     first = await start(one, lease_ttl_s=lease_ttl_s, drain_timeout_s=20.0)
@@ -117,7 +117,7 @@ async def test_a_query_waits_for_a_fail_over(start: Start, broker: BrokerFixture
 async def test_a_query_does_not_wait_for_a_member_that_is_primary_no_more(
     start: Start, broker: BrokerFixture
 ) -> None:
-    """Asked, it does not answer; then the shard is somebody else's."""
+    """Asked, it does not answer; then the shard is another member's."""
     _, one, second, two = await two_members(start, broker, hot_standbys=1)
     await second.await_standby(SHARD)
     one.hangs = True
@@ -200,7 +200,7 @@ def test_applications_may_be_generic() -> None:
 async def test_a_member_that_stops_while_it_is_asked_is_no_error(
     start: Start, broker: BrokerFixture
 ) -> None:
-    """Its threads end before its last call does: whoever asked goes on to the next primary."""
+    """Its threads end before its last call does: the caller goes on to the next primary."""
     first, _, _, two = await two_members(start, broker)
     first.service._queries.close()
     with pytest.raises(Unavailable, match="this member has stopped"):

@@ -74,7 +74,7 @@ async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
         with pytest.raises(grpc.aio.AioRpcError, match="leaves its cluster") as ended:
             await rpc
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        # Whoever comes later is not kept waiting either.
+        # A later caller does not wait either.
         answer = await http.get(f"/shards/{SHARD}/count")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert member.service.failure is not None

@@ -1,4 +1,4 @@
-"""Who serves a shard: statuses, headers, claims, and waiting for a store and its offsets."""
+"""The members that serve a shard: statuses, headers, claims, and waiting for a store and its offsets."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_what_is_passed_on_must_be_meant_for_this_member(start: Start) -> 
     other_cluster = replace(header, etcd=replace(header.etcd, cluster_id=1))
     with pytest.raises(Invalid, match="ClusterId doesn't match"):
         await resolve(member, proxy_header=other_cluster)
-    other = replace(member.service.process_id, suffix="somebody")
+    other = replace(member.service.process_id, suffix="stranger")
     with pytest.raises(Invalid, match="ProcessId doesn't match"):
         await resolve(member, proxy_header=replace(header, process_id=other))
 

@@ -1,4 +1,4 @@
-"""Shards that failed and are started again, where somebody asked for it; standbys that fall behind."""
+"""Shards that failed and are started again, if an operator asked for it; standbys that fall behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_lag_is_counted_from_the_oldest_head_that_was_not_reached() -> None:
     assert lag.at(99, 25.0) == (201, 15.0)
     assert lag.at(100, 25.0) == (200, 5.0)
     assert lag.at(300, 25.0) == (0, 0.0)
-    # Case: it may be ahead of what was seen, and a head that went back is none.
+    # Case: it may be ahead of what was seen, and a head that went back does not count.
     lag.note_head(200, 30.0)
     assert lag.at(500, 30.0) == (0, 0.0)
 

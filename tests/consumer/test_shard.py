@@ -101,7 +101,7 @@ async def test_a_deleted_shard_that_is_written_again_at_once_starts_anew(
     await member.read_to_heads(SHARD)
     before = member.shard(SHARD)
     key = before.fqn
-    # In one step of the key space: nobody sees that the shard was gone.
+    # In one step of the key space: no member sees that the shard was gone.
     await etcd.delete(key)
     await etcd.put(key, spec.to_pb().SerializeToString())
     await member.until(
@@ -298,7 +298,7 @@ async def test_a_journal_that_a_broker_has_not_heard_of_yet_is_asked_for_again(
         if asked.count(name) == 1:
             raise NotFound("journal not found", journal=name)
         if asked.count(name) == 2:
-            raise Unavailable("nobody is there")
+            raise Unavailable("no server is there")
         found.add(name)
         return await get(name)
 
@@ -331,7 +331,7 @@ async def test_a_failed_standby_that_becomes_primary_is_not_silent(
     second = await start(id="consumer-two")
     await second.await_standby(SHARD)
     scratch = second.service.settings.scratch_directory
-    # Its replica is made anew, where there is no place for files.
+    # Its replica is made again, on a disk without space for files.
     (standby,) = [kv for kv in second.assignments(SHARD) if kv.decoded.slot]
     shutil.rmtree(scratch)
     await etcd.delete(standby.key)
@@ -450,7 +450,7 @@ async def test_min_offset_is_where_reading_begins(start: Start, broker: BrokerFi
     spec = replace(shard_spec(SHARD), sources=(ShardSource(SOURCE, begin),))
     member = await start()
     await member.create(spec)
-    # Nothing before it is going to be read, so nobody has to wait for it.
+    # Nothing before it is going to be read, so no reader has to wait for it.
     assert await member.read_to_heads(SHARD) == {SOURCE: begin}
     end = await append(broker, frame("after"))
     assert await member.read_to_heads(SHARD) == {SOURCE: end}
@@ -653,7 +653,7 @@ async def test_a_shard_does_not_start_from_nothing_when_all_its_hints_are_damage
 async def test_a_shard_serves_although_its_hints_are_refused(
     start: Start, broker: BrokerFixture, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By etcd, for a right that was taken away or for their size: it is told, and tried again."""
+    """By etcd, for a right that was taken away or for their size: it is reported, and tried again."""
     spec, refusals = shard_spec(SHARD, SOURCE), 3
 
     async def refused(*arguments: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Methods and routes that shards answer: ``@shard_rpc`` and ``@shard_route``, whoever is asked."""
+"""Methods and routes that shards answer: ``@shard_rpc`` and ``@shard_route``, at any member."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Api:
 
     @shard_rpc(Stub)
     def Count(self, store: Counts, request: pb.StatRequest) -> pb.StatResponse:
-        """Counts a word."""
+        """Count a word."""
         return pb.StatResponse(
             read_through={"count": self.count(store, request.extension.decode())}
         )
@@ -137,7 +137,7 @@ class RocksDBWords(Words):
 async def members(
     start: Start, broker: BrokerFixture, *applications: Words, **settings: Any
 ) -> list[ConsumerFixture]:
-    """The first is primary of a shard that has counted one "a", the others are its standbys."""
+    """Start members. The first is primary of a shard that has counted one "a", the others its standbys."""
     started: list[ConsumerFixture] = []
     for index, application in enumerate(applications):
         member = await start(application, id=f"consumer-{index}", lease_ttl_s=10.0, **settings)
@@ -174,10 +174,10 @@ async def test_an_rpc_is_answered_by_whichever_member_is_asked(
     first, second = await members(start, broker, one, two)
     for member in (first, second):
         async with called(member) as call:
-            n, told = await count(call, "a")
+            n, answered = await count(call, "a")
             assert n == 1
-            assert told["gazette-served-by"] == "local#consumer-0"
-            assert told["gazette-staleness"] == "0.000"
+            assert answered["gazette-served-by"] == "local#consumer-0"
+            assert answered["gazette-staleness"] == "0.000"
             with pytest.raises(grpc.aio.AioRpcError, match="no such word") as caught:
                 await count(call, "missing")
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -198,7 +198,7 @@ async def test_a_route_is_answered_by_whichever_member_is_asked(
             assert answer.json() == {"word": "a", "n": 1, "route": "/shards/{shard:path}/count"}
             assert answer.headers["gazette-served-by"] == "local#consumer-0"
             assert (await http.post("/count", json={"word": "a"})).json()["n"] == 1
-            # Case: an answer of its own making, and one that nobody can write.
+            # Case: an answer of its own making, and one that cannot be written.
             answer = await http.get("/count", params={"word": "text"})
             assert (answer.status_code, answer.text, answer.headers["x-own"]) == (
                 202,
@@ -224,7 +224,7 @@ async def test_a_route_is_answered_by_whichever_member_is_asked(
 
 
 async def test_own_writes_are_read(start: Start, broker: BrokerFixture) -> None:
-    """Whoever is asked, and whatever else is allowed."""
+    """At any member, and whatever else is allowed."""
     _, second = await members(start, broker, Words(), Words())
     async with httpx.AsyncClient(base_url=f"{second.http}/shards/{SHARD}") as http:
         for n in range(2, 8):
@@ -242,24 +242,24 @@ async def test_a_standby_answers_within_the_staleness_that_is_allowed(
         pytest.importorskip("rocksdict")
     first, second = await members(start, broker, application(), application())
     async with called(second) as call:
-        n, told = await count(call, "a", ("gazette-max-staleness", "60"))
-        assert (n, told["gazette-served-by"]) == (1, "local#consumer-1")
+        n, answered = await count(call, "a", ("gazette-max-staleness", "60"))
+        assert (n, answered["gazette-served-by"]) == (1, "local#consumer-1")
         # Case: what was committed since may be missing …
         await append(broker, frame("a", 2))
         await first.read_to_heads(SHARD)
-        n, told = await count(call, "a", ("gazette-max-staleness", "60"))
+        n, answered = await count(call, "a", ("gazette-max-staleness", "60"))
         assert n == 1
-        assert 0 < float(told["gazette-staleness"]) < 60
+        assert 0 < float(answered["gazette-staleness"]) < 60
         # Case: … but not if the caller wants it.
-        n, told = await count(call, "a", ("gazette-max-staleness", "0.5s"))
-        while float(told["gazette-staleness"]) and n == 1:
-            n, told = await count(call, "a", ("gazette-max-staleness", "0.5s"))
+        n, answered = await count(call, "a", ("gazette-max-staleness", "0.5s"))
+        while float(answered["gazette-staleness"]) and n == 1:
+            n, answered = await count(call, "a", ("gazette-max-staleness", "0.5s"))
         assert n == 2
         assert (await count(call, "a"))[1]["gazette-served-by"] == "local#consumer-0"
     # Case: the primary's own state is not stale.
     async with called(first) as call:
-        _, told = await count(call, "a", ("gazette-max-staleness", "60"))
-        assert told["gazette-served-by"] == "local#consumer-0"
+        _, answered = await count(call, "a", ("gazette-max-staleness", "60"))
+        assert answered["gazette-served-by"] == "local#consumer-0"
 
 
 async def test_standbys_answer_while_there_is_no_primary(
@@ -272,9 +272,9 @@ async def test_standbys_answer_while_there_is_no_primary(
     without = third if SHARD not in third.service.resolver.local_shards else _second
     await first.crash()
     async with called(without) as call, asyncio.timeout(5):
-        n, told = await count(call, "a", ("gazette-max-staleness", "60"))
+        n, answered = await count(call, "a", ("gazette-max-staleness", "60"))
     assert n == 1
-    assert told["gazette-served-by"] != "local#consumer-0"
+    assert answered["gazette-served-by"] != "local#consumer-0"
 
 
 async def test_an_application_without_views_is_asked_at_its_primary(
@@ -282,8 +282,8 @@ async def test_an_application_without_views_is_asked_at_its_primary(
 ) -> None:
     _, second = await members(start, broker, Words(views=False), Words(views=False))
     async with called(second) as call:
-        n, told = await count(call, "a", ("gazette-max-staleness", "60"))
-    assert (n, told["gazette-served-by"]) == (1, "local#consumer-0")
+        n, answered = await count(call, "a", ("gazette-max-staleness", "60"))
+    assert (n, answered["gazette-served-by"]) == (1, "local#consumer-0")
 
 
 async def test_a_query_of_a_standby_goes_on_while_it_is_promoted(
@@ -299,8 +299,8 @@ async def test_a_query_of_a_standby_goes_on_while_it_is_promoted(
         await second.await_primary(SHARD)
         assert (await count(call, "a"))[0] == 1
         gate.open()
-        _, told = await asked
-        assert float(told["gazette-staleness"]) > 0
+        _, answered = await asked
+        assert float(answered["gazette-staleness"]) > 0
         scratch = second.service.settings.scratch_directory
         assert scratch is not None
         while any(path.name.endswith(".view") for path in scratch.iterdir()):

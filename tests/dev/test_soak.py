@@ -77,7 +77,7 @@ def test_the_report_has_a_line_for_each_kind_of_fault() -> None:
     assert "| crash-broker | 2 | 1.0 s | 4.0 s | 6.0 s | 6.0 s | 9.0 s |" in text
     assert "| all | 2 | | 4.0 s | 6.0 s | 6.0 s | |" in text
     assert "unassigned, by fault: crash-broker: 1" in text
-    assert "by themselves, by fault: crash-broker: 2" in text
+    assert "automatically, by fault: crash-broker: 2" in text
     assert "VIOLATION torn: somewhere" in text
 
 
@@ -150,7 +150,7 @@ def test_every_kind_of_fault_can_be_asked_for(
 
 
 async def test_a_load_that_does_not_do_what_it_is_told_is_a_violation() -> None:
-    """Who publishes nothing finds nothing wrong."""
+    """A load that publishes nothing finds nothing wrong."""
     hangs, go = asyncio.Event(), asyncio.Event()
 
     async def end(error: BaseException | None, event: asyncio.Event | None = None) -> Any:
@@ -167,7 +167,7 @@ async def test_a_load_that_does_not_do_what_it_is_told_is_a_violation() -> None:
         cancelled.cancel()
         await asyncio.wait({cancelled})
         assert load_problem(well, ended_before=False) == ""
-        assert load_problem(well, ended_before=True) == "it ended by itself"
+        assert load_problem(well, ended_before=True) == "it ended unasked"
         assert load_problem(ill, ended_before=False).startswith("no journals")
         assert "did not end within" in load_problem(never, ended_before=False)
         assert load_problem(cancelled, ended_before=False) == "it was cancelled"
@@ -227,7 +227,7 @@ def driver_of(
     driver = Driver(
         of, service, random.Random(1), lambda event, **facts: notes.append((event, facts))
     )
-    driver._ended = {"somebody"}
+    driver._ended = {"a broker"}
     return driver, notes
 
 

@@ -21,7 +21,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    """A new, empty database: two examples have shards of one name, but not one state."""
+    """Yield a new, empty database: two examples have shards of one name, but not one state."""
     import sqlalchemy as sa
 
     name = f"example_{next(_NUMBERS)}"

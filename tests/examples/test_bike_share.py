@@ -44,7 +44,7 @@ def generated(rides: int, seed: int = 1, bikes: int = 12) -> list[Ride]:
 
 
 def expected_cycles(rides: list[Ride], longer_than: int = 10) -> list[tuple[int, list[str]]]:
-    """By another way than the application's: forwards, with a list of stops for each bike."""
+    """Find cycles in another way than the application: forwards, with a list of stops for each bike."""
     trails: defaultdict[str, deque[Ride]] = defaultdict(lambda: deque(maxlen=WINDOW))
     found = []
     for ride in rides:

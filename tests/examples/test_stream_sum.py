@@ -56,7 +56,7 @@ def driver_of(store: str, tmp_path: Path) -> AppDriver[Any]:
 
 
 def stream(rng: random.Random, verifier: Verifier, chunks: int) -> list[Chunk]:
-    """A whole stream, of which the verifier knows."""
+    """Return a whole stream, of which the verifier knows."""
     key, value = rng.randbytes(16), 0
     result = []
     for seq_no in range(1, chunks + 2):

@@ -54,7 +54,7 @@ def application(
 
 @pytest.fixture
 async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two members, each the primary of one of two shards."""
+    """Start two members, each the primary of one of two shards."""
     labels = LabelSet.of((MESSAGE_TYPE, NGRAM_TYPE), (CONTENT_TYPE, CONTENT_PROTO_FIXED))
     async with await BrokerFixture.start(etcd, tmp_path) as broker:
         await broker.create(

@@ -23,7 +23,7 @@ BROKER_LEASE_S: Final = 20.0
 
 
 def python_path() -> str:
-    """Of processes that import what is here."""
+    """Return the path of processes that import what is here."""
     return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
@@ -74,7 +74,7 @@ class Backbone:
                 scope.spawn(lease.revoke(), name=f"lease {number:x}")
 
     async def lease_of(self, root: str, name: str) -> tuple[int, int]:
-        """The lease of a member and the revision at which it came. Raise ``NotFound``."""
+        """Return the lease of a member and the revision at which it joined. Raise ``NotFound``."""
         assert self._etcd is not None
         found = await self._etcd.range(f"{root}/members/")
         for kv in found.kvs:

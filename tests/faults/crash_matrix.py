@@ -18,12 +18,12 @@ from tests.faults.fold_cluster import LOGGED, FoldCluster, shard_of
 
 LOG: Final = "recovery/fold/{shard}"
 DEATH_S: Final = 90.0
-"""Within which whoever is armed dies."""
+"""Seconds within which the armed process dies."""
 FIRST, SECOND = "out/{shard}/a", "out/{shard}/b"
 
 
-class Who(enum.Enum):
-    """Who dies at the point."""
+class Victim(enum.Enum):
+    """The process that dies at the point."""
 
     PRIMARY = "primary"
     STANDBY = "standby, in its promotion after the primary was killed"
@@ -38,7 +38,7 @@ class Row:
     name: str
     logged: str | None
     remote: str | None
-    who: Who = Who.PRIMARY
+    victim: Victim = Victim.PRIMARY
 
     def applies_to(self, kind: str) -> bool:
         return (self.logged if kind in LOGGED else self.remote) is not None
@@ -98,31 +98,31 @@ ROWS: Final = (
         "hand-off made, files not in place",
         f"recovery.handed_off({LOG})=kill",
         None,
-        Who.STANDBY,
+        Victim.STANDBY,
     ),
     Row(
         "files in place, store not open",
         f"recovery.live({LOG})=kill",
         None,
-        Who.STANDBY,
+        Victim.STANDBY,
     ),
     Row(
         "store open, recovered hints not stored",
         "promotion.opened({shard})=kill",
         "promotion.opened({shard})=kill",
-        Who.STANDBY,
+        Victim.STANDBY,
     ),
     Row(
         "recovered hints stored, nothing consumed",
         "promotion.hinted({shard})=kill",
         None,
-        Who.STANDBY,
+        Victim.STANDBY,
     ),
     Row(
         "play-back begun",
         f"recovery.playing({LOG})=kill",
         None,
-        Who.FRESH,
+        Victim.FRESH,
     ),
 )
 
@@ -134,7 +134,7 @@ class Death:
     replaced_s: float
     """From the death until the shards of the dead were served by others."""
     expired: bool
-    """Whether that includes the time until leases expired by themselves."""
+    """Whether that includes the time until leases expired."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Manner:
     """How it happens this time.
 
     ``cold``: without a standby, so that a process that is started then recovers everything. ``expire``: the
-    lease of the dead runs out by itself; otherwise it is revoked, and nobody waits for what is no part
+    lease of the dead expires; otherwise it is revoked, and the test does not wait for what is no part
     of the question.
     """
 
@@ -151,7 +151,9 @@ class Manner:
 
 
 async def run(cluster: FoldCluster, row: Row, kind: str, manner: Manner) -> Death | None:
-    """One cell, once: die there, have others take over, check everything. None: it does not apply."""
+    """Run one cell once: die there, have others take over, check everything.
+    Return None if it does not apply.
+    """
     rng = cluster.rng
     shard_id = shard_of(kind, cluster.fleet)
     spec = row.spec(kind, shard_id, rng.randint(1, 12))
@@ -160,8 +162,8 @@ async def run(cluster: FoldCluster, row: Row, kind: str, manner: Manner) -> Deat
     primary = await cluster.primary_of(shard_id)
     others = [one for one in cluster.running if one is not primary]
     await cluster.clock.sleep(rng.uniform(0.0, 0.3))
-    match row.who:
-        case Who.PRIMARY:
+    match row.victim:
+        case Victim.PRIMARY:
             if manner.cold:
                 await kill_all(others)
             await cluster.arm(primary, spec)
@@ -169,13 +171,13 @@ async def run(cluster: FoldCluster, row: Row, kind: str, manner: Manner) -> Deat
                 await _fail(cluster, primary, shard_id)
             else:
                 await await_kill(cluster, primary)
-        case Who.STANDBY:
+        case Victim.STANDBY:
             (standby,) = others
             await cluster.arm(standby, spec)
             await primary.process.kill()
             await _mourn(cluster, manner)
             await await_kill(cluster, standby)
-        case Who.FRESH:
+        case Victim.FRESH:
             await kill_all(cluster.running)
             await _mourn(cluster, manner)
             fresh = await cluster.start_member(failpoints=spec, ready=False)
@@ -208,9 +210,9 @@ async def _mourn(cluster: FoldCluster, manner: Manner) -> None:
 
 
 async def _fail(cluster: FoldCluster, primary: Member, shard_id: str) -> None:
-    """A shard in a database fails when the answer to its COMMIT is lost; its next owner knows better.
+    """Retry a shard in a database, which fails when the answer to its COMMIT is lost.
 
-    That is, now and then, the same process, once an operator has had it retried.
+    Its next owner knows better. That is, now and then, the same process, once an operator has had it retried.
     """
     async with asyncio.timeout(DEATH_S):
         while not await cluster.is_failed(shard_id):

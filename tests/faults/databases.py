@@ -24,7 +24,7 @@ def prepare(url: str) -> None:
 
 @contextlib.contextmanager
 def sql_environ(directory: Path, kinds: Collection[str]) -> Iterator[dict[str, str]]:
-    """What `fold_app` needs in its environment for stores of these kinds."""
+    """Yield what `fold_app` needs in its environment for stores of these kinds."""
     environ: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if "postgres" in kinds:

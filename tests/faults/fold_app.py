@@ -78,7 +78,7 @@ class Fold(ABC):
 
     @abstractmethod
     def committed(self) -> State:
-        """Any thread."""
+        """Return the committed state. Any thread."""
 
 
 class SQLiteFold(Fold):

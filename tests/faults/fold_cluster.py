@@ -232,7 +232,7 @@ class FoldCluster:
         answer.raise_for_status()
 
     async def await_death(self, member: Member, timeout_s: float = 30.0) -> int:
-        """Its exit code. Raise ``Unavailable`` with the end of its log if it lives on."""
+        """Return its exit code. Raise ``Unavailable`` with the end of its log if it lives on."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await member.process.wait()
@@ -248,7 +248,7 @@ class FoldCluster:
         await self.base.expel(self.root, names)
 
     async def lease_of(self, member: Member) -> tuple[int, int]:
-        """The lease that it announced itself with, and at which revision of etcd."""
+        """Return the lease that it announced itself with, and at which revision of etcd."""
         return await self.base.lease_of(self.root, member.id)
 
     async def listed(self) -> tuple[ListedShard, ...]:
@@ -256,7 +256,7 @@ class FoldCluster:
             return (await shards.list_shards()).shards
 
     async def standby_of(self, shard_id: str) -> Member:
-        """The member that is a shard's ready standby, and lives."""
+        """Return the member that is a shard's ready standby, and lives."""
         for shard in await self.listed():
             if shard.spec.id != shard_id:
                 continue
@@ -268,7 +268,7 @@ class FoldCluster:
         raise Unavailable("no standby", shard=shard_id)
 
     async def primary_of(self, shard_id: str) -> Member:
-        """The member that serves a shard as its primary, and lives."""
+        """Return the member that serves a shard as its primary, and lives."""
         for shard in await self.listed():
             if shard.spec.id == shard_id and shard.route.primary_id is not None:
                 suffix = shard.route.primary_id.suffix
@@ -313,7 +313,7 @@ class FoldCluster:
         raise Unavailable(f"shards are not up after {timeout_s:.0f} s: {states}")
 
     def _raise_failure(self, shards: Iterable[ListedShard]) -> None:
-        """Raise the error of a shard that failed on a member that lives, and is not restarted by itself."""
+        """Raise the error of a shard that failed on a live member, and is not restarted automatically."""
         alive = {one.id for one in self.running}
         for shard in shards:
             for member, status in zip(shard.route.members, shard.status, strict=True):
@@ -341,7 +341,7 @@ class FoldCluster:
         )
 
     async def repair(self) -> None:
-        """What an operator does about shards that failed: retry them, once each."""
+        """Retry failed shards as an operator does, once each."""
         async with self.shards() as shards:
             await shards.unassign(self.shard_ids, only_failed=True)
 
@@ -359,7 +359,9 @@ class FoldCluster:
             await self.clock.sleep(self.pace.pause_s)
 
     async def publish(self, source: Source, count: int, **fields: Any) -> OpFuture[Any]:
-        """Some messages, either each for itself, or as one transaction. Done once they are in the journal."""
+        """Publish some messages, each on its own or as one transaction.
+        Return once they are in the journal.
+        """
         journal = source_of(source.shard_id)
         mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
         messages = []
@@ -379,7 +381,7 @@ class FoldCluster:
         return source.futures[-1]
 
     async def pause(self) -> None:
-        """No message is on its way any more."""
+        """Pause the load: no message is on its way any more."""
         self._paused = True
         self._idle.clear()
         await self._idle.wait()
@@ -400,7 +402,7 @@ class FoldCluster:
                 scope.spawn(self.read_through_one(shard_id), name=shard_id)
 
     async def read_through_one(self, shard_id: str) -> None:
-        """`read_through` of one shard. Raise the error of one that failed."""
+        """Wait as `read_through` does, for one shard. Raise the error of a failed one."""
         source = source_of(shard_id)
         head = (await self.client.append(AppendParams(source), b"")).commit.end
         while True:
@@ -417,7 +419,9 @@ class FoldCluster:
             self._raise_failure(shards_now)
 
     async def check(self) -> None:
-        """All that was published took effect once, in every shard and every output. Pauses the load."""
+        """Check that all that was published took effect once, in every shard
+        and every output. Pause the load.
+        """
         await self.pause()
         await self.read_through()
         for shard_id, source in self.sources.items():
@@ -435,6 +439,6 @@ class FoldCluster:
 
 
 def report(text: str) -> None:
-    """A line for whoever runs this with ``-s``."""
+    """Print a line for a run with ``-s``."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -55,7 +55,7 @@ def serve() -> None:
             _reap()
         if 0 in ready:
             if not (read := os.read(0, _LINE_BYTES)):
-                return  # Whoever told us what to do is gone; our children get SIGTERM with our end.
+                return  # Our parent is gone; our children get SIGTERM with our end.
             *lines, pending = (pending + read).split(b"\n")
             for line in lines:
                 order = json.loads(line)
@@ -82,7 +82,7 @@ def _reap() -> None:
 
 
 def _become(order: dict[str, Any]) -> NoReturn:
-    """As if this process had just been started like that."""
+    """Act as if this process had just been started like that."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent = os.getppid()
@@ -127,7 +127,7 @@ class _Forked:
         self._ended.set()
 
     def send_signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # It has ended: we are about to be told.
+        with contextlib.suppress(ProcessLookupError):  # It has ended: the report is on its way.
             os.kill(self.pid, number)
 
     async def wait(self) -> int:
@@ -219,7 +219,7 @@ class Forge:
                 continue
             forked = self._alive[said["pid"]] = _Forked(said["pid"])
             made = self._waiting.pop(said["order"])
-            if made.cancelled():  # Nobody wants it any more.
+            if made.cancelled():  # No task wants it any more.
                 forked.send_signal(signal.SIGKILL)
             else:
                 made.set_result(forked)

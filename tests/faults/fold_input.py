@@ -1,4 +1,4 @@
-"""What is published to shards of `fold_app`, what follows from it, and who reads what came of it."""
+"""What is published to shards of `fold_app`, what follows from it, and the readers of the outcome."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class CommittedReader:
 
 
 def assert_same(found: list[Any], expected: list[Any], what: str) -> None:
-    """As ``assert found == expected``, with a report that is short."""
+    """Assert ``found == expected``, with a report that is short."""
     if found == expected:
         return
     at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), -1)

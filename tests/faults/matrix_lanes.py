@@ -25,7 +25,7 @@ from tests.faults.fold_input import Pace
 LEASE_S: Final = 6.0
 """Leases that are waited for, in the first repetition: in the others they are revoked."""
 LONG_LEASE_S: Final = 20.0
-"""So that a loaded machine costs nobody his lease."""
+"""So that no member of a loaded machine loses its lease."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Results:
         return sum(map(len, self.deaths.values()))
 
     def lines(self, rows: Sequence[Row]) -> list[str]:
-        """The table, in Markdown: how often each cell was run, and how often that was one too many."""
+        """Return the table, in Markdown: how often each cell was run, and how often that was one too many."""
         titles = ["dies", *self.stores]
         lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for row in rows:
@@ -86,7 +86,7 @@ class Matrix:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self) -> Results:
-        """All lanes, to their end: a violation ends its repetition only."""
+        """Run all lanes to their end: a violation ends its repetition only."""
         results = Results(stores=tuple(self.stores))
         base = Backbone(self.directory, forge=True)
         try:
@@ -136,7 +136,7 @@ class Matrix:
                         took = base.clock.monotonic() - began
                         report(f"{repetition} {row.name} | {kind}: {took:.1f} s")
                 load.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted and told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted and reported
             text = f"repetition {repetition}, seed {self.seed}: {type(error).__name__} {error}"
             results.violated(at, kind, text)
             report(f"VIOLATION in {at!r} with {kind}: {text}")
@@ -144,7 +144,7 @@ class Matrix:
             await fleet.stop()
 
     def _kinds(self, kind: str, repetition: int) -> tuple[str, ...]:
-        """The kind that it is about, and another one."""
+        """Return the kind in question, and another one."""
         others = [one for one in self.stores if one != kind]
         return (kind, others[repetition % len(others)]) if others else (kind,)
 

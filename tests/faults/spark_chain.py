@@ -61,7 +61,7 @@ def main(broker: str, checkpoint: str, master: str = "local[2,3]") -> None:
 
 
 def _met(batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: of the first partition that gets here, both attempts are at work at the same time."""
+    """Wait, in a task of the first partition that gets here, until both attempts are at work."""
     from pyspark import TaskContext
 
     gates, context = Path(os.environ[GATES_ENV]), TaskContext.get()
@@ -91,7 +91,7 @@ class Query:
         cluster: Standalone | None = None,
         gates: Path | None = None,
     ) -> Query:
-        """``armed`` are failpoints, in the driver and in its tasks."""
+        """Start the query. ``armed`` are failpoints, in the driver and in its tasks."""
         arguments, environ = [broker, str(checkpoint)], dict(os.environ)
         if cluster is not None:
             assert gates is not None
@@ -108,14 +108,14 @@ class Query:
         return cls(process, log)
 
     def processes(self) -> list[Any]:
-        """The driver, Java, and Python's workers."""
+        """Return the driver, Java, and Python's workers."""
         with suppress(psutil.NoSuchProcess):
             top = psutil.Process(self.process.pid)
             return [top, *top.children(recursive=True)]
         return []
 
     def stopped(self) -> list[Any]:
-        """Those that stand still, by SIGSTOP."""
+        """Return the processes that stand still, by SIGSTOP."""
         found = []
         for one in self.processes():
             with suppress(psutil.NoSuchProcess):
@@ -124,7 +124,7 @@ class Query:
         return found
 
     async def kill(self, *but: Any) -> None:
-        """SIGKILL to all of them, ``but`` to these: the driver first, which would tell Java."""
+        """Send SIGKILL to all of them, ``but`` to these: the driver first, which would inform Java."""
         for one in self.processes():
             if one not in but:
                 with suppress(psutil.NoSuchProcess):
@@ -134,9 +134,9 @@ class Query:
     async def ended(self) -> None:
         """Wait for its end, which is to be a good one."""
         code = await self.process.wait()
-        assert code == 0, f"exit code {code}:\n{self.told()}"
+        assert code == 0, f"exit code {code}:\n{self.output()}"
 
-    def told(self) -> str:
+    def output(self) -> str:
         return self.log.read_text("utf-8", "replace")[-6000:]
 
 

@@ -36,7 +36,7 @@ async def until(condition: Callable[[], Any], driver: Driver | None = None) -> A
     """Wait for it, as long as the driver runs. The test's timeout is its bound."""
     while not (found := condition()):
         if driver is not None and driver.process.returncode is not None:
-            raise AssertionError(f"the driver ended before that:\n{driver.told()[-4000:]}")
+            raise AssertionError(f"the driver ended before that:\n{driver.output()[-4000:]}")
         await CLOCK.sleep(POLL_S)
     return found
 
@@ -48,19 +48,19 @@ class Driver:
     process: asyncio.subprocess.Process
     log: Path
 
-    def told(self) -> str:
+    def output(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
     async def kill(self) -> None:
-        """SIGKILL to the driver and its JVM."""
+        """Send SIGKILL to the driver and its JVM."""
         os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
 
     async def ended(self, code: int = 0) -> str:
-        """What it told, once it has ended with this code."""
+        """Return its output, once it has ended with this code."""
         found = await self.process.wait()
-        assert found == code, f"exit code {found}, and not {code}:\n{self.told()[-6000:]}"
-        return self.told()
+        assert found == code, f"exit code {found}, and not {code}:\n{self.output()[-6000:]}"
+        return self.output()
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Standalone:
         self._spawn("master", "127.0.0.1", f"{deploy}.master.Master", *listen)
 
     def start_workers(self) -> None:
-        """Once the master is there: they give up if it is not for a minute."""
+        """Start the workers once the master is there: they give up if it is not for a minute."""
         deploy = "org.apache.spark.deploy"
         for host in HOSTS:
             work = ("-c", "1", "-m", "700m", "-d", str(self.directory / f"work-{host}"))
@@ -104,7 +104,7 @@ class Standalone:
         return process
 
     def is_ready(self) -> bool:
-        """Whether both workers have registered; starts them when the master is there.
+        """Return True if both workers have registered. Start them when the master is there.
 
         Raise ``AssertionError`` with its log when a process has died.
         """
@@ -112,13 +112,13 @@ class Standalone:
             if process.poll() is not None:
                 logs = sorted(self.directory.glob("*.log"))
                 raise AssertionError("\n".join(log.read_text()[-2000:] for log in logs))
-        told = (self.directory / "master.log").read_text()
-        if not self.workers and "New state: ALIVE" in told:
+        text = (self.directory / "master.log").read_text()
+        if not self.workers and "New state: ALIVE" in text:
             self.start_workers()
-        return told.count("Registering worker") >= len(HOSTS)
+        return text.count("Registering worker") >= len(HOSTS)
 
     def conf(self, name: str, gates: Path) -> Path:
-        """A directory of configuration for a driver whose tasks see ``gates``."""
+        """Write a directory of configuration for a driver whose tasks see ``gates``."""
         conf = self.directory / f"conf-{gates.parent.name}-{name}"
         conf.mkdir(parents=True, exist_ok=True)
         (conf / "spark-defaults.conf").write_text(
@@ -160,7 +160,7 @@ class Standalone:
         return driver
 
     def executors(self) -> list[Any]:
-        """The processes of executors that run."""
+        """Return the processes of executors that run."""
         return [
             child
             for worker in self.workers
@@ -169,7 +169,7 @@ class Standalone:
         ]
 
     def stopped(self) -> list[Any]:
-        """Processes of executors that stand still, by SIGSTOP."""
+        """Return processes of executors that stand still, by SIGSTOP."""
         return [
             child
             for executor in self.executors()
@@ -211,7 +211,7 @@ def _is_stopped(process: Any) -> bool:
 
 @contextmanager
 def standalone(directory: Path) -> Iterator[Standalone]:
-    """A cluster of its own, with the Java that `ensure_java` finds."""
+    """Run a cluster of its own, with the Java that `ensure_java` finds."""
     environ = {
         **os.environ,
         "JAVA_HOME": str(ensure_java(os.environ)),

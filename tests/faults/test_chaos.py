@@ -92,12 +92,12 @@ class Lost:
         return result
 
     async def stored_to(self) -> int:
-        """Up to where the journal is in the blob store."""
+        """Return the offset up to which the journal is in the blob store."""
         listed = await self.client.list_fragments(FragmentsParams(JOURNAL))
         return max((one.fragment.end for one in listed if one.fragment.mod_time), default=0)
 
     async def kill_replicas(self) -> list[Broker]:
-        """SIGKILL to all brokers of the journal at the same time."""
+        """Send SIGKILL to all brokers of the journal at the same time."""
         route, _ = self.cluster.route(JOURNAL)
         names = {member.suffix for member in route.members}
         assert len(names) == 2
@@ -106,7 +106,7 @@ class Lost:
         return killed
 
     async def refused(self) -> str:
-        """The status with which an append is refused, once it is by brokers that agree."""
+        """Return the status with which an append is refused, once it is by brokers that agree."""
         async with asyncio.timeout(90):
             while True:
                 try:
@@ -149,7 +149,7 @@ class Lost:
 
 
 def commands_of(page: str, title: str) -> list[str]:
-    """The commands of a section: the lines that are indented and call ``gazctl``."""
+    """Return the commands of a section: the lines that are indented and call ``gazctl``."""
     text = (DOCS / page).read_text()
     section = text[text.index(f"\n## {title}\n") + 1 :]
     section = section[: section.find("\n## ", 3)]
@@ -187,7 +187,7 @@ async def test_all_replicas_are_lost_and_the_head_is_reset(tmp_path: Path) -> No
             killed = await lost.kill_replicas()
             for broker in killed:
                 await cluster.revive(broker)
-            # Refused, until somebody says that the dead are dead.
+            # Refused, until an operator says that the dead are dead.
             assert await lost.refused() == "INDEX_HAS_GREATER_OFFSET"
             commands = commands_of("operating.md", "When all replicas of a journal were lost")
             assert any("reset-head" in one for one in commands)

@@ -37,7 +37,7 @@ PATIENT_LEASE_S = 60.0
 """The lease of members of a test in which none may be lost."""
 STARTED_AGAIN = "is started again after it failed"
 ANSWER_S = 3.0
-"""Within which whoever asks is answered, also on a loaded machine: less than the callback takes."""
+"""Seconds within which a query is answered, also on a loaded machine: less than the callback takes."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_zombie_changes_nothing_and_ends(tmp_path: Path, databases: dict[str, 
 
 
 def test_a_zombie_with_a_file_of_sqlite(tmp_path: Path, databases: dict[str, str]) -> None:
-    """It holds the file's lock until it wakes: nobody takes over before, and all is exact after."""
+    """It holds the file's lock until it wakes: no member takes over before, and all is exact after."""
 
     async def test(cluster: FoldCluster) -> None:
         for _, point in STOPS:
@@ -213,7 +213,7 @@ def test_a_slow_callback_costs_its_shard_time_and_nothing_else(tmp_path: Path) -
                 await cluster.clock.sleep(0.1)
         stood_s = cluster.clock.monotonic() - began
         assert stood_s >= NAP_S, "no callback was slow"
-        assert queries >= NAP_S / (ANSWER_S + 0.1), "nobody asked meanwhile"
+        assert queries >= NAP_S / (ANSWER_S + 0.1), "no query was sent meanwhile"
         assert primary.process.running
         assert await cluster.lease_of(primary) == lease, "its lease was lost"
         await cluster.check()

@@ -24,7 +24,7 @@ SHARD = shard_of("postgres")
 MOMENTS = (
     "",  # Whenever it is.
     "sql.committing(*)=delay:1.0",  # With everything of a transaction done, but its COMMIT.
-    "sql.committed(*)=delay:1.0",  # With a transaction committed that nobody was told of.
+    "sql.committed(*)=delay:1.0",  # With a transaction committed that no client learned of.
 )
 
 

@@ -101,11 +101,11 @@ class Run:
             self.pool.close()
 
     async def restart(self) -> None:
-        """One member ends as SIGTERM has it end; then its successor is started."""
+        """Stop one member by SIGTERM; then start its successor."""
         leaving = next(one for one in self.words.members if one.process.running)
         begin = self.clock.monotonic()
         held = (await self.words.primaries()).get(leaving.id, [])
-        assert await leaving.process.stop(120.0), f"{leaving.id} did not end by itself"
+        assert await leaving.process.stop(120.0), f"{leaving.id} did not end without a kill"
         assert leaving.process.exit_code == 0
         self.words.members.remove(leaving)
         await self.clock.sleep(0.2)
@@ -216,6 +216,6 @@ def test_a_rolling_restart_fails_no_query(standbys: int, tmp_path: Path) -> None
         sys.stdout.write(f"  {name} [ms]: {figures}, max {max(values) * 1e3:.0f}\n")
     assert not run.failed, run.failed[:10]
     assert len(run.hand_offs) >= RESTARTS / 2
-    # An hour is what a query would wait that nobody answers. What is too long depends on the machine:
+    # An hour is what a query without an answer would wait. What is too long depends on the machine:
     # figures are printed, not judged.
     assert max(lengths) < QUERY_TIMEOUT_S / 2

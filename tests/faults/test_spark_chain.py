@@ -52,7 +52,7 @@ class Chain:
         self.clock = 1000
 
     async def append(self, count: int) -> None:
-        """More messages: duplicates, roll-backs, and transactions that go on in the next call."""
+        """Append more messages: duplicates, roll-backs, and transactions that continue in the next call."""
         self.clock += 1000
         for name in SOURCES:
             lines = history(self.rng, count, self.clock)
@@ -80,7 +80,7 @@ class Chain:
             ]
 
     async def require_once(self) -> None:
-        """Each message of the sources is in the targets, and once."""
+        """Require that each message of the sources is in the targets, and once."""
 
         def compare() -> None:
             want = Counter(
@@ -118,7 +118,7 @@ async def test_the_driver_is_killed_between_any_two_steps(chain: Chain) -> None:
         stopped = query.stopped()
         await query.kill(*stopped)
         if number % 2:
-            # Before anybody does the same again, and after.
+            # Before another attempt does the same, and after.
             await gone(stopped)
         await gone(zombies)
         zombies = [] if number % 2 else stopped

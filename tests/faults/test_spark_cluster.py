@@ -1,4 +1,4 @@
-"""A backfill on a standalone cluster of Spark: whoever dies, one state is left, and it is the right one.
+"""A backfill on a standalone cluster of Spark: one right state is left, whatever process dies.
 
 Each test has two shards built by the cluster, and two that consume the same journals as ever. Afterwards:
 what was built, and went on live, equals an independent fold of the journals' lines, and the replay, the
@@ -98,7 +98,7 @@ class Scene:
         )
 
     def staged(self) -> set[str]:
-        """Everything that is in the staging area."""
+        """Return everything that is in the staging area."""
         top = self.cluster.staging
         return {path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_file()}
 
@@ -106,7 +106,7 @@ class Scene:
         return (self.cluster.staging / run_id / "PUBLISHED.json").exists()
 
     async def listed(self) -> dict[str, Any]:
-        """What ``gazctl shards backfill --list`` says."""
+        """Return what ``gazctl shards backfill --list`` prints."""
         found = await Runner(self.environ).ok(
             *("shards", "backfill", "--list", "--format=json"),
             f"--staging={self.cluster.staging}",
@@ -116,7 +116,7 @@ class Scene:
         return value
 
     async def require_right(self) -> None:
-        """The built shards, which go on with what comes now, are what the live ones came to."""
+        """Require that the built shards, which consume new messages too, equal the live ones."""
         cluster = self.cluster
         for shard in SHARDS:
             await cluster.consumer.await_primary(shard)
@@ -142,8 +142,10 @@ class Scene:
                 assert named | {hints.log} == {log}
 
     async def require_listed(self, branches: int = 0) -> dict[str, Any]:
-        """All that is left is listed: removing what is listed leaves records of what is published."""
-        await until(lambda: not self.spark.executors())  # Nobody adds anything.
+        """Require that all leftovers are listed, and that removing them leaves
+        only records of published runs.
+        """
+        await until(lambda: not self.spark.executors())  # No executor is added.
         listed = await self.listed()
         runs = {run["run_id"]: run["step"] for run in listed["runs"]}
         assert runs == {
@@ -183,8 +185,8 @@ async def test_the_driver_is_killed(scene: Scene) -> None:
     assert not scene.is_published()
     scene.go()
     again = await scene.driver("run", "again")
-    told = await again.ended()
-    assert "published 2 shards" in told
+    text = await again.ended()
+    assert "published 2 shards" in text
     await scene.require_right()
     await scene.require_listed()
 
@@ -208,7 +210,7 @@ async def test_an_executor_is_killed(scene: Scene) -> None:
 
 
 async def test_a_task_is_killed_in_mid_upload(scene: Scene) -> None:
-    """Its bytes are in the staging area, under no name that anybody reads; they are listed."""
+    """Its bytes are in the staging area, under no name that is ever read; they are listed."""
     scene.mode(STOP)
     driver = await scene.driver("run")
     (worker,) = await until(scene.spark.stopped, driver)
@@ -245,8 +247,8 @@ async def test_the_job_is_run_twice(scene: Scene) -> None:
     await until(planned.exists, second)
     scene.go()
     await first.ended()
-    told = await second.ended(1)
-    assert "changed since the run began" in told
+    text = await second.ended(1)
+    assert "changed since the run began" in text
     assert not scene.is_published("second")
     assert "published" in await _either(same)
     again = await scene.driver("first", "again")
@@ -256,9 +258,9 @@ async def test_the_job_is_run_twice(scene: Scene) -> None:
 
 
 async def _either(driver: Driver) -> str:
-    """What a second driver of the same run told: that it is published, or was changed by the first."""
+    """Return the output of a second driver of the same run: it is published, or was changed by the first."""
     code = await driver.process.wait()
-    told = driver.told()
-    assert code in (0, 1), told[-4000:]
-    assert code == 0 or "changed since the run began" in told, told[-4000:]
-    return told
+    text = driver.output()
+    assert code in (0, 1), text[-4000:]
+    assert code == 0 or "changed since the run began" in text, text[-4000:]
+    return text

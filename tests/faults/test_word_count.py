@@ -1,7 +1,7 @@
 """The word count while a process is killed: counts are right, and so is every byte of the journals.
 
 One run per seed, each on a new cluster of real processes: at a random moment of publishing, a random
-broker or consumer gets SIGKILL. Afterwards, checked against what the run knows by itself:
+broker or consumer gets SIGKILL. Afterwards, checked against what the run knows:
 
 - every count equals the count of what was published;
 - every acknowledged append stands in its journal, whole, at the offsets of its acknowledgement;
@@ -95,7 +95,7 @@ class Run:
             await self.cluster.stop()
 
     async def kill(self) -> None:
-        """SIGKILL somebody at some moment while messages are published and consumed."""
+        """Send SIGKILL to some process at some moment while messages are published and consumed."""
         await self.clock.sleep(self.rng.uniform(0.0, BATCHES * PAUSE_S))
         processes: list[ChildProcess] = [one.process for one in self.cluster.brokers]
         processes += [one.process for one in self.words.members]

@@ -170,7 +170,7 @@ async def test_compression_follows_commits_by_the_megabyte(tmp_path, pool, codec
             data = stream.unused_data
             members += 1
         assert members == 3
-    # Case: a commit which was told late does no harm.
+    # Case: a commit that was reported late does no harm.
     compression.advance(9 << 20)
     await pool.run(int)
     with spool.open() as source:

@@ -24,7 +24,7 @@ pieces = st.builds(
 
 
 def brute_force(added: list[Piece]) -> list[Piece]:
-    """Of all pieces ever added: those that no other covers, and of equal ones the last."""
+    """Return, of all pieces ever added, those that no other covers, and of equal ones the last."""
     kept: dict[tuple[int, int], Piece] = {}
     for piece in added:
         if piece.begin < piece.end:

@@ -112,7 +112,7 @@ def test_another_content_is_an_error(codec):
     file = DecodedFile(io.BytesIO(encoded(codec, other)), FragmentDecoder(fragment(codec)))
     with pytest.raises(Corrupt, match="SHA-1"):
         read_all(file)
-    # Case: who compares it elsewhere may leave it out.
+    # Case: a caller that compares it elsewhere may leave it out.
     decoder = FragmentDecoder(fragment(codec), verify=False)
     assert read_all(DecodedFile(io.BytesIO(encoded(codec, other)), decoder)) == other
 
@@ -164,12 +164,12 @@ def test_a_raw_file_can_be_entered_anywhere():
 
 
 def test_offload_that_the_transport_has_decoded():
-    """By a store or HTTP; a journal of gzip files needs to be told so."""
+    """By a store or HTTP; a journal of gzip files needs an option for that."""
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
     assert read_all(DecodedFile(io.BytesIO(CONTENT), FragmentDecoder(fragment(codec)))) == CONTENT
     inner = gzip.compress(CONTENT)
-    told = FragmentDecoder(fragment(codec, inner), transport_decoded=True)
-    assert read_all(DecodedFile(io.BytesIO(inner), told)) == inner
+    decoded = FragmentDecoder(fragment(codec, inner), transport_decoded=True)
+    assert read_all(DecodedFile(io.BytesIO(inner), decoded)) == inner
     short = fragment(codec, b"\x1f")
     assert read_all(DecodedFile(io.BytesIO(b"\x1f"), FragmentDecoder(short))) == b"\x1f"
 

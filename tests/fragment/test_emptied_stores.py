@@ -30,7 +30,7 @@ def restored(
     retention_ns: int = 0,
     refuted: tuple[Fragment, ...] = (),
 ) -> tuple[list[int], list[EmptiedStore]]:
-    """Begins of the fragments of a listing after the check, and the emptied stores."""
+    """Return the begins of the fragments of a listing after the check, and the emptied stores."""
     cover = FragmentCover(listed)
     found = emptied.restore(cover, stores, retention_ns, refuted)
     return [one.begin for one in cover], found

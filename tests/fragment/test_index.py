@@ -40,7 +40,7 @@ def local(begin: int, end: int, file: LocalFile) -> LocalFragment:
 
 
 async def ask(index: Index, offset: int, **arguments) -> tuple[int, int | None, int | None]:
-    """Offset, begin and end of the fragment; None if there is none now."""
+    """Return offset, begin and end of the fragment; None if the index has no such fragment now."""
     result = await index.query(offset, block=False, **arguments)
     assert (result.status is Status.OK) == (result.fragment is not None)
     assert result.write_head == index.end_offset
@@ -142,7 +142,7 @@ async def test_old_fragments_are_skipped(index, file):
 
 
 async def test_skipping_may_end_at_the_head(index):
-    """Then the offset to go on from is told."""
+    """Then the answer names the offset to go on from."""
     index.replace_remote(remote((0, 10), (10, 20)))
     assert await ask(index, 3, begin_mod_time=2_000_000_000) == (20, None, None)
 
@@ -163,7 +163,7 @@ async def test_waiting_at_the_head(index, file, clock):
         assert (await beyond).local == local(25, 26, file)
         assert index.waiting == 0
 
-        # Case: a reader who skips all there is waits at the end of it.
+        # Case: a reader that skips all there is waits at the end of it.
         index.replace_remote(remote((0, 26)))
         skipping = scope.spawn(
             index.query(0, block=True, begin_mod_time=2_000_000_000), name="skipping"
@@ -204,7 +204,7 @@ async def test_waiting_in_a_hole(index, file, clock):
 
 
 async def test_a_hole_opens_under_a_waiter(index, file, clock):
-    """A spool that was rolled forward leaves those behind who waited at the old head."""
+    """A spool that was rolled forward leaves the readers behind that waited at the old head."""
     index.spool_commit(local(0, 10, file))
     async with TaskScope("test") as scope:
         waiting = scope.spawn(index.query(10, block=True), name="waiting")
@@ -266,7 +266,7 @@ class CountingHeap(list):
 
 
 async def test_thousands_of_waiters(index, file, clock):
-    """A commit wakes those whom it serves, and does not look at the others."""
+    """A commit wakes the readers that it serves, and does not look at the others."""
     async with TaskScope("test") as scope:
         far = [scope.spawn(index.query(10**9 + n, block=True), name="far") for n in range(20_000)]
         near = [scope.spawn(index.query(AT_WRITE_HEAD, block=True), name="near") for _ in range(50)]

@@ -138,7 +138,7 @@ class Bench:
             await self.clock.sleep(0)
 
     async def settled(self) -> None:
-        """Every spool that is left waits for time to pass."""
+        """Return when every spool that is left waits for time to pass."""
         await self.until(lambda: self.clock.sleepers == self.persister.unpersisted)
 
 
@@ -618,7 +618,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
 
 
 async def test_a_spool_is_uploaded_up_to_an_end(bench):
-    """What is beyond it is somebody else's."""
+    """What is beyond it belongs to another broker."""
     bench.persister.spool_complete(bench.spool(), end=4, life=LIFE, tenure=TENURE)
     await bench.persister.finish(30.0)
     name = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
@@ -627,7 +627,7 @@ async def test_a_spool_is_uploaded_up_to_an_end(bench):
 
 
 async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
-    """Like one that cannot be uploaded: nobody may take the process to have ended well."""
+    """Like one that cannot be uploaded: the process must not seem to have ended well."""
     spool = bench.spool()
     spool.file.pwrite(b"?", 3)
     bench.persister.spool_complete(spool, end=6, life=LIFE, tenure=TENURE)

@@ -36,7 +36,7 @@ REGISTERS = [LabelSet.of(("author", name)) for name in ("one", "two")]
 
 
 class Observer:
-    """Keeps what it is told."""
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.commits: list[LocalFragment] = []
@@ -170,8 +170,8 @@ class SpoolMachine(RuleBasedStateMachine):
         self.runner.close()
         self.directory.cleanup()
 
-    def propose(self, who: set[int], proposal: Proposal, leader: int) -> None:
-        for replica in who:
+    def propose(self, hearers: set[int], proposal: Proposal, leader: int) -> None:
+        for replica in hearers:
             spool, model = self.spools[replica], self.models[replica]
             expected = model.propose(proposal)
             result = self.runner.run(spool.apply(proposal, primary=replica == leader))
@@ -179,15 +179,15 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(delay_s=st.sampled_from([0.0, 1.0]))
     def pace(self, delay_s):
-        """The disk becomes slow, or fast."""
+        """Make the disk slow, or fast."""
         self.disk.delay_s = delay_s
         self.disk.clock.advance(5.0)
 
-    @rule(who=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
-    def extend(self, who, leader, content):
-        """The leader sends content; who has another delta refuses it."""
+    @rule(hearers=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
+    def extend(self, hearers, leader, content):
+        """Let the leader send content; a replica with another delta refuses it."""
         delta = len(self.models[leader].pending)
-        for replica in who | {leader}:
+        for replica in hearers | {leader}:
             spool, model = self.spools[replica], self.models[replica]
             request = spool.apply(Content(content, delta), primary=replica == leader)
             if delta == len(model.pending):
@@ -197,32 +197,32 @@ class SpoolMachine(RuleBasedStateMachine):
                 with pytest.raises(Invalid):
                     self.runner.run(request)
 
-    @rule(who=subsets, leader=replicas, registers=st.sampled_from(REGISTERS))
-    def commit(self, who, leader, registers):
-        self.propose(who | {leader}, Proposal(self.models[leader].next, registers), leader)
+    @rule(hearers=subsets, leader=replicas, registers=st.sampled_from(REGISTERS))
+    def commit(self, hearers, leader, registers):
+        self.propose(hearers | {leader}, Proposal(self.models[leader].next, registers), leader)
 
-    @rule(who=subsets, leader=replicas)
-    def synchronize(self, who, leader):
+    @rule(hearers=subsets, leader=replicas)
+    def synchronize(self, hearers, leader):
         model = self.models[leader]
-        self.propose(who | {leader}, Proposal(model.fragment, model.registers), leader)
+        self.propose(hearers | {leader}, Proposal(model.fragment, model.registers), leader)
 
     @rule(
-        who=subsets,
+        hearers=subsets,
         leader=replicas,
         codec=st.sampled_from([Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.ZSTANDARD]),
         jump=st.sampled_from([0, 0, 0, 50]),
         registers=st.none() | st.sampled_from(REGISTERS),
     )
-    def complete(self, who, leader, codec, jump, registers):
+    def complete(self, hearers, leader, codec, jump, registers):
         model = self.models[leader]
         end = model.fragment.end + jump
         proposal = Proposal(Fragment(JOURNAL, end, end, codec=codec), registers or model.registers)
-        self.propose(who | {leader}, proposal, leader)
+        self.propose(hearers | {leader}, proposal, leader)
 
     @precondition(lambda self: any(model.committed for model in self.models))
-    @rule(who=subsets, field=st.sampled_from(["begin", "end", "sum", "codec"]), leader=replicas)
-    def disagree(self, who, leader, field):
-        """A proposal that is not quite ours. Never one beyond our end, which would roll us."""
+    @rule(hearers=subsets, field=st.sampled_from(["begin", "end", "sum", "codec"]), leader=replicas)
+    def disagree(self, hearers, leader, field):
+        """Propose what is not quite ours. Never propose beyond our end, which would roll us."""
         model = self.models[leader]
         change = {
             "begin": model.begin + 1,
@@ -232,7 +232,7 @@ class SpoolMachine(RuleBasedStateMachine):
         }
         if model.committed:
             proposed = replace(model.fragment, **{field: change[field]})
-            self.propose(who, Proposal(proposed, model.registers), leader)
+            self.propose(hearers, Proposal(proposed, model.registers), leader)
 
     @invariant()
     def spools_are_what_the_model_is(self):
@@ -270,7 +270,7 @@ async def test_what_an_append_does(spool, observer, clock):
 
 
 async def test_a_reader_outlives_the_spool(spool, observer):
-    """The file ends with the last one who holds it."""
+    """The file ends with the last one that holds it."""
     before = len(os.listdir("/proc/self/fd"))
     await append(spool, b"content")
     local = observer.commits.pop()
@@ -330,7 +330,7 @@ async def test_commits_do_not_wait_for_compression(clock, observer, tmp_path):
     assert spool._compression is not None
     assert spool._compression.through == 0
     await roll(spool, Codec.SNAPPY)
-    # Case: whoever persists takes over what the busy pool has not begun.
+    # Case: the persisting task takes over what the busy pool has not begun.
     assert content_of(observer.completed[0][0]) == bytes(6_000_000)
     gate.set()
     await pool.run(int)

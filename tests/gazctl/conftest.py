@@ -1,4 +1,4 @@
-"""Fixtures of the tests of gazctl: a broker, a consumer, and a runner that is told of both."""
+"""Fixtures of the tests of gazctl: a broker, a consumer, and a runner that knows both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gazctl.runner import Runner
 
 @pytest.fixture(autouse=True)
 def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No gazctl.ini of whoever runs the tests is read."""
+    """Change into an empty directory: no gazctl.ini of the user is read."""
     directory = tmp_path / "cwd"
     directory.mkdir()
     monkeypatch.chdir(directory)
@@ -37,7 +37,7 @@ def gazctl(broker: BrokerFixture) -> Runner:
 async def consumer(
     etcd: Etcd, broker: BrokerFixture, gazctl: Runner, tmp_path: Path
 ) -> AsyncIterator[ConsumerFixture]:
-    """A member that counts words; ``gazctl`` knows it."""
+    """Run a member that counts words; ``gazctl`` knows it."""
     member = await ConsumerFixture.start(etcd, broker, Tally(), tmp_path)
     gazctl.environ["CONSUMER_ADDRESS"] = member.endpoint
     yield member
@@ -46,5 +46,5 @@ async def consumer(
 
 @pytest.fixture
 def gazctl_alone() -> Runner:
-    """A runner that is told of nobody."""
+    """Return a runner that knows no cluster."""
     return Runner({})

@@ -52,7 +52,7 @@ class Runner:
         return streams.result(code)
 
     async def ok(self, *argv: str | Path, stdin: bytes = b"", **environ: str) -> Result:
-        """The same, of a command that has to succeed."""
+        """Run a command that has to succeed."""
         result = await self(*argv, stdin=stdin, **environ)
         assert result.code == 0, (argv, result)
         return result

@@ -41,7 +41,7 @@ def store(
 
 
 def stored(broker: BrokerFixture) -> set[str]:
-    """The paths of all fragments that there are, without those that are being persisted."""
+    """Return the paths of all fragments, without those that are being persisted."""
     root = broker.file_root / "fragments"
     return {
         str(path.relative_to(root))

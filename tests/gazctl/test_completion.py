@@ -29,7 +29,7 @@ def bash(tmp_path: Path) -> list[str]:
 
 
 def completed(bash: list[str], *lines: list[str]) -> list[list[str]]:
-    """What bash would offer for the last word of each line."""
+    """Return what bash would offer for the last word of each line."""
     script = Path(bash[-1])
     calls = [" ".join(["complete_words", *(f"'{word}'" for word in line)]) for line in lines]
     script.write_text(script.read_text() + "\n".join(calls) + "\n")

@@ -19,7 +19,7 @@ def default_text(option: Option) -> str:
 
 
 def flags_table(command: Command) -> str:
-    """The flags that a command has for itself, as the page has them."""
+    """Return the flags of a command alone, as the page has them."""
     rows = ["| flag | | default |", "|---|---|---|"]
     for option in options_of("", command.flags):
         if option.flag_only:
@@ -31,7 +31,7 @@ def flags_table(command: Command) -> str:
 
 
 def shared_table() -> str:
-    """The flags that commands share."""
+    """Return the flags that commands share."""
     rows = ["| flag | environment | | default |", "|---|---|---|---|"]
     for group, cls in {"": SharedFlags, **GROUPS}.items():
         for option in options_of(group, cls):
@@ -41,7 +41,7 @@ def shared_table() -> str:
 
 
 def section(command: Command) -> str:
-    """The part of the page about a command."""
+    """Return the part of the page about a command."""
     text = DOCS.read_text()
     head = f"### gazctl {command.name}"
     assert f"\n{head}" in text, f"there is no section {head!r}"

@@ -41,7 +41,7 @@ async def create_parts(broker: BrokerFixture, content_type: str = CONTENT_JSON_L
 
 
 async def content(broker: BrokerFixture, journal: str) -> bytes:
-    """All of a journal, read by the client."""
+    """Return all of a journal, read by the client."""
     found = b""
     async with broker.client.retry_reader(ReadParams(journal)) as reader:
         try:
@@ -78,7 +78,7 @@ async def test_an_input_is_appended_whole_or_by_records(
     result = await gazctl.ok("journals", "append", "-l", "name=a/part-000", "-f", "lines")
     assert "the input was empty" in result.err
 
-    # Case: lines, each to a journal by itself; together they are the input.
+    # Case: lines, each to a journal of its own; together they are the input.
     before = await contents(broker)
     lines = [f"line {at}\n".encode() for at in range(300)]
     (tmp_path / "input").write_bytes(b"".join(lines).rstrip(b"\n"))

@@ -103,7 +103,7 @@ async def test_fragments_are_listed(broker: BrokerFixture, gazctl: Runner, tmp_p
     response = text_format.Parse(text, broker_pb2.FragmentsResponse())
     assert [one.spec.begin for one in response.fragments] == [0, 3, 8]
 
-    # Case: a journal that refuses is told of, the others are listed.
+    # Case: a journal that refuses is reported, the others are listed.
     await broker.create(journal_spec("a/write-only", flags=2))
     result = await gazctl("journals", "fragments")
     assert (result.code, len(result.rows)) == (1, 3)
@@ -190,7 +190,7 @@ async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazc
     assert result.code == 2
     assert "--broker.file-root" in result.err
 
-    # Case: what cannot be removed is told, and is a failure.
+    # Case: what cannot be removed is reported, and is a failure.
     path = path_of(broker, old)
     path.unlink()
     path.mkdir()
@@ -229,7 +229,7 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
     assert (appended.commit.begin, appended.commit.end) == (26, 30)
     assert (await broker.client.get_journal("a/suspended")).spec.suspend == suspended.suspend
 
-    # Case: a journal that refuses is told of.
+    # Case: a journal that refuses is reported.
     await broker.create(journal_spec("a/write-only", flags=2))
     result = await gazctl("journals", "reset-head", "-l", "name=a/write-only")
     assert result.code == 1

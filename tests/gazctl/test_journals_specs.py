@@ -240,7 +240,7 @@ async def test_an_update_keeps_the_suspension_that_it_does_not_mention(
 
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An editor that makes replacements: of each line ``old=>new`` of a file, one line a run."""
+    """Write an editor that makes replacements: of each line ``old=>new`` of a file, one line a run."""
     script = tmp_path / "editor.py"
     script.write_text(
         "import pathlib, sys\n"
@@ -257,7 +257,7 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def editing(script: Path, *steps: str) -> dict[str, str]:
-    """The environment in which ``script`` makes these steps."""
+    """Return the environment in which ``script`` makes these steps."""
     (script.parent / "steps").write_text("\n".join(steps))
     (script.parent / "log").unlink(missing_ok=True)
     words = [sys.executable, script, script.parent / "steps", script.parent / "log"]

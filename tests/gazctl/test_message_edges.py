@@ -31,7 +31,7 @@ MAGIC = bytes.fromhex("66339336")
 def cut(
     draw: st.DrawFn, messages: st.SearchStrategy[list[bytes]]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Messages, and pieces that they were cut into."""
+    """Draw messages, and pieces that they were cut into."""
     drawn = draw(messages)
     whole = b"".join(drawn)
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
@@ -40,7 +40,7 @@ def cut(
 
 
 def edges_found(finder: EdgeFinder, pieces: list[bytes]) -> list[int]:
-    """The ends that a finder told of, as offsets of the whole."""
+    """Return the ends that a finder reports, as offsets of the whole."""
     found, offset = [], 0
     for piece in pieces:
         if length := finder.feed(piece):
@@ -50,7 +50,7 @@ def edges_found(finder: EdgeFinder, pieces: list[bytes]) -> list[int]:
 
 
 def last_ends(messages: list[bytes], pieces: list[bytes]) -> list[int]:
-    """Of each piece in which messages end, the end of the last: the oracle."""
+    """Return, of each piece in which messages end, the end of the last: the oracle."""
     ends, at = [], 0
     for message in messages:
         at += len(message)

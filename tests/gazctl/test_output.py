@@ -1,4 +1,4 @@
-"""Tables for people and for programs, and how progress is told."""
+"""Tables for people and for programs, and how progress is shown."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def start(gazctl: Runner, *argv: str | Path, stdout: int = PIPE) -> Proces
 
 
 async def ended(process: Process) -> tuple[int, str, str]:
-    """The exit code and the rest of what it wrote, when it has ended by itself."""
+    """Return the exit code and the remaining output, when it has ended unasked."""
     assert process.stdout is not None
     assert process.stderr is not None
     out, err = await process.stdout.read(), await process.stderr.read()

@@ -1,4 +1,4 @@
-"""Which fragments of recovery logs nobody needs: rules, and an oracle that thinks in bytes."""
+"""Which fragments of recovery logs are not needed: rules, and an oracle that thinks in bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def segment(author: int, seqs: tuple[int, int], offsets: tuple[int, int], log: s
 
 
 def hints(*segments: Segment, log: str = LOG) -> FSMHints:
-    """Hints with one live file that spans all of the segments."""
+    """Return hints with one live file that spans all of the segments."""
     return FSMHints(log, (FnodeSegments(segments[0].first_seq_no, segments),) if segments else ())
 
 
@@ -112,7 +112,7 @@ def test_a_log_is_left_alone_until_all_slots_have_hints(slots: ShardHints, reaso
 
 
 def test_hints_that_need_what_the_log_does_not_have_are_an_error() -> None:
-    """Of a log that was deleted and made anew, or of a listing that is not complete."""
+    """Of a log that was deleted and made again, or of a listing that is not complete."""
     needs = Needs()
     needs.add_hints(hints(segment(1, (3, 4), (110, 120)), segment(1, (9, 9), (500, 510))))
     with pytest.raises(Corrupt, match="end before what hints need"):
@@ -134,7 +134,7 @@ def test_all_logs_that_hints_name_are_known() -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Segment]:
-    """Segments of one author's history, in order, some with ends that are not known at the end."""
+    """Draw segments of one author's history, in order, some with ends that are not known at the end."""
     count = draw(st.integers(1, 5))
     segments, seq, offset = [], 1, 0
     for index in range(count):

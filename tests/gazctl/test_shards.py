@@ -79,7 +79,7 @@ async def test_shards_are_listed_with_their_status_lag_and_errors(
         head = await append(broker, frame("two"), journal="b/source")
         assert head > 0
 
-        # Case: a table; what failed is told of in full, with what to do.
+        # Case: a table; what failed is shown in full, with what to do.
         result = await gazctl.ok("shards", "list", "-pr", "--rf", "-L", "team")
         lines = result.out.splitlines()
         process = "local#consumer-one"
@@ -98,7 +98,7 @@ async def test_shards_are_listed_with_their_status_lag_and_errors(
         assert "the word is poison" in result.out
         assert "gazctl shards unassign --failed" in result.out
 
-        # Case: the lag, where somebody can tell.
+        # Case: the lag, where a member can tell.
         result = await gazctl.ok("shards", "list", "--lag", "-l", "id in (shard-fails, shard-off)")
         assert [row[:3] for row in result.rows[:2]] == [
             ["shard-fails", "FAILED", "?"],
@@ -173,7 +173,7 @@ async def test_specifications_are_applied_if_their_journals_are_as_needed(
         journal_spec("a/source"), journal_spec(f"{LOGS}/shard-one"), log_spec("shard-two")
     )
 
-    # Case: everything that is wrong is told, and nothing is applied.
+    # Case: everything that is wrong is reported, and nothing is applied.
     result = await gazctl(
         *apply,
         stdin=SHARDS.replace("a/source}]\n- id: shard-two", "a/none}]\n- id: shard-two").encode(),
@@ -185,7 +185,7 @@ async def test_specifications_are_applied_if_their_journals_are_as_needed(
     assert "--verify=false" in result.err
     assert (await consumer.shards.list_shards()).shards == ()
 
-    # Case: a dry run checks as well; unless it is told not to.
+    # Case: a dry run checks as well, unless a flag forbids it.
     assert (await gazctl(*apply, "--dry-run", stdin=SHARDS.encode())).code == 2
     dry = await gazctl.ok(*apply, "--dry-run", "--verify=false", stdin=SHARDS.encode())
     request = text_format.Parse(dry.out, consumer_pb2.ApplyRequest())
@@ -202,7 +202,7 @@ async def test_specifications_are_applied_if_their_journals_are_as_needed(
         assert (await broker.client.get_journal(name)).spec == spec
     assert "2 put" in (await gazctl.ok(*apply, stdin=SHARDS.encode())).err
 
-    # Case: they exist now; who is where is told.
+    # Case: they exist now; the table says which member has which.
     result = await gazctl(*apply, stdin=SHARDS.encode())
     assert result.code == 1
     assert "shard-two is at revision" in result.err
@@ -277,7 +277,7 @@ async def words(
 
 
 def counts(directory: Path) -> list[tuple[str, int]]:
-    """What stock SQLite finds."""
+    """Return what stock SQLite finds."""
     connection = sqlite3.connect(directory / "primary.db")
     try:
         return connection.execute("SELECT word, n FROM counts ORDER BY word").fetchall()
@@ -377,7 +377,7 @@ class Logs:
         self.broker, self.consumer = broker, consumer
 
     async def create(self, shard_id: str, *, hint_backups: int = 1, **fields: Any) -> None:
-        """A shard whose log has ten fragments of 100 bytes."""
+        """Create a shard whose log has ten fragments of 100 bytes."""
         for begin in range(0, 1000, 100):
             content = f"{shard_id} {begin}".encode().ljust(100)
             store(self.broker, f"{LOGS}/{shard_id}", content, begin=begin, mod_time=DAY_AGO)
@@ -395,7 +395,7 @@ class Logs:
         await self.consumer.etcd.put(key, hints.to_json())
 
     def begins(self, shard_id: str) -> list[int]:
-        """Where the fragments begin that a log still has."""
+        """Return the begins of the fragments that a log still has."""
         names = [Path(path) for path in stored(self.broker)]
         log = Path(LOGS, shard_id)
         return sorted(int(path.name[:16], 16) for path in names if path.parent == log)
@@ -439,7 +439,7 @@ async def test_fragments_that_no_shard_needs_are_pruned(gazctl: Runner, logs: Lo
     assert logs.begins("shard-one") == [200, 400, 600, 700, 800, 900]
     assert logs.begins("shard-fork") == list(range(0, 1000, 100))
 
-    # Case: logs whose shards lack hints are left alone, and that is told.
+    # Case: logs whose shards lack hints are left alone, and that is reported.
     result = await gazctl.ok("shards", "prune", "-l", "id")
     assert "skipped: shard shard-new has no hints yet in slot backup 0" in result.out
     assert "skipped: shard shard-empty has hints without files in slot backup 0" in result.out

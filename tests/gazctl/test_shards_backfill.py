@@ -70,11 +70,11 @@ async def scene(start: Any) -> Scene:
 
 
 async def test_from_a_dry_run_to_a_run_that_is_done_already(scene: Scene) -> None:
-    told = await scene("--dry-run")
-    assert told.code == 0
-    assert "nothing was changed" in told.err
+    dry_run = await scene("--dry-run")
+    assert dry_run.code == 0
+    assert "nothing was changed" in dry_run.err
     assert scene.has_changed_nothing()
-    # Case: of nothing there is nothing to be told.
+    # Case: of nothing, nothing is reported.
     for flag in ("--list", "--gc"):
         none = await scene.gazctl("shards", "backfill", flag, f"--staging={scene.cluster.staging}")
         assert none.code == 1
@@ -118,10 +118,12 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
     assert "no shard matches" in unknown.err
     assert "--run-id" not in unknown.err, "there is nothing to resume"
     await scene.cluster.enable(SHARD)
-    told = await scene("--dry-run")
-    assert told.code == 0
-    assert "would be refused now: 1 of 1 shards are live: shard-one: it is not disabled" in told.err
-    assert "would be refused now: the shard has a state already" in told.err
+    dry_run = await scene("--dry-run")
+    assert dry_run.code == 0
+    assert (
+        "would be refused now: 1 of 1 shards are live: shard-one: it is not disabled" in dry_run.err
+    )
+    assert "would be refused now: the shard has a state already" in dry_run.err
     enabled = await scene()
     assert enabled.code == 1
     assert "it is not disabled" in enabled.err
@@ -130,7 +132,7 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
 
 
 @pytest.mark.parametrize(
-    ("offsets", "told"),
+    ("offsets", "reason"),
     [
         ('{"words/other": 5}', "offsets are given for journals that are not read: words/other"),
         (f'{{"{JOURNAL}": -1}}', "negative"),
@@ -140,15 +142,15 @@ async def test_shards_that_are_not_there_or_may_run_are_refused(scene: Scene) ->
         (f'{{"{JOURNAL}": 1000000}}', f"--offsets: the end of {JOURNAL} is beyond its known bytes"),
     ],
 )
-async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, told: str) -> None:
+async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, reason: str) -> None:
     found = await scene(f"--offsets={offsets}", "--dry-run")
     assert found.code in (1, 2)
-    assert told in found.err
+    assert reason in found.err
     assert scene.has_changed_nothing()
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reason"),
     [
         (["--until=2100-01-01"], "--until: the time is in the future (2100-01-01)"),
         (["--until=1h", "--offsets={}"], "--until and --offsets exclude each other"),
@@ -160,10 +162,12 @@ async def test_offsets_that_cannot_be_are_refused(scene: Scene, offsets: str, to
         (["--scratch-dir=/no/such"], "--scratch-dir: cannot make a temporary directory"),
     ],
 )
-async def test_flags_that_cannot_be_are_refused(scene: Scene, flags: list[str], told: str) -> None:
+async def test_flags_that_cannot_be_are_refused(
+    scene: Scene, flags: list[str], reason: str
+) -> None:
     found = await scene(*flags)
     assert found.code == 2
-    assert told in found.err
+    assert reason in found.err
 
 
 def test_a_class_that_is_not_there_is_told_with_those_that_are() -> None:
@@ -183,7 +187,7 @@ async def test_a_history_ends_at_given_offsets(scene: Scene, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "reason"),
     [
         ((APP, "-l", "id=a"), "a staging area is required"),
         (("-l", "id=a", "--staging=/s"), "expected one backfill"),
@@ -201,10 +205,10 @@ async def test_a_history_ends_at_given_offsets(scene: Scene, tmp_path: Path) -> 
         (("--gc", "--list", "--staging=/s"), "exclude each other"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(argv: tuple[str, ...], told: str) -> None:
+def test_flags_that_make_no_sense_are_refused(argv: tuple[str, ...], reason: str) -> None:
     result = offline("shards", "backfill", *argv)
     assert result.code == 2, result
-    assert told in result.err
+    assert reason in result.err
 
 
 async def test_a_staging_area_or_a_run_that_cannot_be_is_refused(scene: Scene) -> None:

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS archive.word (w TEXT PRIMARY KEY, n INTEGER);
 
 @pytest.fixture
 def recovered(tmp_path: Path) -> Path:
-    """What the original's player makes of a store with two databases."""
+    """Return what the original's player makes of a store with two databases."""
     log = MemoryLog()
     recorder = take_over(log, tmp_path / "owner", random.Random(1))
     store = SQLiteStore(recorder, SCHEMA, databases=["archive"], page_size=1024)

@@ -35,7 +35,7 @@ async def test_everything_that_can_be_had_is_in_it(
     broker: BrokerFixture, consumer: ConsumerFixture, gazctl: Runner, tmp_path: Path
 ) -> None:
     await broker.create(journal_spec(JOURNAL))
-    await broker.client.append(AppendParams(JOURNAL), b"content that is nobody's business")
+    await broker.client.append(AppendParams(JOURNAL), b"content that is a secret text")
     log = tmp_path / "broker.log"
     log.write_text(f"first line\nGET Authorization: Bearer {TOKEN}\nlast line\n")
     target = tmp_path / "bundle.tar.gz"
@@ -59,7 +59,7 @@ async def test_everything_that_can_be_had_is_in_it(
     assert found["logs/broker.log"] == f"GET Authorization: {REDACTED}\nlast line\n"
     everything = "".join(found.values())
     assert TOKEN not in everything
-    assert "nobody's business" not in everything
+    assert "a secret text" not in everything
     manifest = json.loads(found["manifest.json"])
     assert manifest["parts"]["journals.json"] == "ok"
     assert target.stat().st_mode & 0o777 == 0o600
@@ -67,10 +67,10 @@ async def test_everything_that_can_be_had_is_in_it(
 
 async def test_parts_that_are_not_there_are_named(gazctl_alone: Runner, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
-    nobody = "http://127.0.0.1:1"
+    unreachable = "http://127.0.0.1:1"
     result = await gazctl_alone.ok(
         "support-bundle",
-        *("-o", target, "--broker.address", nobody, "--consumer.address", nobody),
+        *("-o", target, "--broker.address", unreachable, "--consumer.address", unreachable),
         *("--timeout", "5s", tmp_path / "no-such.log"),
     )
     parts = json.loads(contents(target)["manifest.json"])["parts"]

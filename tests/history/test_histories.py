@@ -96,8 +96,11 @@ class History:
         return found
 
     def committed_at_once(self, folded: Folded) -> tuple[list[int], int]:
-        """The same by one pass over each run that repeats nothing, and what is decided behind it; and how
-        many runs those are."""
+        """Return the committed messages by one pass over each run without
+        repetitions, and a decision behind it.
+
+        Return the number of those runs, too.
+        """
         found: list[int] = []
         fresh = [run for run in folded.runs if run.fresh]
         for run in fresh:
@@ -115,7 +118,7 @@ class History:
 def sequenced(
     envelopes: list[Envelope], source: SourceCheckpoint | None, begin: int, end: int
 ) -> tuple[list[Envelope], SourceCheckpoint]:
-    """What a sequencer makes of the messages within a range of offsets."""
+    """Return what a sequencer makes of the messages within a range of offsets."""
     sources = {} if source is None else {JOURNAL: source}
     sequencer: Sequencer[int] = Sequencer(sources, 4)
     delivered: list[Envelope] = []
@@ -140,7 +143,7 @@ any_item = st.builds(
 
 
 def published(rng: random.Random) -> list[Item]:
-    """As publishers write: transactions, retried appends, rollbacks, successors of the dead."""
+    """Draw what publishers write: transactions, retried appends, rollbacks, successors of the dead."""
     items: list[list[Item]] = []
     for producer in range(rng.randint(1, 3)):
         clock, acked, batches = rng.randint(1, 50), 0, []
@@ -277,7 +280,7 @@ def test_runs_that_repeat_nothing_are_known_to():
     assert (len(folded.runs), fresh) == (6, 5)
     assert found == [begins[at] for at in (0, 1, 2, 3, 5, 6, 7)]
 
-    # Repetitions of what was before the run, and of its own: the second one is nobody's business.
+    # Repetitions of what was before the run, and of its own: the second one does not matter.
     repeated = History(envelopes_of([*items[:5], items[0], Item(0, 9, 0), Item(0, 9, 0)]), 9)
     pieces = [Piece(e.begin, e.end) for e in repeated.envelopes]
     folded = repeated.folded(snapshot_of(pieces, 0, repeated.envelopes[-1].end, None), 1)

@@ -37,7 +37,7 @@ UUID = uuid_text(build_uuid(bytes([1, 0, 0, 0, 0, 0xAB]), 0x1EE_1234_5678_9ABC, 
 
 
 def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
-    """What one pass finds, if it does not decline."""
+    """Return what one pass finds, if it does not decline."""
     decoder = ColumnDecoder(JOURNAL, MessageFormat(uuid_field=uuid_field), scannable(SCHEMA))
     decoded = decoder._scan(decoder._scanner, buffer, 1000) if decoder._scanner else None
     if decoded is None or decoded.fields is None:
@@ -48,7 +48,7 @@ def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
 
 
 def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
-    """The same by the framing, and each message by itself. Raise what these do."""
+    """Return the same by the framing, message by message. Raise what these do."""
     shape = MessageFormat(uuid_field=uuid_field)
     decoder = ColumnDecoder(JOURNAL, shape)
     columns, consumed, _ = decoder._decode_framed(decoder._framing, buffer, 1000)
@@ -64,7 +64,7 @@ def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
 
 
 def assert_equal(one: pa.Array, other: pa.Array) -> None:
-    """Values and nulls; a negative zero is not a zero."""
+    """Compare values and nulls; a negative zero is not a zero."""
     assert one.type == other.type
     ones, others = one.to_pylist(), other.to_pylist()
     assert ones == others
@@ -122,7 +122,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " :\r ")])
 
 @st.composite
 def lines(draw) -> bytes:
-    """Lines as publishers write them, in any order of keys; some of them with what does not fit."""
+    """Draw lines as publishers write them, in any order of keys; some of them with what does not fit."""
     found = []
     for _ in range(draw(st.integers(1, 5))):
         names = draw(st.lists(st.sampled_from(sorted(fitting)), unique=True))
@@ -188,7 +188,7 @@ def test_damaged_bytes_are_declined_or_read_alike(buffer, edits):
     ],
 )
 def test_accepted(line):
-    """Each by itself, and behind a line of other keys."""
+    """Each alone, and behind a line of other keys."""
     line = line.replace("%s", UUID) + "\n"
     assert_same(line.encode())
     first = f'{{"uuid":"{UUID}","text":"x","other":2}}\n'

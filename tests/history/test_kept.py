@@ -41,7 +41,7 @@ def producer(number: int) -> bytes:
 
 
 def random_fragments(seed: int) -> list[bytes]:
-    """Producers in turn: transactions over several fragments, rollbacks, repetitions, an open end."""
+    """Draw producers in turn: transactions over several fragments, rollbacks, repetitions, an open end."""
     rng = random.Random(seed)
     clocks = [0, 0, 0]
     acked = [0, 0, 0]
@@ -49,16 +49,16 @@ def random_fragments(seed: int) -> list[bytes]:
     for _ in range(rng.randint(2, 8)):
         lines: list[bytes] = []
         for _ in range(rng.randint(1, 12)):
-            who = rng.randrange(3)
-            clocks[who] += 1
+            author = rng.randrange(3)
+            clocks[author] += 1
             kind = rng.choice([OUTSIDE_TXN, CONTINUE_TXN, CONTINUE_TXN, ACK_TXN, ACK_TXN])
-            clock = clocks[who]
+            clock = clocks[author]
             if kind == ACK_TXN and rng.random() < 0.2:
-                clock = clocks[who] = max(1, acked[who])  # It rolls back.
+                clock = clocks[author] = max(1, acked[author])  # It rolls back.
             if kind != CONTINUE_TXN:
-                acked[who] = clock
+                acked[author] = clock
             words = {} if kind == ACK_TXN else {"word": rng.choice("abc"), "n": rng.randint(1, 9)}
-            lines.append(json_line(words, build_uuid(producer(who), clock, kind)))
+            lines.append(json_line(words, build_uuid(producer(author), clock, kind)))
             if rng.random() < 0.1:
                 lines += lines[-rng.randint(1, len(lines)) :]
         if fragments and rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""Histories in a bucket, read without brokers: what is there, and how errors of the bucket are told."""
+"""Histories in a bucket, read without brokers: what is there, and how errors of the bucket are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Bucket:
         self.paths = [fragment.content_path() for fragment in fragments]
 
     def rows(self, store: str = "", **options: str) -> list[dict[str, Any]]:
-        """As ``format("gazette")`` reads them with such options."""
+        """Return rows as ``format("gazette")`` reads them with such options."""
         given = {"store": store or self.url, "journal": JOURNAL, "run_bytes": "1", **options}
         parsed = ReadOptions.parse(given)
         format = row_format(parsed, table_schema(parsed)[0], "json")
@@ -78,7 +78,7 @@ def test_rows_are_those_of_a_directory(bucket: Bucket, s3_proxy: FaultProxy) -> 
 
 
 def test_errors_of_the_bucket_are_told(bucket: Bucket, s3_proxy: FaultProxy) -> None:
-    # Case: the fields are given, so that the first one who asks is the listing.
+    # Case: the fields are given, so that the first request is the listing.
     s3_proxy.fail("GET", "list-type", status=403, code="AccessDenied", times=99)
     with pytest.raises(NotAllowed, match="AccessDenied") as raised:
         bucket.rows(fields="word string")
@@ -95,7 +95,7 @@ def test_errors_of_the_bucket_are_told(bucket: Bucket, s3_proxy: FaultProxy) -> 
         bucket.rows(fields="word string")
     s3_proxy.heal()
 
-    # Case: there is no such bucket, or nobody answers.
+    # Case: there is no such bucket, or no server answers.
     with pytest.raises(NotAllowed, match="NoSuchBucket"):
         bucket.rows(bucket.url.replace("the-bucket", "another-bucket"), fields="word string")
     s3_proxy.fail("GET", "list-type", status=503, code="SlowDown", times=99)

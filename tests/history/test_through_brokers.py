@@ -35,7 +35,7 @@ def line(clock: int, flags: int, **fields: object) -> bytes:
 
 
 def read(access: Access, selection: Selection) -> tuple[list[str], list[bool]]:
-    """What has committed; and for each piece whether it is stored."""
+    """Return what has committed; and for each piece whether it is stored."""
     with access.open() as opened:
         snapshot = take_snapshot(opened, selection)
         folded = fold_locally(access, snapshot)

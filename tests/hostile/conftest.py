@@ -95,7 +95,7 @@ class _Lines(logging.Handler):
 
 @pytest.fixture
 def log_lines() -> Iterator[Callable[[], list[str]]]:
-    """Lines that were logged so far. Fails the test in the end if one of them has a traceback."""
+    """Yield the lines that were logged so far. Fail the test in the end if one of them has a traceback."""
     handler = _Lines()
     root = logging.getLogger()
     level = root.level

@@ -46,7 +46,7 @@ LOG_LINES_MAX: Final = 20
 
 
 async def ask(channel: Any, path: str, messages: list[bytes], token: str) -> tuple[str, str]:
-    """The code and the text that a call of raw messages ends with.
+    """Return the code and the text that a call of raw messages ends with.
 
     A server that ends a call while a message is being written may lose its code on gRPC's way back.
     """
@@ -83,7 +83,7 @@ async def attack(
 
 
 def seeds(calls: Any, opening: list[Any]) -> dict[str, list[bytes]]:
-    """The messages of a valid call, by the name of the RPC."""
+    """Return the messages of a valid call, by the name of the RPC."""
     found: dict[str, list[bytes]] = {}
     for name, row in calls.items():
         made = opening if name == "Replicate" else row.request()

@@ -33,7 +33,7 @@ JSON_TYPE: Final = {"Content-Type": "application/json"}
 
 
 def requests(path: str) -> Iterator[str]:
-    """Requests that are wrong somewhere. ``{auth}`` is where a token may be."""
+    """Draw requests that are wrong somewhere. ``{auth}`` is where a token may be."""
     for header in (
         f"Range: bytes={DIGITS}-",
         f"Range: bytes=-{DIGITS}",
@@ -139,7 +139,7 @@ def addressed(url: str) -> tuple[str, int]:
 
 
 async def ask(url: str, request: bytes) -> int:
-    """The code of the answer; 0 if the connection was closed without one."""
+    """Return the code of the answer; 0 if the connection was closed without one."""
     reader, writer = await asyncio.open_connection(*addressed(url))
     try:
         writer.write(request)

@@ -22,7 +22,7 @@ __all__ = ["certificates"]
 
 @pytest.fixture(scope="module")
 def strangers(certificates: Path) -> dict[str, tuple[str, str]]:
-    """Certificates that must not suffice: of another CA, self-signed, and expired."""
+    """Make certificates that must not suffice: of another CA, self-signed, and expired."""
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     self_signed = (
         "req",
@@ -52,7 +52,7 @@ def strangers(certificates: Path) -> dict[str, tuple[str, str]]:
 
 
 async def answer(port: int, context: ssl.SSLContext | None, request: bytes) -> bytes:
-    """What a server answers; empty if it refuses the connection."""
+    """Return what a server answers; empty if it refuses the connection."""
     try:
         async with asyncio.timeout(20):
             name = "127.0.0.1" if context else None

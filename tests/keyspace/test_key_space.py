@@ -373,7 +373,7 @@ async def test_a_bad_value_keeps_the_good_one_and_is_logged(
         assert contents(ks) == {"/a": 1}
         assert f"unexpected at {ROOT}/a: does not decode" in caplog.text
         scope.cancel()
-    # Case: who starts now never knew the good one.
+    # Case: a process that starts now never knew the good one.
     assert contents(await mirrored(etcd)) == {}
 
 
@@ -420,7 +420,7 @@ async def test_it_loads_anew_when_compaction_outran_it(tmp_path):
 
 
 async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_path):
-    """A peer waits for the revision that it is told. Nothing but changes under the root gets it there."""
+    """A peer waits for the revision that a caller names. Nothing but changes under the root gets it there."""
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))
         async with (

@@ -32,7 +32,7 @@ class Word(Message):
 
 
 def written(content_type, count=30):
-    """Bytes of a journal in which some frames are no messages; and what is in it."""
+    """Draw bytes of a journal in which some frames are no messages; and what is in it."""
     kind = CSVRecord if content_type == CONTENT_CSV else Word
     framing = framing_of(content_type, kind)
     mint = UuidMint(PRODUCER, Clock(clock_at(10**18)))

@@ -222,7 +222,7 @@ async def test_reading_goes_on_behind_bytes_that_are_gone(client, broker, writer
 
 
 class Source:
-    """Bytes, jumps and failures, as told."""
+    """Bytes, jumps and failures, as given."""
 
     def __init__(self, offset, *steps):
         self.offset, self.steps, self.closed = offset, list(steps), False

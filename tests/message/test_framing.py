@@ -27,7 +27,7 @@ class Word(Message):
 
 
 def decode_all(framing, buffer, base=0):
-    """Every message with its place, and the malformed frames between them; and what is left."""
+    """Return every message with its place, and the malformed frames between them; and what is left."""
     found, at = [], 0
     while True:
         try:

@@ -111,7 +111,7 @@ def test_a_clock_never_goes_back():
     clock.update(10**18 - 1000)
     assert clock.value == before
     assert clock.tick() == before + 160
-    # An update clears the sequence bits; one within the same 100 ns is none.
+    # An update clears the sequence bits; a second one within the same 100 ns changes nothing.
     clock = Clock(clock_at(10**18) + 5)
     clock.update(10**18 + 99)
     assert clock.value == clock_at(10**18) + 5

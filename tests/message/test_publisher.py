@@ -330,7 +330,7 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends):
 
 
 def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, appends):
-    """Else the commit might not wait for these messages, since nobody knows yet of their append."""
+    """Else the commit might not wait for these messages, since their append is not known yet."""
     publisher.publish_uncommitted(ONE, Word("a"))
     taken, go_on = threading.Event(), threading.Event()
     appends.on_write = lambda: (taken.set(), go_on.wait(10))

@@ -60,7 +60,7 @@ class Story:
         return wanted
 
     def drain(self):
-        """Clocks that are delivered, and nothing is left after."""
+        """Return the clocks that are delivered, and require that nothing is left after."""
         clocks = []
         while (envelope := self.sequencer.step()) is not None:
             clocks.append(envelope.clock)
@@ -131,7 +131,7 @@ def test_an_acknowledgement_of_before_rolls_back_what_is_pending():
     assert story.ack(6) == "ACK_ROLLBACK"
     assert not story.sequencer.has_pending
     assert story.state() == (6, None)
-    # Case: the same clocks may then begin anew, as in a batch that was appended twice.
+    # Case: the same clocks may then begin again, as in a batch that was appended twice.
     assert story.cont(7) == "CONTINUE_BEGIN_SPAN"
     assert story.ack(9) == "ACK_COMMIT_RING"
     assert story.drain() == [7, 9]
@@ -347,7 +347,7 @@ def test_a_checkpoint_within_a_sequence_resumes_at_the_rest():
     story.sequencer.consumed()
     sources = story.sequencer.checkpoint()
     assert sources[JOURNAL] == SourceCheckpoint(30, {A: ProducerState(7, 30)})
-    # Case: somebody else goes on with the acknowledgement.
+    # Case: another producer goes on with the acknowledgement.
     resumed = Story(sources=sources, offset=30)
     assert resumed.ack(8) == "ACK_COMMIT_REPLAY"
     assert resumed.sequencer.replay_range == (JOURNAL, 30, 30)
@@ -443,7 +443,7 @@ def test_producers_that_are_older_than_the_horizon_are_forgotten():
     assert set(story.sequencer.checkpoint(26 * HOUR_NS)[JOURNAL].producers) == {A, B}
     assert set(story.sequencer.checkpoint(0)[JOURNAL].producers) == {A, B}
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
-    # Case: whoever was forgotten is new.
+    # Case: a forgotten producer is new.
     assert story.outside(now - clock_span(25 * HOUR_NS), B) == "OUTSIDE_COMMIT"
 
 

@@ -75,7 +75,7 @@ class Oracle:
 
 
 def history_of(items: list[Item], journal: str = JOURNAL) -> list[Envelope]:
-    """Envelopes of uneven length, with now and then a gap between them (bytes that were skipped)."""
+    """Return envelopes of uneven length, with now and then a gap between them (bytes that were skipped)."""
     envelopes, offset = [], 0
     for number, item in enumerate(items):
         begin = offset + (7 if number % 5 == 4 else 0)
@@ -106,8 +106,10 @@ any_item = st.builds(
 
 
 def published(rng: random.Random) -> list[Item]:
-    """What real publishers write: clocks ascend, batches are repeated whole and at once by retries,
-    and who dies is acknowledged once more (or less) by his successor."""
+    """Draw what real publishers write: clocks ascend, and retries repeat batches whole and at once.
+
+    A dead publisher is acknowledged once more (or less) by its successor.
+    """
     streams = [_stream(rng, producer) for producer in range(rng.randint(1, 3))]
     items: list[Item] = []
     while streams := [stream for stream in streams if stream]:

@@ -60,7 +60,7 @@ def groups_of(labels: LabelSet) -> dict[str, list[str]]:
 
 
 def matches_by_brute_force(selector: LabelSelector, target: LabelSet) -> bool:
-    """The definition, by enumeration of all pairs of a selector's and a target's labels."""
+    """Apply the definition, by enumeration of all pairs of a selector's and a target's labels."""
 
     def names_matched(side: LabelSet) -> set[str]:
         return {

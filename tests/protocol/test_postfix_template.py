@@ -184,7 +184,7 @@ def test_a_layout_that_cannot_be_part_of_a_path_is_refused_with_the_specificatio
     with pytest.raises(Invalid) as caught:
         spec.validate()
     assert str(caught.value) == "Fragment.PathPostfixTemplate: not a valid token (0001 01)"
-    # Who reads it from etcd keeps the journal.
+    # A broker that reads it from etcd keeps the journal.
     spec.validate_stored()
 
 

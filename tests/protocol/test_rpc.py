@@ -333,7 +333,7 @@ def test_list_responses() -> None:
         rpc.validate_list_response_journal,
         [
             (response().journals[0], ""),
-            # It is of whoever applied it: no reason to refuse what else is listed.
+            # It is the fault of its author: no reason to refuse what else is listed.
             (response(spec=replace(SPEC, replication=0).to_pb()).journals[0], ""),
             (response(mod_revision=0).journals[0], "invalid ModRevision (0; expected > 0)"),
             (

@@ -35,7 +35,7 @@ def children() -> Iterator[str]:
 
 
 def tree() -> Iterator[str]:
-    """As a specification whose fields are known: only what is aliased multiplies."""
+    """Decode as a specification whose fields are known: only what is aliased multiplies."""
     yield "name: a/"
     yield "children:"
     yield "  - &a0 {name: a/b/}"

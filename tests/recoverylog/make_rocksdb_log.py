@@ -112,7 +112,7 @@ def record(directory: Path, trace: Path) -> MemoryLog:
 
 
 def inside(directory: Path, path: bytes) -> str | None:
-    """A path of the database as the log names it; None for any other."""
+    """Return a path of the database as the log names it; None for any other."""
     prefix = os.fsencode(directory) + b"/"
     if not path.startswith(prefix):
         return None

@@ -1,4 +1,4 @@
-"""Histories of a log: whatever its owners did, everybody who plays it back gets the same files.
+"""Histories of a log: whatever its owners did, every play-back of it gives the same files.
 
 The oracle is a model of a directory. Owners follow each other, older ones go on writing as if nothing
 had happened, appends arrive twice, hints are taken at any moment and used at any later one.
@@ -86,7 +86,7 @@ def tree(directory: Path) -> dict[str, bytes]:
 
 
 def act(model: Model, group: Group, kind: str, path: str, other: str, number: int) -> None:
-    """One file operation, if it is possible, in the model and in the log."""
+    """Perform one file operation, if it is possible, in the model and in the log."""
     free = path not in model.properties
     exists = path in model.links
     if kind == "create" and free:
@@ -155,14 +155,14 @@ class History:
                 self.hints.append(self.owner.build_hints())
             case "take over":
                 self.zombies.append(self.owner)
-                # What nobody would do: an owner whose hints are as old as they may be.
+                # What no member would do: an owner whose hints are as old as they may be.
                 hints = self.hints[number % len(self.hints)]
                 self.owner = take_over(self.log, self.directory, self.rng, hints=hints)
                 assert tree(self.directory) == self.model.tree()
                 # A player knows offsets exactly, and stores hints as well.
                 self.hints.append(self.owner.fsm.build_hints(LOG))
             case "zombie" if self.zombies:
-                # Its registers are gone, so the log takes what it sends. Nobody reads it.
+                # Its registers are gone, so the log takes what it sends. No player reads it.
                 zombie = self.zombies[number % len(self.zombies)]
                 with zombie.group() as group:
                     group.write(group.create("/zombie"), 0, b"of the past")
@@ -202,7 +202,7 @@ def test_every_hint_gives_the_same_files(
 
 
 def without_what_is_not_needed(data: bytes, hints: FSMHints) -> bytes:
-    """The log with zeros in place of all bytes before and between the hinted segments."""
+    """Return the log with zeros in place of all bytes before and between the hinted segments."""
     segments = fold_hinted_segments((node.segments for node in hints.live_nodes), LOG)
     pruned = bytearray(data)
     end = 0

@@ -66,7 +66,7 @@ def test_fences(author: int, value: str) -> None:
 
 @pytest.mark.parametrize("author", [0, -1, 1 << 32])
 def test_what_is_no_author_has_no_fence(author: int) -> None:
-    """Author 0 means that nobody takes the log over."""
+    """Author 0 means that no owner takes the log over."""
     with pytest.raises(Corrupt):
         fence_value(author)
 

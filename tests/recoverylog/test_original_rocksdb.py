@@ -25,7 +25,7 @@ DELETED = {b"key %03d" % number for number in range(100, 110)}
 
 
 def expected(generation: int) -> dict[bytes, bytes]:
-    """What the work of `make_rocksdb_log` leaves."""
+    """Return what the work of `make_rocksdb_log` leaves."""
     state: dict[bytes, bytes] = {}
     for one in range(generation + 1):
         for number in range(300):

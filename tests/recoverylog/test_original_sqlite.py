@@ -24,7 +24,7 @@ CREATE INDEX IF NOT EXISTS word_n ON word (n);
 
 
 def recorded(log: MemoryLog, directory: Path, mode: Any) -> list[tuple[Any, ...]]:
-    """Two owners' work of every kind; the rows that it leaves."""
+    """Record two owners' work of every kind. Return the rows that it leaves."""
     rng = random.Random(mode)
     for owner in range(2):
         store = SQLiteStore(take_over(log, directory / f"{mode}-{owner}", rng), SCHEMA, mode=mode)

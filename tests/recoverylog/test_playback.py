@@ -61,7 +61,7 @@ class Writer:
 
 
 def played(playback: Playback, data: bytes, rng: random.Random | None = None) -> list[Any]:
-    """What to do, with neighbouring pieces of one write put together."""
+    """Return the actions, with neighbouring pieces of one write put together."""
     actions: list[Any] = []
     at = 0
     while at < len(data):
@@ -186,7 +186,7 @@ def test_many_small_writes_are_decoded_in_linear_time() -> None:
 )
 @pytest.mark.parametrize("author", [7, 8])
 def test_the_next_operation_must_apply(action: Action, reason: str, author: int) -> None:
-    """Number and checksum say that it belongs to this history, whoever wrote it."""
+    """Number and checksum say that it belongs to this history, whichever owner wrote it."""
     writer = Writer()
     writer.op(Create("/a"))
     writer.op(SetProperty("/IDENTITY", "x"))

@@ -70,7 +70,7 @@ class World:
         return await self.recorder(await player.play())
 
     async def files(self, hints: FSMHints | None = None) -> dict[str, bytes]:
-        """What somebody finds who only looks."""
+        """Return what a reader finds that changes nothing."""
         player = self.player(hints)
         player.finish()
         state = await player.play()
@@ -149,7 +149,7 @@ async def test_an_old_owner_is_fenced_promptly(world: World) -> None:
 
 
 async def test_the_end_is_the_write_head(world: World) -> None:
-    """Who ends a play-back gets all that was in the log when he asked, also of a tail that lags."""
+    """The end of a play-back includes all that was in the log at the request, also of a tail that lags."""
     first = await world.owner(11)
     world.pool = BlockingPool("slow disk", 1)
     player = world.player()
@@ -168,7 +168,7 @@ async def test_the_end_is_the_write_head(world: World) -> None:
 
 
 class LosingClient:
-    """A client that lets somebody else append right before some appends of its own."""
+    """A client that lets another one append right before some appends of its own."""
 
     def __init__(self, client: Client, before_append: Any) -> None:
         self._client = client
@@ -213,7 +213,7 @@ async def test_a_lost_race_is_run_again(world: World) -> None:
 
 
 async def test_each_try_of_a_hand_off_asks_whether_it_may(world: World) -> None:
-    """Who may not any more ends, and has not fenced the log again."""
+    """A player that may not any more ends, and has not fenced the log again."""
     first = await world.owner(11)
     await put(first, "/a", b"one")
     asked: list[int] = []
@@ -222,12 +222,12 @@ async def test_each_try_of_a_hand_off_asks_whether_it_may(world: World) -> None:
     async def permit() -> None:
         asked.append(len(race.contents))
         if len(asked) == 2:
-            raise Closed("assigned to somebody else")
+            raise Closed("assigned to another member")
 
     player = world.player()
     player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
     player.hand_off(22, permit=permit)
-    with pytest.raises(Closed, match="somebody else"):
+    with pytest.raises(Closed, match="another member"):
         await player.play()
     assert asked == [0, 1]
     assert len(race.contents) == 1
@@ -237,7 +237,7 @@ async def test_each_try_of_a_hand_off_asks_whether_it_may(world: World) -> None:
     player.hand_off(44, permit=permit)
     asked.append(0)
     del asked[1:]
-    with pytest.raises(Closed, match="somebody else"):
+    with pytest.raises(Closed, match="another member"):
         await player.play()
     await put(owner, "/b", b"two")
 
@@ -382,7 +382,7 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
             await world.files(old)
         with pytest.raises(PrunedLog, match="has no hints"):
             await world.files()
-        # Whoever has several hints goes through them. What was asked of it before is still done.
+        # A player with several hints goes through them. What was asked of it before is still done.
         player = world.player(old, older_hints=[FSMHints(LOG), hints])
         player.hand_off(33)
         state = await player.play()
@@ -475,7 +475,7 @@ async def test_a_log_that_ends_within_an_operation_is_an_error(world: World) -> 
 
 
 async def test_a_hand_off_that_is_swallowed_is_an_error(world: World) -> None:
-    """By the rest of an operation that somebody began right before it."""
+    """By the rest of an operation that another owner began right before it."""
     first = await world.owner(11)
     await put(first, "/a", b"one")
     frame, _ = encode_op(RecordedOp(1, 0, 99, Create("/x" * 100)))
@@ -507,14 +507,14 @@ async def test_a_log_that_stalls_is_an_error(world: World) -> None:
     hints = await asyncio.to_thread(first.build_hints)
 
     class DeafClient:
-        """Knows the head, and has nobody to read from."""
+        """Knows the head, and has no broker to read from."""
 
         def __init__(self, client: Client) -> None:
             self._client = client
 
         def __getattr__(self, name: str) -> Any:
             if name == "byte_path":
-                raise Unavailable("nobody serves this journal")
+                raise Unavailable("no broker serves this journal")
             return getattr(self._client, name)
 
     player = world.player(hints, stall_timeout_s=0.05)
@@ -546,7 +546,7 @@ async def test_cancelling_leaves_neither_files_nor_descriptors(world: World) -> 
 
 
 def open_below(prefix: Path) -> list[str]:
-    """Files of our process that are open below a path."""
+    """Return files of our process that are open below a path."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

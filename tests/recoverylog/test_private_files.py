@@ -43,14 +43,14 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """The worst that a process may be started with."""
+    """Set the worst umask that a process may be started with."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def exposed(directory: Path) -> list[str]:
-    """What others than the owner may use, of a directory and all below it."""
+    """Return what others than the owner may use, of a directory and all below it."""
     return [
         f"{path} {stat.S_IMODE(path.lstat().st_mode):o}"
         for path in (directory, *sorted(directory.rglob("*")))
@@ -163,7 +163,7 @@ def test_no_store_exposes_what_it_keeps(kind: str, tmp_path: Path) -> None:
 
 
 def test_preparing_keeps_a_directory_and_its_mode(tmp_path: Path) -> None:
-    """It was made anew by the umask, and its lock with it."""
+    """It was made again by the umask, and its lock with it."""
     directory = tmp_path / "files"
     directory.mkdir(0o700)
     inode = directory.stat().st_ino

@@ -85,7 +85,7 @@ class Shard:
         self.own()
 
     def check(self) -> None:
-        """Each of the hints leads to the last commit."""
+        """Check that each of the hints leads to the last commit."""
         expected = self.content()
         for index, hints in enumerate([self.primary, *self.backups]):
             target = self.directory / f"check-{index}"

@@ -129,12 +129,12 @@ def test_offsets_of_hints_are_lower_bounds(tmp_path: Path) -> None:
 
 
 def test_a_failed_append_is_for_good(tmp_path: Path) -> None:
-    """Whoever is fenced records nothing more, and hears why each time."""
+    """A fenced recorder records nothing more, and says why each time."""
     log = BatchingLog()
     recorder = recorder_of(log, tmp_path)
     with recorder.group() as group:
         group.create("/a")
-    log.fail(Fenced("the registers are somebody else's"))
+    log.fail(Fenced("the registers are another owner's"))
     for _ in range(2):
         with pytest.raises(Fenced), recorder.group():
             pass
@@ -149,7 +149,7 @@ def test_a_failed_append_is_for_good(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_append_is_a_failed_one(tmp_path: Path) -> None:
-    """Metrics go on to show the horizon, and the recorder is broken: what is in the log nobody knows."""
+    """Metrics go on to show the horizon, and the recorder is broken: what is in the log is unknown."""
     log = BatchingLog()
     recorder = recorder_of(log, tmp_path)
     with recorder.group() as group:

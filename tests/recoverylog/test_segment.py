@@ -37,15 +37,15 @@ def seg(
 
 
 def exact(author: int, first: int, last: int) -> Segment:
-    """Of a history in which operation n stands at [10 n, 10 n + 10)."""
+    """Return a segment of a history in which operation n stands at [10 n, 10 n + 10)."""
     return seg(author, first, last, end=last * 10 + 10)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[int], list[Segment]]:
-    """The author of each operation of a history, and segments cut from it at random.
+    """Draw the author of each operation of a history, and segments cut from it at random.
 
-    The last author wrote his segments himself and knows no ends.
+    The last author wrote its segments without help, and knows no ends.
     """
     runs = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     authors = [author for author, length in enumerate(runs, 1) for _ in range(length)]

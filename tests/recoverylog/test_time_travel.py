@@ -129,7 +129,7 @@ class Recorded:
     def check(
         self, directory: Path, moment: Moment, number: int, hints: Sequence[FSMHints] = ()
     ) -> None:
-        """The moment gives the state of commit ``number`` (from 1)."""
+        """Check that the moment gives the state of commit ``number`` (from 1)."""
         source = MemoryLogs(self.log)
         with open_at(source, hints or self.hints, directory, moment) as state:
             assert self.kind.words(state) == (self.commits[number - 1][2] if number else {})

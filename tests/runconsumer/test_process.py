@@ -58,7 +58,7 @@ class Nothing(Application[Any]):
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No gazette.ini of somebody else's."""
+    """Change into an empty directory, without a gazette.ini."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["counter"])
 
@@ -209,8 +209,8 @@ def test_threads_that_do_not_end_are_named() -> None:
 
 
 async def test_a_stop_while_etcd_is_away_ends_at_once() -> None:
-    with bind_tcp("127.0.0.1", 0) as nobody:
-        port = nobody.getsockname()[1]
+    with bind_tcp("127.0.0.1", 0) as unused:
+        port = unused.getsockname()[1]
     loaded = process.schema(Nothing(), "counter").load(
         [f"--etcd.address=http://127.0.0.1:{port}", "--consumer.bind-host=127.0.0.1"], {}
     )
@@ -260,7 +260,7 @@ Launch = Callable[..., Any]
 async def launch(
     etcd: Etcd, etcd_server: EtcdServer, tmp_path: Path
 ) -> AsyncIterator[tuple[BrokerFixture, Launch]]:
-    """A broker, and a function that starts processes of the application."""
+    """Yield a broker, and a function that starts processes of the application."""
     program = tmp_path / "counter.py"
     program.write_text(APPLICATION)
     children: list[asyncio.subprocess.Process] = []
@@ -296,7 +296,7 @@ async def launch(
 
 
 async def endpoint(etcd: Etcd) -> str:
-    """What the only member advertises, once there is one."""
+    """Return what the only member advertises, once a member has joined."""
     await members(etcd, 1)
     (kv,) = (await etcd.range("/gazette/consumers/counter/members/")).kvs
     return ConsumerSpec.from_pb(consumer_pb2.ConsumerSpec.FromString(kv.value)).endpoint

@@ -36,7 +36,7 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def compactable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A real etcd of this module, since these tests compact and the shared one is not to be."""
+    """Run a real etcd of this module, since these tests compact and the shared one is not to be."""
     with etcd_for_tests(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 

@@ -8,8 +8,8 @@ from tools.simulation.history import Append, Assigned, Fault, History, Jump, Lif
 J = "a/journal"
 
 
-class Told:
-    """A history of one journal, told step by step."""
+class Story:
+    """A history of one journal, built step by step."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -36,211 +36,211 @@ class Told:
 
 
 def test_what_is_right_is_no_violation():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bb", 4)
-    told.append(b"", 6)
-    told.read(b"aaa", 0)
-    told.read(b"abb", 3)
-    told.stored(b"aaaabb", 0)
-    told.history.stopped = True
-    assert told.found() == ""
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bb", 4)
+    story.append(b"", 6)
+    story.read(b"aaa", 0)
+    story.read(b"abb", 3)
+    story.stored(b"aaaabb", 0)
+    story.history.stopped = True
+    assert story.found() == ""
 
 
 def test_overlapping_acknowledgements():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bb", 3)
-    assert "overlap" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bb", 3)
+    assert "overlap" in story.found()
 
 
 def test_other_bytes_in_a_reader():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.read(b"aaxa", 0, final=False)
-    assert "other bytes" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.read(b"aaxa", 0, final=False)
+    assert "other bytes" in story.found()
 
 
 def test_other_bytes_in_a_fragment():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.stored(b"aaxa", 0)
-    assert "fragment path has other bytes" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.stored(b"aaxa", 0)
+    assert "fragment path has other bytes" in story.found()
 
 
 def test_a_reader_without_an_acknowledged_append():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bb", 4)
-    told.read(b"aaaa", 0)
-    assert "does not have append 2" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bb", 4)
+    story.read(b"aaaa", 0)
+    assert "does not have append 2" in story.found()
 
 
 def test_a_reader_that_was_sent_over_an_acknowledged_append():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4))
-    assert "jumped" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4))
+    assert "jumped" in story.found()
 
 
 def test_a_store_without_an_acknowledged_append_after_all_have_left():
-    told = Told()
-    told.append(b"aaaa", 0)
-    assert told.found() == ""
-    told.history.stopped = True
-    assert "the store does not have append 1" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    assert story.found() == ""
+    story.history.stopped = True
+    assert "the store does not have append 1" in story.found()
 
 
 def test_a_refused_append_that_is_there():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bb", None, refused=True)
-    told.read(b"aaaabb", 0)
-    assert "was refused" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bb", None, refused=True)
+    story.read(b"aaaabb", 0)
+    assert "was refused" in story.found()
 
 
 def test_a_failed_append_is_there_as_a_whole_or_not_at_all():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bbb", None)
-    told.read(b"aaaabbb", 0)
-    assert told.found() == ""
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"bbb", None)
-    told.read(b"aaaabb", 0)
-    assert "no whole append" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bbb", None)
+    story.read(b"aaaabbb", 0)
+    assert story.found() == ""
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bbb", None)
+    story.read(b"aaaabb", 0)
+    assert "no whole append" in story.found()
 
 
 def test_an_acknowledgement_of_who_has_lost_its_lease():
-    told = Told()
-    told.append(b"aaaa", 0, time=30.0)
-    told.history.evicted["a"] = 25.0
-    assert "had lost its lease" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0, time=30.0)
+    story.history.evicted["a"] = 25.0
+    assert "had lost its lease" in story.found()
 
 
 def test_registers_that_were_not_as_required():
-    told = Told()
-    told.append(b"aa", 0, tag=1)
-    told.append(b"bb", 2, tag=2, expected_tag=1)
-    assert told.found() == ""
-    told.append(b"cc", 4, tag=3, expected_tag=1)
-    assert "required 1, and the register was 2" in told.found()
+    story = Story()
+    story.append(b"aa", 0, tag=1)
+    story.append(b"bb", 2, tag=2, expected_tag=1)
+    assert story.found() == ""
+    story.append(b"cc", 4, tag=3, expected_tag=1)
+    assert "required 1, and the register was 2" in story.found()
 
 
 def test_the_loss_of_all_replicas_at_once_is_permitted():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.read(b"zz", 0)
-    told.append(b"zz", 0, time=60.0)
-    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
-    assert told.found() == ""
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.read(b"zz", 0)
+    story.append(b"zz", 0, time=60.0)
+    story.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    assert story.found() == ""
 
 
 def test_the_loss_of_all_replicas_is_not_if_it_had_been_stored():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.stored(b"aaaa", 0, time=5.0)
-    told.read(b"zz", 0)
-    told.append(b"zz", 0, time=60.0)
-    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
-    assert "overlap" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.stored(b"aaaa", 0, time=5.0)
+    story.read(b"zz", 0)
+    story.append(b"zz", 0, time=60.0)
+    story.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    assert "overlap" in story.found()
 
 
 def test_nor_if_there_was_time_to_store_it_between_the_deaths():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.history.lost_brokers |= {"a": 10.0, "b": 140.0}
-    told.history.faults += [Fault(10.0, 35.0, "crash"), Fault(140.0, 165.0, "crash")]
-    told.read(b"zz", 0)
-    told.append(b"zz", 0, time=160.0)
-    assert "overlap" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.history.lost_brokers |= {"a": 10.0, "b": 140.0}
+    story.history.faults += [Fault(10.0, 35.0, "crash"), Fault(140.0, 165.0, "crash")]
+    story.read(b"zz", 0)
+    story.append(b"zz", 0, time=160.0)
+    assert "overlap" in story.found()
 
 
 def test_an_upload_that_hides_later_appends():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.stored(b"zzzz", 0)
-    assert "other bytes" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.stored(b"zzzz", 0)
+    assert "other bytes" in story.found()
 
 
 def test_bytes_of_another_life_are_not_compared():
-    told = Told()
-    life = told.history.lives[0]
+    story = Story()
+    life = story.history.lives[0]
     life.deleted = 12
-    told.append(b"aaaa", 0)
-    told.history.lives.append(Life(J, 15, "other"))
-    told.append(b"bbbb", 0, revision=16)
-    assert told.found() == ""
+    story.append(b"aaaa", 0)
+    story.history.lives.append(Life(J, 15, "other"))
+    story.append(b"bbbb", 0, revision=16)
+    assert story.found() == ""
 
 
 def test_a_jump_over_what_could_not_be_listed_is_none_that_counts():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.history.jumps.append(Jump("reader", 5.0, J, 10, 0, 4))
-    assert "jumped" in told.found()
-    told.history.unlisted.append(Fault(4.0, 6.0, "bucket"))
-    assert told.found() == ""
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.history.jumps.append(Jump("reader", 5.0, J, 10, 0, 4))
+    assert "jumped" in story.found()
+    story.history.unlisted.append(Fault(4.0, 6.0, "bucket"))
+    assert story.found() == ""
 
 
 def test_a_fragment_with_an_append_of_another_life():
-    told = Told()
-    told.history.lives[0].deleted = 12
-    told.append(b"an append of the first life", 4)
-    told.history.lives.append(Life(J, 15, "other"))
-    told.stored(b"aaaaan append of the first life", 0)
-    assert told.found() == ""
-    told.history.stored[-1].bucket = "other"
-    assert "has append 1 of client to a/journal at [4, 31) of another life" in told.found()
+    story = Story()
+    story.history.lives[0].deleted = 12
+    story.append(b"an append of the first life", 4)
+    story.history.lives.append(Life(J, 15, "other"))
+    story.stored(b"aaaaan append of the first life", 0)
+    assert story.found() == ""
+    story.history.stored[-1].bucket = "other"
+    assert "has append 1 of client to a/journal at [4, 31) of another life" in story.found()
 
 
 def test_an_upload_of_what_was_given_out_again():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.append(b"zz", 0, time=60.0)
-    told.history.lost_brokers |= {"a": 10.0, "b": 40.0}
-    told.history.appends[1].holders = (("c",),)
-    told.stored(b"aaaa", 0, time=70.0)
-    assert "fragment path has other bytes" in told.found()
-    stored = told.history.stored[0]
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"zz", 0, time=60.0)
+    story.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    story.history.appends[1].holders = (("c",),)
+    story.stored(b"aaaa", 0, time=70.0)
+    assert "fragment path has other bytes" in story.found()
+    stored = story.history.stored[0]
     stored.by = "a"
-    told.history.killed["a"] = 70.1
-    assert told.found() == "", "it could not be removed again"
-    told.history.killed.clear()
+    story.history.killed["a"] = 70.1
+    assert story.found() == "", "it could not be removed again"
+    story.history.killed.clear()
     stored.removed = 70.1
-    assert told.found() == ""
+    assert story.found() == ""
 
 
 def test_what_was_removed_again_is_not_stored():
-    told = Told()
-    told.append(b"aaaa", 0)
-    told.history.stopped = True
-    told.stored(b"aaaa", 0)
-    assert told.found() == ""
-    told.history.stored[0].removed = 3.0
-    assert "the store does not have append 1" in told.found()
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.history.stopped = True
+    story.stored(b"aaaa", 0)
+    assert story.found() == ""
+    story.history.stored[0].removed = 3.0
+    assert "the store does not have append 1" in story.found()
 
 
 def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged():
-    told = Told()
-    told.append(b"an append of unknown outcome", None)
-    told.append(b"what was acknowledged later!", 0, time=60.0)
-    told.stored(b"an append of unknown outcome", 0, time=50.0)
-    told.history.stored[0].by = "a"
-    told.history.lost_brokers["a"] = 40.0
-    assert "other bytes" in told.found()
+    story = Story()
+    story.append(b"an append of unknown outcome", None)
+    story.append(b"what was acknowledged later!", 0, time=60.0)
+    story.stored(b"an append of unknown outcome", 0, time=50.0)
+    story.history.stored[0].by = "a"
+    story.history.lost_brokers["a"] = 40.0
+    assert "other bytes" in story.found()
 
 
 def test_what_a_primary_served_before_all_had_it_is_no_violation():
     """The append was repeated at another primary, behind another append."""
-    told = Told()
-    repeated = told.append(b"aaaa", 2, time=1.0, repeated=True)
-    told.append(b"bb", 0, time=5.0)
+    story = Story()
+    repeated = story.append(b"aaaa", 2, time=1.0, repeated=True)
+    story.append(b"bb", 0, time=5.0)
     repeated.ended = 6.0
-    told.read(b"aaaa", 0, final=False, time=2.0)
-    assert told.found() == ""
-    told.read(b"aaaa", 0, final=False, time=7.0)
-    assert "other bytes" in told.found()
+    story.read(b"aaaa", 0, final=False, time=2.0)
+    assert story.found() == ""
+    story.read(b"aaaa", 0, final=False, time=7.0)
+    assert "other bytes" in story.found()
 
 
 def test_a_process_leads_at_a_revision_at_which_it_is_a_member():

@@ -511,7 +511,7 @@ async def test_a_lease_that_is_not_kept_alive_expires(subject: Subject):
 
 @asynccontextmanager
 async def watching(subject: Subject, **options: Any) -> AsyncIterator[Any]:
-    """A stream with one watch, whose ``created`` was read."""
+    """Yield a stream with one watch, whose ``created`` was read."""
     call = subject.stubs.watch.Watch()
     try:
         created = await create(call, **options)

@@ -208,7 +208,7 @@ def responses(stream: WatchStream) -> Iterator[Pb.WatchResponse]:
 
 
 def comparable(response: Any) -> Any:
-    """The response without what names the one who answered, and without passing time."""
+    """Return the response without the name of its member, and without passing time."""
     response.header.CopyFrom(Pb.ResponseHeader(revision=response.header.revision))
     if isinstance(response, Pb.LeaseTimeToLiveResponse):
         response.header.Clear()  # etcd leaves it out where the lease is unknown

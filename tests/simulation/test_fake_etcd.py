@@ -33,7 +33,7 @@ def watch(etcd: FakeEtcd, **options) -> WatchStream:
 
 
 def received(stream: WatchStream, etcd: FakeEtcd) -> list[Pb.WatchResponse]:
-    """Everything that is to be sent by now."""
+    """Return everything that is to be sent by now."""
     taken = []
     while (due := stream.next()) is not None and due.at <= etcd.monotonic():
         stream.sent()

@@ -119,7 +119,7 @@ def test_a_connection_that_is_begun_in_a_partition_is_made_soon_after_it() -> No
 async def journal_is_created_again_unseen(
     scenario: Scenario, compacts: bool
 ) -> tuple[list[int], list[int]]:
-    """The lives of the journal that one broker saw while its watch was held, and behind that."""
+    """Return the lives of the journal that one broker saw while its watch was held, and behind that."""
     world, journal = scenario.world, next(iter(scenario.plan.journals))
     host, others = world.assigned(journal)[0], list(scenario.plan.hosts)
     others.remove(host)

@@ -26,7 +26,7 @@ class Service:
 
     async def echo(self, request: bytes, context: Any) -> bytes:
         if request == b"abort":
-            await context.abort(CODE.NOT_FOUND, "there is none")
+            await context.abort(CODE.NOT_FOUND, "no such thing")
         return b"echo " + request
 
     async def count(self, request: bytes, context: Any) -> None:
@@ -130,7 +130,7 @@ def test_unary_calls(run):
         assert await echo(b"this") == b"echo this"
         call = echo(b"abort")
         assert await code_of(call) is CODE.NOT_FOUND
-        assert await call.details() == "there is none"
+        assert await call.details() == "no such thing"
         assert call.done()
 
     run(case)

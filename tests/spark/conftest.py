@@ -18,7 +18,7 @@ SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session. Its tests are all in test_end_to_end.py: then one process of pytest starts one Java.
+    """Yield a session. Its tests are all in test_end_to_end.py: then one process of pytest starts one Java.
 
     Executors can import what tests can.
     """

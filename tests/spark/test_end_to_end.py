@@ -40,7 +40,7 @@ ALPHA = bytes([1, 0, 0, 0, 0, 1])
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two journals with three fragments each: a transaction in two of them, and one that is open."""
+    """Write two journals with three fragments each: a transaction in two of them, and one that is open."""
     root = tmp_path_factory.mktemp("store")
 
     def line(at: int, flags: int, **fields: object) -> bytes:
@@ -58,7 +58,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def table(spark: Any, store: dict[str, str], **options: str) -> Any:
-    # Nobody has registered the format.
+    # The format was not registered.
     return spark.read.format("gazette").options(**store, **options)
 
 
@@ -142,7 +142,7 @@ def test_a_bad_option_is_told_with_what_to_do(spark, store):
 
 
 def require_short(error: BaseException, most: int = 12) -> None:
-    """What is wrong is not buried: a few lines, and the last of Python's are the message and the hint."""
+    """Require a few lines of error, of which the last of Python's are the message and the hint."""
     lines = [one for one in str(error).splitlines() if one.strip()]
     (hint,) = (number for number, one in enumerate(lines) if one.startswith("What to do: "))
     assert lines[hint - 1].startswith("gazette.")

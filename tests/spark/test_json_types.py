@@ -150,7 +150,7 @@ WRAPPED = {
 
 @pytest.fixture(autouse=True)
 def utc(request):
-    """Times without a zone are UTC in journals, and in Spark those of the session."""
+    """Set UTC: times without a zone are UTC in journals, and in Spark those of the session."""
     if "spark" not in request.fixturenames:
         yield
         return
@@ -172,7 +172,7 @@ def lines_of(values: list[str]) -> bytes:
 
 
 def by_spark(spark: Any, schema: StructType, path: Path) -> list[tuple[str | None, bool]]:
-    """The value of each line as text, and whether the line is corrupt."""
+    """Return the value of each line as text, and whether the line is corrupt."""
     frame = spark.read.schema(schema).json(str(path))
     return shown(frame)
 
@@ -217,7 +217,7 @@ def _is_excused(kind: str, value: str, ours: Any, of_spark: Any) -> bool:
 
 
 def read_alone(kind: str, value: str) -> tuple[Any, bool]:
-    """The specification."""
+    """Return what the specification demands."""
     fields = to_arrow_schema(StructType(schema_of(kind).fields[:1]), timezone="UTC")
     values, misfits = JsonRow(fields, _encode_variant).read(b'{"a":%s}' % value.encode())
     return pa.array(values, fields.field(0).type).to_pylist()[0], bool(misfits)

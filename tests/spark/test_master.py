@@ -1,4 +1,4 @@
-"""Masters of Spark, as texts and as addresses; and what is told of a task that failed."""
+"""Masters of Spark, as texts and as addresses; and the report of a task that failed."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def test_one_of_the_masters_has_to_answer() -> None:
             require_reachable(f"spark://127.0.0.1:{gone}")
 
 
-TOLD = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+REPORT = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times:
 Traceback (most recent call last):
   File "/x/worker.py", line 1, in main
     process()
   File "/x/build.py", line 2, in run_task
     raise
-gazette.errors.Fenced: somebody has opened the shard's state (shard=a)
+gazette.errors.Fenced: another process has opened the shard's state (shard=a)
 
 \tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
 """
 
 
 def test_what_a_task_raised_is_found() -> None:
-    assert cause_in(TOLD).startswith("gazette.errors.Fenced: somebody has opened")
+    assert cause_in(REPORT).startswith("gazette.errors.Fenced: another process has opened")
     assert cause_in("\n: java.lang.IllegalStateException: stopped\n\tat x") == (
         ": java.lang.IllegalStateException: stopped"
     )
@@ -66,7 +66,7 @@ def test_what_a_task_raised_is_found() -> None:
 
 def test_only_errors_of_spark_are_translated() -> None:
     errors = pytest.importorskip("pyspark.errors")
-    with pytest.raises(Broken, match="somebody has opened"), telling():
-        raise errors.PySparkRuntimeError(TOLD)
+    with pytest.raises(Broken, match="another process has opened"), telling():
+        raise errors.PySparkRuntimeError(REPORT)
     with pytest.raises(LookupError), telling():
         raise LookupError("of the application")

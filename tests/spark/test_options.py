@@ -183,7 +183,7 @@ def test_writes():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "hint"),
     [
         (Invalid("wrong", hint="Right it."), "Right it."),
         (
@@ -197,7 +197,7 @@ def test_writes():
         (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
     ],
 )
-def test_errors_are_told_without_what_led_to_them(error, told):
+def test_errors_are_told_without_what_led_to_them(error, hint):
     """Their traceback is in the middle of Java's."""
 
     @with_hints()
@@ -212,7 +212,7 @@ def test_errors_are_told_without_what_led_to_them(error, told):
     lines = "".join(traceback.format_exception(raised.value)).splitlines()
     assert "invalid literal" not in "".join(lines)
     assert len([line for line in lines if line.startswith("  File")]) <= 4
-    assert lines[-1].startswith(f"What to do: {told}")
+    assert lines[-1].startswith(f"What to do: {hint}")
 
 
 def test_a_defect_keeps_what_led_to_it():
@@ -246,7 +246,7 @@ def test_types_that_messages_do_not_have(kind, tmp_path):
 
 @pytest.mark.parametrize("entry", ["schema", "read", "stream", "write"])
 def test_a_broker_that_is_not_there_is_told(entry, monkeypatch):
-    """And not waited for, by whoever asks first: a driver, or a task."""
+    """And not waited for, whichever asks first: a driver, or a task."""
     monkeypatch.setattr(access, "_PATIENCE_S", 0.2)
     given = {"broker.address": "http://127.0.0.1:1,http://127.0.0.1:2", "journal": "topic/a"}
     source = GazetteDataSource(given)
@@ -269,7 +269,7 @@ def test_a_broker_that_is_not_there_is_told(entry, monkeypatch):
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules that workers can import, and which must not run."""
+    """Write modules that workers can import, and which must not run."""
     (tmp_path / "planted.py").write_text("class Word: DESCRIPTOR = 1")
     (tmp_path / "planted_package").mkdir()
     (tmp_path / "planted_package/__init__.py").write_text("")

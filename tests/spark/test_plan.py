@@ -44,12 +44,12 @@ def text_of(data: bytes) -> str:
 
 
 def planned(options: dict[str, str], plan: str) -> Any:
-    """What Spark asks of the source in the process that plans, which holds the options of a query."""
+    """Return what Spark asks of the source in the process that plans, which holds the options of a query."""
     return GazetteDataSource({**options, "plan": plan}).reader(struct("word string")).partitions()
 
 
 def test_a_plan_of_a_query_runs_no_code(options: dict[str, str], tmp_path: Path) -> None:
-    """``SELECT … OPTIONS (plan = …)`` is open to whoever may query."""
+    """``SELECT … OPTIONS (plan = …)`` is open to everyone with the right to query."""
     made = tmp_path / "made-by-a-query"
     with pytest.raises(Invalid, match="option plan"):
         planned(options, text_of(pickle.dumps(Runs(made))))
@@ -57,7 +57,7 @@ def test_a_plan_of_a_query_runs_no_code(options: dict[str, str], tmp_path: Path)
 
 
 def plan_of(options: dict[str, str]) -> Plan:
-    """The plan of both journals, with a path for the rows of one of their runs."""
+    """Return the plan of both journals, with a path for the rows of one of their runs."""
     parsed = ReadOptions.parse(options)
     with parsed.access.open() as access:
         folded = fold_on_driver(access, take_snapshot(access, parsed.selection), parsed)
@@ -75,7 +75,7 @@ def test_a_plan_comes_back_as_it_was(options: dict[str, str]) -> None:
 
 
 def altered(text: str, change: Callable[[Any], Any]) -> str:
-    """A plan of which the values were changed, as encoded by someone else."""
+    """Return a plan of which the values were changed, as encoded by someone else."""
     mark, _, body = text.partition(":")
     plain = msgspec.msgpack.decode(zlib.decompress(base64.b64decode(body)))
     changed = change(plain)

@@ -63,7 +63,9 @@ FAR: dict[str, list[Any]] = {
 
 
 def history(rng: random.Random, numbers: int) -> list[bytes]:
-    """Fragments of several producers: transactions, rollbacks, duplicates, and messages without a UUID."""
+    """Write fragments of several producers: transactions, rollbacks,
+    duplicates, and messages without a UUID.
+    """
     lines = []
     for n in range(numbers):
         flags = rng.choice([OUTSIDE_TXN, CONTINUE_TXN, CONTINUE_TXN, ACK_TXN, None])
@@ -92,7 +94,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def rows_of(options: dict[str, str], filters: list[Filter]) -> tuple[list[Row], int]:
-    """What is read, and from how many partitions."""
+    """Return what is read, and from how many partitions."""
     pushdown = "true" if filters else "false"
     reader = GazetteDataSource({**options, "pushdown": pushdown}).reader(SCHEMA)
     if filters:
@@ -116,7 +118,7 @@ COMPARED: dict[type, Callable[[Any, Any], bool]] = {
 
 
 def holds(one: Any, row: Row) -> bool | None:
-    """As SQL has it: None if the column is null."""
+    """Evaluate a condition as SQL does: None if the column is null."""
     if isinstance(one, Not):
         inner = holds(one.child, row)
         return None if inner is None else not inner

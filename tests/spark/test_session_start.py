@@ -1,4 +1,4 @@
-"""A Java that does not start is started again, and told in the end."""
+"""A Java that does not start is started again, and reported in the end."""
 
 from __future__ import annotations
 

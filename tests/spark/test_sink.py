@@ -60,7 +60,7 @@ def writer(broker, schema: pa.Schema, *, streaming: bool = False, **options: str
 
 
 def committed(broker, message_type: Any = dict, *journals: str) -> tuple[list[Any], int]:
-    """What readers see; and how many producers have something pending."""
+    """Return what readers see; and how many producers have something pending."""
     access = Access.of(broker.endpoint, file_root=broker.file_root)
     shape = MessageFormat(message=PROTO if message_type is ngram_pb2.NGramCount else "")
     selection = Selection(journals=journals or ("topic/a", "topic/b"), shape=shape)
@@ -165,7 +165,7 @@ async def test_a_batch_of_a_stream_is_committed_once(broker, tmp_path, monkeypat
             writer(broker, schema, **options).commit([attempt], 0)
         monkeypatch.undo()
         assert 0 < len(words(broker)[0]) < 9
-        # Again, with new producers; but it has been decided who wins.
+        # Again, with new producers; but the winner is decided.
         again = writer(broker, schema, **options).write(iter([other]))
         writer(broker, schema, **options).commit([again], 0)
         found, pending = words(broker)

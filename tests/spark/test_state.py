@@ -54,7 +54,7 @@ def read(given: dict[str, str], schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def state_of(application: Any) -> tuple[dict[str, str], pa.Schema]:
-    """Options that name what a shard of an application holds, and its columns."""
+    """Return options that name what a shard of an application holds, and its columns."""
     shard = ("shard", pa.string())
     if application is Words:
         return {"table": "counts"}, pa.schema([shard, ("word", pa.string()), ("n", pa.int64())])
@@ -64,7 +64,7 @@ def state_of(application: Any) -> tuple[dict[str, str], pa.Schema]:
 
 
 async def stored_in_s3(start: Any, endpoint: str, application: Any) -> Cluster:
-    """A cluster with a shard whose log is in a bucket, in many fragments. It has ended."""
+    """Return a cluster with a shard whose log is in a bucket, in many fragments. It has ended."""
     cluster: Cluster = await start(application())
     await cluster.broker.create(
         source(SOURCE),

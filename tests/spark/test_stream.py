@@ -60,7 +60,7 @@ class Query:
         self.log = [] if log is None else log
 
     def step(self, limit=None) -> list[int] | None:
-        """The next batch; None if there is nothing new."""
+        """Return the next batch; None if there is nothing new."""
         if not self.log:
             self.log.append(self.reader.initialOffset())
         start = self.log[-1]
@@ -285,7 +285,7 @@ def test_a_message_that_goes_on_in_other_fragments(tmp_path, isolation, mode):
 
 
 def test_a_journal_that_was_made_anew_is_told_before_more_is_read(tmp_path, monkeypatch):
-    """It would be read on in its midst as soon as it is long enough."""
+    """It would be read on from its middle as soon as it is long enough."""
     monkeypatch.setattr(stream, "_LAG_S", 0.2)
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(1, 2, OUTSIDE_TXN, n=2))

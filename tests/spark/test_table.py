@@ -54,7 +54,7 @@ def struct(text: str):
 
 
 def history(first: int = 0) -> list[bytes]:
-    """Three fragments: a committed transaction over two, and an open one."""
+    """Write three fragments: a committed transaction over two, and an open one."""
 
     def line(at: int, flags: int, **fields: object) -> bytes:
         return json_line(fields, build_uuid(ALPHA, NOON + at * 160, flags))
@@ -79,7 +79,7 @@ def options(tmp_path) -> dict[str, str]:
 
 
 def read(options, schema: str | None = None, filters=()):
-    """As Spark does: from one process to the next."""
+    """Read as Spark does: from one process to the next."""
     source = GazetteDataSource(options)
     parsed = source.schema() if schema is None else struct(schema)
     reader = pickle.loads(pickle.dumps(source.reader(parsed)))

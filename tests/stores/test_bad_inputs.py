@@ -1,4 +1,4 @@
-"""Whatever is wrong with a store's log, options or disk is told by an error that says what to do."""
+"""An error says what is wrong with a store's log, options or disk, and what to do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def commit(store: Any) -> None:
 
 
 def recorded(kind: str, directory: Path) -> MemoryLog:
-    """The log of one commit."""
+    """Return the log of one commit."""
     log = MemoryLog()
     store = OPEN[kind](take_over(log, directory, RNG))
     put(store, 1)
@@ -64,7 +64,7 @@ def recorded(kind: str, directory: Path) -> MemoryLog:
 @pytest.mark.parametrize("kind", OPEN)
 @pytest.mark.parametrize("by", OPEN)
 def test_a_log_of_another_store_is_refused(kind: str, by: str, tmp_path: Path) -> None:
-    """It would find nothing of its own, and begin anew."""
+    """It would find nothing of its own, and begin from nothing."""
     log = recorded(kind, tmp_path / "one")
     end = log.end
     recorder = take_over(log, tmp_path / "two", RNG)
@@ -81,7 +81,7 @@ def test_a_log_of_another_store_is_refused(kind: str, by: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", OPEN)
 def test_a_directory_that_cannot_be_written(kind: str, tmp_path: Path) -> None:
-    """Somebody has removed it; for a user without the right to write, it is the same error."""
+    """It was removed; for a user without the right to write, it is the same error."""
     recorder = take_over(MemoryLog(), tmp_path / "gone", RNG)
     shutil.rmtree(tmp_path / "gone")
     (tmp_path / "gone").touch()
@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be_written(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte and a half."""
+    """Yield a file system of a megabyte and a half."""
     directory = tmp_path / "small"
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "gazette-test", str(directory)]

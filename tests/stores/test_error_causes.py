@@ -37,7 +37,7 @@ SETUP = (
 
 
 def raising(state: str) -> str:
-    """SQL that fails with an SQLSTATE that is hard to come by."""
+    """Return SQL that fails with an SQLSTATE that is hard to come by."""
     return f"DO $$ BEGIN RAISE EXCEPTION 'made up' USING ERRCODE = '{state}'; END $$"
 
 
@@ -57,7 +57,7 @@ def item(engine: Any) -> None:
 
 
 def causes(engine: Any, run: Callable[[Any], Any]) -> set[ErrorCause]:
-    """What becomes of an error, from SQLAlchemy and from the driver."""
+    """Return what becomes of an error, from SQLAlchemy and from the driver."""
     store = SQLStore(engine)
     found: set[ErrorCause] = set()
 
@@ -176,7 +176,7 @@ def test_errors_of_the_client_side(engine: Any) -> None:
         pool.connect()
     assert cause_of(raised.value, store.classify_error) is TRANSIENT
     pool.dispose()
-    closed = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    closed = create_engine("postgresql+psycopg://unknown@127.0.0.1:1/none")
     with pytest.raises(sa.exc.OperationalError) as refused:
         closed.connect()
     assert cause_of(refused.value, store.classify_error) is TRANSIENT

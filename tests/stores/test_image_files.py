@@ -126,7 +126,7 @@ class Shard:
         assert self.content(self.store.query) == expected
 
     def check_files(self, database: str, state: RedoState) -> None:
-        """The log has exactly the files of images that a recovery reads, and they do not overlap."""
+        """Check that the log has exactly the files of images that a recovery reads, without overlaps."""
         needed = {"/" + image.file.name(database) for image in state.groups.values()}
         links = self.recorder.fsm.links
         assert {path for path in links if path.startswith(f"/{database}.image-")} == needed
@@ -163,7 +163,7 @@ def test_every_state_is_recovered_while_a_database_grows_and_shrinks(
 
 
 def worked(directory: Path, seed: int, image_files: int = IMAGE_FILES) -> Shard:
-    """A shard with a state of many groups, most of which were imaged several times."""
+    """Return a shard with a state of many groups, most of which were imaged several times."""
     shard = Shard(directory, seed, image_files)
     for _ in range(8):
         shard.grow()

@@ -39,7 +39,7 @@ class World:
         return self.stores[-1]
 
     def recovered(self) -> int:
-        """How many rows the next owner finds."""
+        """Return how many rows the next owner finds."""
         (row,) = self.open().query("SELECT count(*) FROM t")
         return int(row[0])
 
@@ -161,7 +161,7 @@ def test_an_index_of_the_wal_that_is_not_whole(tmp_path: Path) -> None:
 
 
 def redo_of(world: World, directory: Path) -> tuple[Path, list[int]]:
-    """The only redo file with commits, played back, and where its frames begin."""
+    """Return the only redo file with commits, played back, and where its frames begin."""
     store = world.open()
     for number in range(20):
         store.execute("INSERT INTO t VALUES (?, ?)", (number, "x" * 30))
@@ -177,7 +177,7 @@ def redo_of(world: World, directory: Path) -> tuple[Path, list[int]]:
 
 
 def test_a_redo_file_that_is_torn_inside(world: World, tmp_path: Path) -> None:
-    """A length that was damaged is no end: commits follow it. A frame that ends early is none either."""
+    """A length that was damaged is no end: commits follow it. Nor is a frame that ends early."""
     path, begins = redo_of(world, tmp_path / "played")
     data = path.read_bytes()
     assert len(begins) >= 20

@@ -99,7 +99,7 @@ class TestInMemory(RemoteStoreTests):
         self.rows = RemoteDatabase()
 
     def create_schema(self) -> None:
-        """There is none."""
+        """Do nothing: the store has no schema."""
 
     def open(self, shard: Any) -> Store:
         return RemoteStore(self.rows, shard)

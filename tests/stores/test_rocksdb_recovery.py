@@ -38,7 +38,7 @@ Model = dict[str, dict[bytes, bytes]]
 
 
 def _churn(options: Any) -> None:
-    """Everything so small that a short run flushes, compacts and rolls files all the time."""
+    """Make everything so small that a short run flushes, compacts and rolls files all the time."""
     options.set_max_bytes_for_level_base(128 << 10)
     options.set_level_zero_file_num_compaction_trigger(2)
 
@@ -83,7 +83,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: what is tested does not depend on the disk."""
+    """Yield a directory in memory, if the machine has one: what is tested does not depend on the disk."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -112,7 +112,7 @@ def key_of(rng: random.Random) -> bytes:
 
 
 def transaction(store: RocksDBStore, model: Model, rng: random.Random) -> None:
-    """Random work on all column families, from single keys to more than a memtable holds."""
+    """Do random work on all column families, from single keys to more than a memtable holds."""
     for _ in range(rng.choice((1, 1, 3, 30, 30, 250))):
         family = rng.choice(FAMILIES)
         content = model[family]
@@ -134,7 +134,7 @@ def transaction(store: RocksDBStore, model: Model, rng: random.Random) -> None:
 
 
 def background(store: RocksDBStore, rng: random.Random) -> None:
-    """What RocksDB does by itself sooner or later, at a bad moment."""
+    """Do at a bad moment what RocksDB does unasked sooner or later."""
     family = store._families[rng.choice(FAMILIES)]
     match rng.randrange(24):
         case 0:
@@ -185,7 +185,7 @@ def record(options: RocksDBOptions, directory: Path, rng: random.Random, count: 
 
 
 def reopen(directory: Path) -> tuple[int, str]:
-    """(transactions, content) of a played-back directory, as plain RocksDB finds it."""
+    """Return (transactions, content) of a played-back directory, as plain RocksDB finds it."""
     options = rocksdict.Options(raw_mode=True)
     families = {name: rocksdict.Options(raw_mode=True) for name in FAMILIES[1:]}
     database = rocksdict.Rdict(str(directory), options, families)
@@ -206,9 +206,9 @@ def reopen(directory: Path) -> tuple[int, str]:
 
 
 def check_cuts(recorded: Recorded, cuts: Iterable[int], directory: Path) -> int:
-    """What is left of the log is the last transaction that it has whole, and opens.
+    """Check that what is left of the log opens, and is the last transaction that it has whole.
 
-    Returns how many cuts were looked at, each as the play-back of the log up to it.
+    Return how many cuts were looked at, each as the play-back of the log up to it.
     """
     data = bytes(recorded.log.data)
     replayer = Replayer(directory / "staged")
@@ -293,7 +293,7 @@ def test_generations_of_owners_go_on_where_the_last_was_cut(variant: str, scratc
 
 
 def test_a_log_of_hardly_anything(scratch: Path) -> None:
-    """A new store's very first appends: whoever recovers from one of them goes on as usual."""
+    """A new store's very first appends: an owner that recovers from one of them goes on as usual."""
     rng = random.Random("first appends")
     recorded = record(TINY, scratch, rng, 2)
     for number, end in enumerate(recorded.log.ends):

@@ -1,5 +1,5 @@
 """The state of a RocksDB shard on a hot standby: at each refresh the last commit, whatever its owner
-flushes, compacts, deletes and records anew meanwhile."""
+flushes, compacts, deletes and records again meanwhile."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_refresh_is_the_last_commit(variant: str, scratch: Path) -> None:
 
 @pytest.mark.timeout(3600)
 def test_fail_overs_do_not_disturb_it(scratch: Path) -> None:
-    """Each owner begins a manifest of its own, and one that died has left files that nobody refers to."""
+    """Each owner begins a manifest of its own, and one that died has left unreferenced files."""
     rng = random.Random("view of several owners")
     recorded = Recorded()
     store = open_store(new_recorder(recorded.log, scratch / "first"), TINY)

@@ -64,7 +64,7 @@ class Postgres:
         )
 
     def crash_and_restart(self) -> None:
-        """SIGQUIT ends it without a checkpoint, which it recovers from as after a loss of power."""
+        """Send SIGQUIT, which ends it without a checkpoint: it recovers as after a loss of power."""
         process = self.server.get_postmaster_info().process
         os.kill(process.pid, signal.SIGQUIT)
         process.wait(TIMEOUT_S)
@@ -240,7 +240,7 @@ def test_a_session_that_was_ended_is_fenced_only_if_somebody_took_over(
 
 
 def test_a_row_that_was_deleted_is_no_newer_owner(engine: Any) -> None:
-    """Nobody starts again by himself, which would be from nothing, on top of what is there."""
+    """No owner starts again unasked, which would be from nothing, on top of what is there."""
     store = opened(engine)
     commit(store, 1)
     with engine.begin() as connection:

@@ -33,7 +33,7 @@ class World:
         self.opened: list[SQLiteStore] = []
 
     def open(self, schema: str = SCHEMA, **options: Any) -> SQLiteStore:
-        """The next owner's store."""
+        """Open the next owner's store."""
         self.count += 1
         directory = self.directory / f"owner-{self.count}"
         recorder = take_over(self.log, directory, random.Random(self.count))
@@ -42,7 +42,7 @@ class World:
         return store
 
     def recovered(self) -> list[tuple[Any, ...]]:
-        """Table ``t`` as stock SQLite finds it in the played-back log."""
+        """Return table ``t`` as stock SQLite finds it in the played-back log."""
         replay(bytes(self.log.data), self.directory / "played")
         if not (self.directory / "played" / "primary.db").exists():
             materialize(self.directory / "played", "primary.db")
@@ -298,7 +298,7 @@ def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(
     assert wal.stat().st_size < held / 10
     assert len(world.recovered()) == 61
 
-    # A cursor of the writer itself, which nobody read to its end, is such a reader as well.
+    # A cursor of the writer itself, which was not read to its end, is such a reader as well.
     unread = store.execute("SELECT * FROM t")
     next(unread)
     for k in range(200, 260):

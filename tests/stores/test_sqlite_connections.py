@@ -133,7 +133,7 @@ def test_functions_and_collations_of_the_schema(world: World, mode: Any, tmp_pat
 
 
 def test_functions_where_a_state_is_built(tmp_path: Path) -> None:
-    """A backfill opens the application's own store, and so do those who recover what it built."""
+    """A backfill opens the application's own store, and so do the owners that recover what it built."""
     spec = ShardSpec(
         "test",
         recovery_log_prefix="recovery",

@@ -110,7 +110,7 @@ def test_all_databases_are_queried_and_travelled_to(world: World, mode: Any) -> 
 
 @pytest.mark.parametrize("mode", ["redo", "vfs"])
 def test_a_database_that_is_not_named_any_more_stays(world: World, mode: Any) -> None:
-    """And is recorded on: whoever names it again finds it."""
+    """And is recorded on: a store that names it again finds it."""
     world.open(SCHEMA, databases=NAMES, mode=mode)
     world.store.execute("INSERT INTO archive.word VALUES ('a', 1)")  # type: ignore[union-attr]
     world.commit()
@@ -138,7 +138,7 @@ def test_too_many_databases(world: World) -> None:
 def test_a_database_that_is_hardly_written_does_not_hold_the_horizon(
     world: World, mode: Any, written: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are recorded anew as well, though nothing of them changes."""
+    """Its files are recorded again as well, though nothing of them changes."""
     for kind in (RedoRecording, VfsRecording):
         init = kind.__init__
 

@@ -61,7 +61,7 @@ def content_of(connection: apsw.Connection) -> str:
 
 
 def small_recordings(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """Thresholds so low that a short run goes through checkpoints, rotation, images and rebases."""
+    """Set thresholds so low that a short run goes through checkpoints, rotation, images and rebases."""
     init = RedoRecording.__init__
 
     def redo(self: RedoRecording, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def open_store(recorder: Recorder, mode: str) -> SQLiteStore:
 
 
 def transaction(store: SQLiteStore, rng: random.Random) -> None:
-    """Random work of every kind that a transaction may do, roll-backs and spills among it."""
+    """Do random work of every kind that a transaction may do, roll-backs and spills among it."""
     match rng.randrange(12):
         case 0:
             rows = [
@@ -142,7 +142,7 @@ def record(mode: str, directory: Path, rng: random.Random, count: int) -> Record
 
 
 def reopen(directory: Path) -> tuple[int, str]:
-    """(transactions, content) of a played-back directory, as stock SQLite finds it."""
+    """Return (transactions, content) of a played-back directory, as stock SQLite finds it."""
     if is_recorded(directory, "primary.db"):
         materialize(directory, "primary.db")
     connection = apsw.Connection(str(directory / "primary.db"))
@@ -159,9 +159,9 @@ def reopen(directory: Path) -> tuple[int, str]:
 
 
 def check_cuts(recorded: Recorded, cuts: Iterable[int], directory: Path, *, exact: bool) -> int:
-    """What is left of the log is some committed transaction, and no older one than it must be.
+    """Check that what is left of the log is some committed transaction, and no older one than it must be.
 
-    Returns how many cuts were looked at, each as the play-back of the log up to it.
+    Return how many cuts were looked at, each as the play-back of the log up to it.
     """
     data = bytes(recorded.log.data)
     replayer = Replayer(directory / "staged")
@@ -196,7 +196,7 @@ CUTS = int(os.environ.get("GAZETTE_CUTS", "40"))
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: what is tested does not depend on the disk."""
+    """Yield a directory in memory, if the machine has one: what is tested does not depend on the disk."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -240,7 +240,7 @@ def test_a_cut_at_any_byte_is_a_commit_or_refused(
 def test_a_log_of_hardly_anything(
     mode: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new store's very first appends: whoever recovers from one of them goes on as usual."""
+    """A new store's very first appends: an owner that recovers from one of them goes on as usual."""
     small_recordings(monkeypatch, mode)
     rng = random.Random("first appends")
     recorded = record(mode, scratch, rng, 2)

@@ -127,7 +127,7 @@ def test_a_promotion_opens_it_by_its_hints_and_nothing_else_does(
         cut = [end for end in log.ends if end < len(log.data)][-1]
         del log.data[cut:]
 
-    # Case: whoever has no hints, or those of before, finds what was there before.
+    # Case: an owner that has no hints, or those of before, finds what was there before.
     before = opener(take_over(MemoryLog(bytes(log.data)), tmp_path / "before", rng))
     assert content(before) == old
     assert before.restore_checkpoint(None) == (checkpoint(4) if old else Checkpoint())

@@ -73,7 +73,7 @@ class Read(msgspec.Struct, frozen=True, tag="read", omit_defaults=True):
 
 
 class Jumped(msgspec.Struct, frozen=True, tag="jumped", omit_defaults=True):
-    """A reader was told that there are no bytes before an offset."""
+    """A reader learned that there are no bytes before an offset."""
 
     time: float
     reader: str

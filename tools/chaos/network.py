@@ -1,6 +1,6 @@
 """The network of a cluster on one machine, with links that can be cut.
 
-Every broker advertises the address of a `Gateway`, which knows by whom it is connected to: each pair of
+Every broker advertises the address of a `Gateway`, which knows which process has connected: each pair of
 processes has a `Link` of its own. Linux only (it looks into ``/proc``).
 """
 
@@ -29,7 +29,7 @@ CLIENT: Final = "client"
 class LinkState(Enum):
     OPEN = "open"
     HELD = "held"
-    """Nothing arrives, and nobody is told: connections stay, and new ones are accepted."""
+    """Nothing arrives, and neither end learns of it: connections stay, and new ones are accepted."""
     REFUSED = "refused"
     """Connections are reset, and new ones at once."""
 
@@ -98,9 +98,9 @@ class _Ended(GazetteError):
 
 
 class Gateway:
-    """Listens in a process's place, and forwards to it over the links of those who connect.
+    """Listens in a process's place, and forwards to it over the links of the processes that connect.
 
-    ``link_to`` gives the link of whoever connects from a port, and ``is_up`` says whether the process is
+    ``link_to`` gives the link of the process that connects from a port. ``is_up`` says whether it is
     there at all. ``port`` 0: any, known once started.
     """
 

@@ -110,7 +110,7 @@ def _common(left: bytes, right: bytes) -> int:
 
 def _op_at(content: bytes, at: int, lengths: Mapping[int, int]) -> int | None:
     if len(content) - at < LENGTH_MIN:
-        # Cut within a header: whose it is shows if nobody else's begins so.
+        # Cut within a header: its append is known if no other append begins so.
         rest = content[at:]
         for op, length in lengths.items():
             if _HEADER.pack(MAGIC, op, length).startswith(rest):

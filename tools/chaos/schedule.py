@@ -174,7 +174,7 @@ def _planned(rng: random.Random, begin: float, kind: Kind, target: int, lease_s:
 class Bounds:
     """Decide which faults may begin. Call ``tick`` often, with what is broken now.
 
-    ``floor`` is the smallest replication above 1. It is 1 if there is none: a broker is then gone for as
+    ``floor`` is the smallest replication above 1. It is 1 without such a journal: a broker is then gone as
     long as it is broken, and most brokers must be there to take over.
     """
 

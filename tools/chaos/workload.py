@@ -1,4 +1,4 @@
-"""Those who append and read while everything breaks."""
+"""Clients that append and read while everything breaks."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Workload:
             yield
 
     async def _explicit(self, appending: Appending) -> AsyncIterator[None]:
-        """Append at most once: at an offset, and there again while nobody knows."""
+        """Append at most once: at an offset, and there again while the outcome is unknown."""
         while True:
             head = self._recorder.heads[appending.journal]
             # Sometimes at a wrong place.
@@ -303,7 +303,7 @@ class Workload:
 
 
 class Appending:
-    """One who appends to one journal, one append at a time."""
+    """A client that appends to one journal, one append at a time."""
 
     def __init__(self, workload: Workload, name: str, journal: str, client: Client) -> None:
         self.name = name

@@ -138,7 +138,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         content, snapshot = self.commit_plain()
         checkpoint = Checkpoint({"source": SourceCheckpoint(number)})
         appended = self.store.start_commit(SHARD, checkpoint, ()).result()
-        # What is recorded anew to bound the log comes after the commit.
+        # What is recorded again to bound the log comes after the commit.
         self.commits.append(Commit(appended.commit.end, content, snapshot))
 
     def _fail_over(self) -> None:

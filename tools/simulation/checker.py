@@ -77,7 +77,7 @@ def _check_life(
             () if piece.final else gone,
         )
     for fragment in stored:
-        # Whoever comes back uploads nothing at offsets that were given out again, or removes it.
+        # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
         yield from _mismatches(
             f"fragment {fragment.path}",

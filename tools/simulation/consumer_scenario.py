@@ -479,13 +479,13 @@ class ConsumerScenario:
         rng, world = self.rng, self.world
         logs = [spec.recovery_log for spec in self.plan.shards if spec.recovery_log]
         journal = rng.choice([*world.outputs, *logs])
-        # Who takes over does so a lease later: it is to meet late appends, too.
+        # The next owner takes over a lease later: it is to meet late appends, too.
         seconds, late_s = rng.uniform(20.0, 90.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
         kills = rng.choice((0, 1, 2, 4))
         if logs and rng.random() < 0.5:
-            # As soon as its log has a commit, whose acknowledgements are late then; and whoever recovers
+            # As soon as its log has a commit, whose acknowledgements are late; and a member that recovers
             # it, again.
             for host in self.plan.members:
                 for _ in range(kills):

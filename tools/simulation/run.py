@@ -95,7 +95,7 @@ def quiet() -> None:
 
 def report(outcome: Outcome) -> str:
     """Return the trace of a seed, and what it violated."""
-    lines = [f"{when:10.4f}  {who:8}  {what}" for when, who, what in outcome.trace]
+    lines = [f"{when:10.4f}  {node:8}  {what}" for when, node, what in outcome.trace]
     lines += [f"seed {outcome.seed}: {one}" for one in outcome.violations]
     return "\n".join(lines)
 

@@ -297,7 +297,7 @@ class Bucket:
     elsewhere: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     trouble: StoreTrouble = field(default_factory=StoreTrouble)
     on_put: Callable[[str, bytes, str], None] | None = None
-    """Called with the path and content of an object, and who put it."""
+    """Called with the path and content of an object, and the process that put it."""
     on_remove: Callable[[str], None] | None = None
 
     @property

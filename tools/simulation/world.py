@@ -232,11 +232,11 @@ class World:
 
     # Events.
 
-    def say(self, who: str, what: str, *facts: object) -> None:
+    def say(self, node: str, what: str, *facts: object) -> None:
         """Note an event: it is part of the digest, and of the trace."""
-        self.loop.note(who, what)
+        self.loop.note(node, what)
         if self.trace is not None and len(self.trace) < _TRACE_MAX:
-            self.trace.append((self.loop.now, who, " ".join((what, *map(str, facts)))))
+            self.trace.append((self.loop.now, node, " ".join((what, *map(str, facts)))))
 
     def violated(self, what: str) -> None:
         self.say("!", what)

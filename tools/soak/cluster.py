@@ -214,7 +214,7 @@ class SoakCluster(ChaosCluster):
     # -- how the shards are
 
     def shard_client(self) -> ShardClient:
-        """Return a client of some member that serves. Raise ``Unavailable`` if there is none."""
+        """Return a client of some member that serves. Raise ``Unavailable`` if no member serves."""
         urls = [one.url for one in self.members if one.serves]
         if not urls:
             raise Unavailable("no member runs")
@@ -242,7 +242,7 @@ class SoakCluster(ChaosCluster):
         return f"not in etcd: {', '.join(sorted(names - there))}" if names - there else ""
 
     async def touch_etcd(self, key: str) -> None:
-        """Write something that concerns nobody."""
+        """Write a value that no process watches."""
         assert self._client is not None
         await self._client.put(key, b"")
 

@@ -14,7 +14,7 @@ from tools.chaos.cluster import Broker
 from tools.soak.cluster import Member, SoakCluster
 
 COMPLAINTS: Final = 4
-"""Lines of a log that are told."""
+"""Number of lines of a log that are reported."""
 _TAIL_BYTES: Final = 256 << 10
 _COMPLAINT: Final = re.compile(r"^\S+ (warning|error|fatal) ", re.MULTILINE)
 
@@ -51,7 +51,7 @@ async def _shards(cluster: SoakCluster) -> list[str]:
             f"{member.suffix} {status.code.name} {'; '.join(status.errors)}".rstrip()
             for member, status in zip(shard.route.members, shard.status, strict=True)
         ]
-        lines.append(f"{shard.spec.id}: {', '.join(replicas) or 'nobody'}")
+        lines.append(f"{shard.spec.id}: {', '.join(replicas) or 'no member'}")
     return lines
 
 
@@ -62,7 +62,7 @@ def _journals(cluster: SoakCluster) -> list[str]:
         if len(route.members) != spec.replication or not consistent or route.primary is None:
             names = ", ".join(one.suffix for one in route.members)
             lines.append(
-                f"{spec.name}: {names or 'nobody'}, {'in' if consistent else 'not in'} step,"
+                f"{spec.name}: {names or 'no broker'}, {'in' if consistent else 'not in'} step,"
                 f" primary {route.primary}"
             )
     return lines

@@ -45,13 +45,13 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     """Errors of shards that were FAILED, and had to be unassigned."""
     restarted: int = 0
-    """How often shards were FAILED, and said that they start again by themselves."""
+    """How often shards were FAILED, and announced an automatic restart."""
     heads: int = 0
     """Journals whose heads had to be confirmed, because all brokers had ended."""
 
 
 class Service(Protocol):
-    """Of whom the driver asks whether the cluster does its work: the load."""
+    """The load: it answers whether the cluster does its work."""
 
     def served_since(self, time: float) -> float | None:
         """Return when every shard had done work that began after ``time``; None if one has not."""
@@ -94,7 +94,7 @@ class Driver:
         self.faults = [
             one
             for one in found
-            # Also those who publish are refused for good until an operator has confirmed the heads: so
+            # Publishers, too, are refused for good until an operator has confirmed the heads: so
             # brokers are not all ended, unless that is asked for.
             if (one.kind in scenarios if scenarios else not one.ends_brokers)
         ]
@@ -202,7 +202,7 @@ class Driver:
         for one in processes:
             if not one.process.running:
                 self._note("ended", process=one.name, code=one.process.exit_code)
-                # Not waited for: it may need somebody who has not ended yet.
+                # Not waited for: it may need a process that has not ended yet.
                 await one.process.start()
 
     async def _confirm_heads(self) -> str:

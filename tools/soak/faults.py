@@ -23,7 +23,7 @@ STOP_S: Final = 120.0
 BACK_S: Final = 180.0
 """Within which a cluster must be back between two steps of a rolling restart."""
 SCRATCH_KEY: Final = "/soak/scratch"
-"""Nobody reads it: it is written so that etcd has a history that can be compacted."""
+"""No process reads it: it is written so that etcd has a history that can be compacted."""
 KINDS: Final = (
     "crash-consumer",
     "crash-all-consumers",

@@ -30,7 +30,7 @@ class Report:
     failed: dict[str, int] = field(default_factory=dict)
     """Shards that were FAILED and had to be unassigned, by fault."""
     restarted: dict[str, int] = field(default_factory=dict)
-    """How often shards were FAILED and started again by themselves, by fault."""
+    """How often shards were FAILED and restarted automatically, by fault."""
     service: dict[str, float] = field(default_factory=dict)
     """Of all faults: the longest time that a shard stood still."""
     heads: dict[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Report:
     load: dict[str, float] = field(default_factory=dict)
     """Of the machine, as it counts it over a minute: at the begin, in the mean, at most."""
     bad_exits: dict[str, int] = field(default_factory=dict)
-    """How often a process ended with another exit code than 0 although it was told to stop, by both."""
+    """How often a process ended with another exit code than 0 after a request to stop, by both."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 
@@ -114,13 +114,13 @@ class Report:
             lines.append(f"shards that had to be unassigned, by fault: {counts}")
         if self.restarted:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.restarted.items())
-            lines.append(f"shards that started again by themselves, by fault: {counts}")
+            lines.append(f"shards that restarted automatically, by fault: {counts}")
         if self.heads:
             counts = ", ".join(f"{kind}: {count}" for kind, count in self.heads.items())
             lines.append(f"journals whose heads were confirmed after all brokers ended: {counts}")
         if self.bad_exits:
             counts = ", ".join(f"{what}: {count}" for what, count in self.bad_exits.items())
-            lines.append(f"processes that were told to stop and ended badly: {counts}")
+            lines.append(f"processes that were asked to stop and ended badly: {counts}")
         if self.load:
             load = ", ".join(f"{name} {value:.1f}" for name, value in self.load.items())
             lines.append(f"load of the machine: {load}")

@@ -204,7 +204,7 @@ class Soak:
             self.say(f"    all brokers had ended: {len(facts['journals'])} heads were confirmed")
         elif event == "bad-exit":
             self.report.add_bad_exit(facts["process"], facts["code"])
-            self.say(f"    {facts['process']} was told to stop, and ended with {facts['code']}")
+            self.say(f"    {facts['process']} was asked to stop, and ended with {facts['code']}")
         elif event in ("failed", "restarted", "ended", "violation"):
             self.say(f"    {event}: {', '.join(map(str, facts.values()))[:200]}")
 
@@ -296,7 +296,7 @@ class Soak:
                 breaking.cancel()
                 await asyncio.wait({breaking})
                 await self._put_right(driver)
-                # It goes on until it is told to stop: who publishes nothing finds nothing wrong.
+                # It continues until it is asked to stop: a load that publishes nothing finds nothing wrong.
                 ended = loading.done()
                 load.stop()
                 await asyncio.wait({loading}, timeout=DRAIN_S)
@@ -331,7 +331,7 @@ class Soak:
                     self._violated("late", str(one))
             self._loads.append(os.getloadavg()[0])
             if breaking in done:
-                self._violated("stuck", told(breaking.result()))
+                self._violated("stuck", text_of(breaking.result()))
             if done or verifier.violations:
                 return
 
@@ -340,7 +340,7 @@ class Soak:
         try:
             await driver.settle(self.clock.monotonic())
         except (GazetteError, TimeoutError) as error:
-            self._violated("stuck", told(error))
+            self._violated("stuck", text_of(error))
 
     async def _check_totals(self, verifier: Any) -> None:
         """Require that the state of each shard is the fold of what it published."""
@@ -364,11 +364,11 @@ def load_problem(loading: asyncio.Task[BaseException | None], *, ended_before: b
     if loading.cancelled():
         return "it was cancelled"
     if (error := loading.result()) is not None:
-        return told(error)
-    return "it ended by itself" if ended_before else ""
+        return text_of(error)
+    return "it ended unasked" if ended_before else ""
 
 
-def told(error: BaseException | None) -> str:
+def text_of(error: BaseException | None) -> str:
     """Return the text of an error with its hint, which may be long."""
     hint = getattr(error, "hint", "")
     return f"{error!r}" if not isinstance(error, GazetteError) else f"{error}\n{hint}".strip()

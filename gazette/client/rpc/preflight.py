@@ -44,8 +44,8 @@ async def require_reachable(
             return
     if patience_s and await _comes_back(client, patience_s):
         return
-    told = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-    raise Unavailable(f"cannot reach the {what} at {told}", hint=hint)
+    listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    raise Unavailable(f"cannot reach the {what} at {listed}", hint=hint)
 
 
 async def _comes_back(client: Client | ShardClient, patience_s: float) -> bool:

@@ -104,7 +104,7 @@ def metadata_of(question: Question) -> tuple[tuple[str, Any], ...]:
     return tuple(metadata)
 
 
-def told(answer: Answer[Any]) -> dict[str, str]:
+def result_headers(answer: Answer[Any]) -> dict[str, str]:
     """Return the headers of an answer."""
     values = {STALENESS: f"{answer.staleness_s:.3f}"}
     if answer.member is not None:

@@ -29,7 +29,13 @@ from starlette.responses import JSONResponse, Response
 from gazette.auth import Capability, authorization_of
 from gazette.client.rpc.credentials import shard_claims
 from gazette.consumer.query.query import Answer, Question, rpc_errors
-from gazette.consumer.query.query_codec import answer_of, metadata_of, question_of, told, values_of
+from gazette.consumer.query.query_codec import (
+    answer_of,
+    metadata_of,
+    question_of,
+    result_headers,
+    values_of,
+)
 from gazette.consumer.query.shard_rpc import service_of
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 
@@ -130,7 +136,7 @@ class BoundShardRoute:
             except GazetteError as error:
                 return failure_answer(error)
             reply = answer.value
-            return Response(reply.body, reply.status, {**reply.headers, **told(answer)})
+            return Response(reply.body, reply.status, {**reply.headers, **result_headers(answer)})
 
         return endpoint
 
@@ -208,7 +214,7 @@ class HttpQueries:
                     hint="Members of one cluster must run the same version of the application.",
                 )
             answer = await route.answer_peer(request, context.invocation_metadata())
-            context.set_trailing_metadata(tuple(told(answer).items()))
+            context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return msgspec.msgpack.encode(answer.value)
         raise AssertionError("unreachable: the context was aborted")
 

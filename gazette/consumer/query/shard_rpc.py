@@ -27,7 +27,13 @@ from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.credentials import shard_claims
 from gazette.consumer.query.query import EVERYTHING, Answer, Question, rpc_errors
-from gazette.consumer.query.query_codec import answer_of, metadata_of, question_of, told, values_of
+from gazette.consumer.query.query_codec import (
+    answer_of,
+    metadata_of,
+    question_of,
+    result_headers,
+    values_of,
+)
 from gazette.errors import Invalid
 from gazette.protocol.route import Header
 
@@ -143,7 +149,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             )
             question = question_of(self._rpc.shard(request), values, claims)
             answer = await self._answer(service, request, _with_field(question, request))
-            context.set_trailing_metadata(tuple(told(answer).items()))
+            context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return answer.value
         raise AssertionError("unreachable: the context was aborted")
 

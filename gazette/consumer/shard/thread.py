@@ -94,7 +94,7 @@ class ShardThread:
                 continue
             try:
                 result = fn()
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever enqueued it
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller that enqueued it
                 future.set_exception(portable(error))
             else:
                 future.set_result(result)

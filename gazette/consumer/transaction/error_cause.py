@@ -68,7 +68,7 @@ def error_text(error: BaseException) -> str:
     """Return an error's text for operators: it can be stored, whatever the error is."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - somebody else's __str__
+    except Exception:  # noqa: BLE001 - a foreign __str__
         text = ""
     text = text or type(error).__name__
     hint = getattr(error, "hint", "")

@@ -96,7 +96,7 @@ class LoopShardIO:
                 result = await work()
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
                 future.set_exception(portable(error))
             else:
                 future.set_result(result)

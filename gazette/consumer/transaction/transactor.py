@@ -510,7 +510,7 @@ def _note_appended(journal: str, ack: OpFuture[Any]) -> None:
 def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
     try:
         result = fn()
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+    except BaseException as error:  # noqa: BLE001 - it belongs to the caller
         future.set_exception(portable(error))
     else:
         future.set_result(result)

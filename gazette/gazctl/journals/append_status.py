@@ -23,20 +23,20 @@ async def report_stalls(
 ) -> None:
     """Report what appends wait for while ``appended`` stays unchanged, until cancelled. Report
     each reason once."""
-    told: str | None = None
+    reported: str | None = None
     before = appended()
     while True:
         await client.clock.sleep(QUIET_S)
         now, waiting = appended(), service.waiting()
         if now != before or not waiting:
-            before, told = now, None
+            before, reported = now, None
             continue
         journal, reason = min(waiting.items())
         reason = reason or await _asked(client, journal)
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
         # The obstacle may be gone meanwhile.
-        if reason != told and journal in service.waiting():
-            told = reason
+        if reason != reported and journal in service.waiting():
+            reported = reason
             terminal.note(f"waiting for {journal}{more}: {reason}")
 
 

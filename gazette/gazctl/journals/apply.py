@@ -23,7 +23,7 @@ from gazette.protocol.text.validation import within
 TXN_OPS_DEFAULT = 128
 """Number of operations that etcd accepts in one transaction by default."""
 ANY_REVISION = -1
-_TOLD_MAX = 10
+_SHOWN_MAX = 10
 _POLL_S = 0.2
 
 
@@ -213,8 +213,8 @@ def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> s
         for name, revision in sorted(expected.items())
         if revision not in (ANY_REVISION, found.get(name, 0))
     ]
-    if len(wrong) > _TOLD_MAX:
-        wrong[_TOLD_MAX:] = [f"and {len(wrong) - _TOLD_MAX} more"]
+    if len(wrong) > _SHOWN_MAX:
+        wrong[_SHOWN_MAX:] = [f"and {len(wrong) - _SHOWN_MAX} more"]
     advice = "List them again and repeat the change, or give revision -1 to change any revision."
     return "\n".join([*wrong, advice])
 

@@ -22,7 +22,7 @@ from gazette.protocol.shard import ShardSpec
 
 FRAMED: Final = frozenset({CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED})
 """Content types of which messages can be decoded."""
-_TOLD_MAX: Final = 20
+_SHOWN_MAX: Final = 20
 
 
 async def verify_references(context: Context, client: Client, specs: Sequence[ShardSpec]) -> None:
@@ -33,11 +33,11 @@ async def verify_references(context: Context, client: Client, specs: Sequence[Sh
     problems = [problem for spec in specs for problem in problems_of(spec, journals)]
     if not problems:
         return
-    told = problems[:_TOLD_MAX]
-    if len(problems) > _TOLD_MAX:
-        told.append(f"and {len(problems) - _TOLD_MAX} more")
+    shown = problems[:_SHOWN_MAX]
+    if len(problems) > _SHOWN_MAX:
+        shown.append(f"and {len(problems) - _SHOWN_MAX} more")
     raise Invalid(
-        "journals do not suit the shards:\n  " + "\n  ".join(told),
+        "journals do not suit the shards:\n  " + "\n  ".join(shown),
         hint="Create them with `gazctl journals apply`, or skip this check with --verify=false.",
     )
 

@@ -30,12 +30,12 @@ async def report_stalls(
     ``servers`` is keyed by what each one is. Each reason is reported once. Appends and reads wait
     for brokers that return.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     before = None
     while True:
         await clock.sleep(quiet_s)
         if (now := (progress.step, progress.done)) != before:
-            before, told = now, set()
+            before, reported = now, set()
             continue
         for what, client in servers.items():
             hint = (
@@ -45,6 +45,6 @@ async def report_stalls(
             try:
                 await require_reachable(client, what, connect_s=CONNECT_S, hint=hint)
             except Unavailable as error:
-                if error.message not in told:
-                    told.add(error.message)
+                if error.message not in reported:
+                    reported.add(error.message)
                     terminal.note(f"{progress.step}: {error.message}\n{hint}")

@@ -429,7 +429,7 @@ class _Commit:
         error: BaseException | None = None
         try:
             self._perform(dependency)
-        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever waits for the commit
+        except BaseException as raised:  # noqa: BLE001 - it belongs to the caller that waits for the commit
             error = raised
             # Roll back at once, in the database: locks of an abandoned transaction block others.
             lost = isinstance(raised, Unavailable)

@@ -1,4 +1,4 @@
-"""The judge of chaos runs finds each kind of violation when it is planted, and none where there is none."""
+"""The judge of chaos runs finds each kind of violation when it is planted, and no other."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Story:
         return op
 
     def held_by(self, *members: str, **fields: Any) -> int:
-        """An append that these members acknowledged."""
+        """Record an append that these members acknowledged."""
         op = self.invoke()
         self.acknowledge(op, *self.land(op), members=members, primary=members[0], **fields)
         return op
@@ -148,7 +148,7 @@ def _is_acknowledged(event: Event) -> bool:
 
 
 def good() -> Story:
-    """Everything that may happen, and is right."""
+    """Return a story with everything that may happen, and is right."""
     story = Story()
     story.append(length=4000)
     story.append(registers=(("lock", "a"),), union=(("lock", "a"),))
@@ -294,7 +294,7 @@ def test_an_acknowledgement_of_another_length() -> None:
 def test_foreign_bytes() -> None:
     story = Story()
     story.append()
-    story.content += b"who wrote this, and why is it so long"
+    story.content += b"which test wrote this, and why so big"
     story.append()
     assert story.kinds() == {"foreign"}
     # Case: a payload of another journal, or of none.
@@ -345,7 +345,7 @@ def test_a_register_check_that_should_have_passed() -> None:
     story.append(registers=(("lock", "a"),), union=(("lock", "a"),))
     story.refuse("REGISTER_MISMATCH", check="lock = a")
     assert story.kinds() == {"register"}
-    # Case: registers that were never set refuse nobody.
+    # Case: registers that were never set refuse no append.
     story = Story()
     story.append()
     story.refuse("REGISTER_MISMATCH", check="lock = a")

@@ -71,7 +71,7 @@ async def fixture() -> AsyncIterator[Fixture]:
     echo, fixture = Echo(), Fixture()
     await echo.start()
     await fixture.network.gateway("service", ("127.0.0.1", echo.port), "127.0.0.2", fixture.port)
-    # We are whoever is no process of the cluster: `pids` has other names for the processes it has.
+    # We are no process of the cluster: `pids` has other names for the processes it has.
     fixture.pids = {"service": 1}
     yield fixture
     await fixture.network.stop()

@@ -52,7 +52,7 @@ def test_a_store_that_is_hidden_and_protected(tmp_path: Path) -> None:
     (store.directory / "a" / "file").write_text("content")
     store.hide()
     assert not store.directory.exists()
-    # Case: somebody made an empty one meanwhile.
+    # Case: another process made an empty one meanwhile.
     store.directory.mkdir()
     store.mend()
     store.mend()
