@@ -185,7 +185,7 @@ async def test_an_rpc_is_answered_by_whichever_member_is_asked(
                 await call(pb.StatRequest())
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert two.api.served == []
-    assert Api.Count.__doc__ == "Counts a word."
+    assert Api.Count.__doc__ == "Count a word."
 
 
 async def test_a_route_is_answered_by_whichever_member_is_asked(
