@@ -51,7 +51,7 @@ async def test_everything_that_can_be_had_is_in_it(
     assert journal["spec"]["name"] == JOURNAL
     assert "shards" in json.loads(found["shards.json"])
     (line,) = map(json.loads, found["fragments.jsonl"].splitlines())
-    assert (line["journal"], line["end"], line["unpersisted"]) == (JOURNAL, 33, 1)
+    assert (line["journal"], line["end"], line["unpersisted"]) == (JOURNAL, 29, 1)
     port = broker.http.rpartition(":")[2]
     assert found[f"members/127.0.0.1_{port}/ready.txt"] == "ready\n"
     assert "gazette_build_info{" in found[f"members/127.0.0.1_{port}/metrics.txt"]
