@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import configparser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,17 @@ def module_paths(root: Path, package: str) -> dict[str, Path]:
     return paths
 
 
+def imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, object]) -> list[str]:
+    """Return those of ``modules`` that a statement imports."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        assert node.module is not None, "imports are absolute"
+        found = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [name if name in modules else node.module for name in found]
+    return [name for name in dict.fromkeys(names) if name in modules]
+
+
 def edges(module: str, tree: ast.AST, modules: Mapping[str, object]) -> Iterator[Edge]:
     """Yield the imports of ``modules`` by one module, wherever they stand in it."""
 
@@ -46,16 +59,11 @@ def edges(module: str, tree: ast.AST, modules: Mapping[str, object]) -> Iterator
                 inner = "in a function"
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 inner = "while type checking"
-            names: list[str] = []
-            if isinstance(child, ast.Import):
-                names = [alias.name for alias in child.names]
-            elif isinstance(child, ast.ImportFrom):
-                assert child.module is not None, "imports are absolute"
-                found = [f"{child.module}.{alias.name}" for alias in child.names]
-                names = [name if name in modules else child.module for name in found]
-            for name in dict.fromkeys(names):
-                if name in modules and name != module:
-                    yield Edge(module, name, child.lineno, kind)
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                names = imported(child, modules)
+                yield from (
+                    Edge(module, name, child.lineno, kind) for name in names if name != module
+                )
             yield from visit(child, inner)
 
     return visit(tree, "at import")
@@ -118,3 +126,27 @@ def test_what_it_finds(texts: dict[str, str], found: list[str]) -> None:
         edge for name, text in modules.items() for edge in edges(name, ast.parse(text), modules)
     ]
     assert [str(edge) for edge in circular(graph)] == found
+
+
+def contract_of_pure_modules() -> tuple[set[str], set[str]]:
+    """Return the modules of the contract `Pure`, and those that they may not import."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".importlinter")
+    contract = config["importlinter:contract:pure"]
+    return set(contract["source_modules"].split()), set(contract["forbidden_modules"].split())
+
+
+def test_every_pure_module_is_in_the_contract() -> None:
+    """Modules that also import neither threads, loggers nor plug-ins cannot but be pure."""
+    listed, forbidden = contract_of_pure_modules()
+    graph = grimp.build_graph(PACKAGE, include_external_packages=True, cache_dir=None)
+    impure = (forbidden | {"threading", "logging", "importlib"}) & graph.modules
+    impure |= set().union(*map(graph.find_downstream_modules, impure))
+    modules = {
+        module
+        for module, path in module_paths(ROOT, PACKAGE).items()
+        if path.name != "__init__.py" and "_pb2" not in path.name
+    }
+    assert listed <= modules
+    missing = sorted(modules - impure - listed)
+    assert not missing, f"add to the contract Pure in .importlinter: {' '.join(missing)}"
