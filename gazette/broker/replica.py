@@ -149,9 +149,12 @@ class Replica:
 
         ``begin`` is to be called then, before the next append.
         """
-        if not self.others:
+        if self.jumps or self.others.empty:
             return self.jumps
-        return self.jumps or self.others.any_gone(self.other_followers(route))
+        if self.others.unknown:
+            # A primary that left in good order was in step with all others.
+            return self.head.closed is None
+        return self.others.any_gone(self.other_followers(route))
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
         """Begin at ``end`` as the primary of ``tenure``. Other brokers may have bytes behind it that

@@ -126,10 +126,13 @@ async def test_the_first_fragment_is_stored_before_a_second_append(
 
 
 async def test_it_is_not_written_per_append(cluster: FixedCluster) -> None:
-    """Before the first one is answered; then behind each fragment that is completed."""
+    """Before and after the first one; then behind each fragment that is completed."""
     cluster.create(journal_spec(JOURNAL, length=1024), "a")
-    await append(cluster["a"])
     assert known(cluster) is None
+    await append(cluster["a"])
+    head = known(cluster)
+    assert head is not None
+    assert (head.offset, [begin for _, begin in head.tenures]) == (0, [0])
     await append(cluster["a"], b"first")
     head = known(cluster)
     assert head is not None

@@ -44,7 +44,16 @@ def test_content_of_a_later_primary_ends_doubts_about_former_followers() -> None
 
 def test_a_primary_that_is_in_step_with_all_forgets() -> None:
     others = followed(C)
-    assert others
+    assert not others.empty
     others.clear()
-    assert not others
+    assert others.empty
     assert not others.any_gone(frozenset())
+
+
+def test_any_broker_may_have_followed_with_a_replica_that_did_not() -> None:
+    others = OtherFollowers()
+    assert others.unknown
+    assert others.any_gone(frozenset({B, C}))
+    others.follow(frozenset())
+    assert not others.unknown
+    assert others.empty

@@ -369,6 +369,8 @@ class AppendDriver:
                 replica.jumps = replica.head.closed is None
             elif store is not None and store.health.error is not None:
                 pass  # The append waits for the store, or is refused: see `AppendFSM`.
+            elif not self._call.in_line and not replica.jumps:
+                pass  # A pulse has no content.
             elif replica.must_begin(at.header.route):
                 try:
                     await self._wait(replica.begin(at.tenure, end))

@@ -6,8 +6,8 @@ next, it would give the same offsets to other bytes.
 
 A follower that stays brings such bytes along: the first synchronization of the new pipeline compares the ends
 of all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
-stores before its first append (``Replica.begin``). It costs a listing only if two replicas were lost at
-once.
+stores before its first append (``Replica.begin``). It costs a listing if two replicas were lost at once, and
+for the first append of a primary that has not followed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,30 @@ _LEFT: Final = -1
 
 
 class OtherFollowers:
-    """The other followers of former primaries, as seen by one replica that followed with them."""
+    """The other followers of former primaries, as seen by one replica that followed with them.
+
+    A replica that has not followed knows of none: any broker may have been one.
+    """
 
     def __init__(self) -> None:
-        self._known: frozenset[Incarnation] = frozenset()
+        self._known: frozenset[Incarnation] | None = None
+
+    @property
+    def unknown(self) -> bool:
+        """True before the first call of another method."""
+        return self._known is None
+
+    @property
+    def empty(self) -> bool:
+        """True if no broker is known that may have other bytes."""
+        return self._known == frozenset()
 
     def follow(self, others: frozenset[Incarnation]) -> None:
         """Record that this replica follows a primary, and ``others`` with it.
 
         A known follower that is not among them has left the journal. If it returns, its replica is new.
         """
-        left = {(id, _LEFT) for id, _ in self._known - others}
+        left = {(id, _LEFT) for id, _ in (self._known or frozenset()) - others}
         self._known = others | left
 
     def committed(self, others: frozenset[Incarnation]) -> None:
@@ -45,11 +58,7 @@ class OtherFollowers:
 
     def any_gone(self, present: frozenset[Incarnation]) -> bool:
         """Return True unless all known followers are among ``present``."""
-        return not self._known <= present
-
-    def __bool__(self) -> bool:
-        """Return True if there are known followers."""
-        return bool(self._known)
+        return self._known is None or not self._known <= present
 
     def clear(self) -> None:
         """Forget all: this replica leads, and is in step with all that can have other bytes."""
