@@ -100,7 +100,7 @@ WAYS = {
 
 
 def best(repeat: int, work: Callable[[], None]) -> float:
-    """Seconds of the fastest run."""
+    """Return the seconds of the fastest run."""
     times = []
     for _ in range(repeat):
         begin = time.perf_counter()
@@ -123,7 +123,7 @@ async def serve() -> None:
 
 
 async def through_broker(arguments: argparse.Namespace, messages: list[Word]) -> dict[str, float]:
-    """Seconds until everything is in the journals, by way of publishing."""
+    """Return the seconds until everything is in the journals, by way of publishing."""
     broker = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--serve", stdout=asyncio.subprocess.PIPE
     )

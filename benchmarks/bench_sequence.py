@@ -38,7 +38,7 @@ class Word(Message):
 
 
 def journal_of(messages: int, *, transaction: int = 0, producers: int = 1, run: int = 50) -> bytes:
-    """Messages in transactions of that many, or outside of them; producers alternate in runs."""
+    """Return messages in transactions of that many, or outside of them; producers alternate in runs."""
     framing = framing_of(CONTENT_JSON_LINES, Word)
     clock = Clock(clock_at(1_700_000_000 * 10**9))
     mints = [UuidMint(bytes([1, 0, 0, 0, 0, n]), clock) for n in range(producers)]
@@ -54,7 +54,7 @@ def journal_of(messages: int, *, transaction: int = 0, producers: int = 1, run: 
 
 
 def sequence(journal: bytes, ring: int = RING) -> int:
-    """How many messages committed."""
+    """Return how many messages committed."""
     framing = framing_of(CONTENT_JSON_LINES, Word)
     decoder = EnvelopeDecoder("bench/journal", framing, 0)
     sequencer: Sequencer[Word] = Sequencer({}, ring)

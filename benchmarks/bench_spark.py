@@ -191,7 +191,7 @@ class History:
         return sum(row[1] for row in rows if row[0] is not None)
 
     def backfill(self, runner: Any, backfill: BenchRows) -> int:
-        """Both passes, and the states of all shards staged, one for each journal."""
+        """Run both passes, and stage the states of all shards, one for each journal."""
         specs = [
             ShardSpec(
                 f"shard-{number:03d}",
@@ -218,7 +218,7 @@ class History:
             attempts = runner.build(tasks, lambda _: None)
             assert folded.rows > self.messages, "acknowledgements are rows, too"
             if isinstance(backfill, BenchColumns):
-                return self.messages  # Of a fold it is told how many rows it gave.
+                return self.messages  # The report of a fold counts the rows that it returned.
             return sum(attempt.built.messages for attempt in attempts)
 
 
@@ -242,7 +242,7 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
 
 
 def works_without_spark(history: History) -> dict[str, Work]:
-    """By one thread of this process: what the source itself takes."""
+    """Return the works of one thread of this process: what the source itself takes."""
     format = RowFormat("json", pa.schema([("word", pa.string()), ("count", pa.int64())]))
     with_places = RowFormat(
         "json",
@@ -304,7 +304,7 @@ def works_without_spark(history: History) -> dict[str, Work]:
 async def consumed(
     history: History, fragments: Iterator[Path], messages: int, bytes_: int
 ) -> Taken:
-    """A shard that reads the first fragments of a journal, which brokers find in their store."""
+    """Run a shard that reads the first fragments of a journal, which brokers find in their store."""
     with tempfile.TemporaryDirectory(prefix="bench-consume-") as directory:
         settings = BenchSettings(Path(directory))
         async with running(settings, SystemClock()) as bench, application(bench) as shards:
@@ -326,7 +326,7 @@ async def consumed(
 
 
 def by_consuming(history: History, wanted: int, args: argparse.Namespace) -> Taken:
-    """Whole fragments, of about so many messages."""
+    """Measure consuming of whole fragments, of about so many messages."""
     taken, messages, end = [], 0, 0
     share = args.messages // args.journals + (args.messages % args.journals > 0)
     for piece in history.snapshot.journals[0].pieces:

@@ -92,7 +92,7 @@ class Stored:
 def measured(
     transaction: Callable[[Any], None], rows: int, rng: random.Random, seconds: float
 ) -> tuple[float, float]:
-    """Microseconds (of time, of this thread's processor) of one transaction."""
+    """Return the microseconds (of time, of this thread's processor) of one transaction."""
     count, elapsed, busy = 0, 0.0, 0.0
     while elapsed < seconds:
         batch = changes(rng, rows)  # New values each time: SQLite does not write what is there.

@@ -10,7 +10,7 @@ rewrites some hundred, and has a checkpoint of one source. The log is kept as fr
 pruned as ``gazctl shards prune`` does by the hints that a shard would keep (the primary's and two backups).
 
 Checked, after each transaction: that a recovery from fresh hints would read at most twice the live state and
-64 MiB. And ten times on the way, and at the end: that a new owner who has nothing but the pruned log
+64 MiB. And ten times on the way, and at the end: that a new owner with nothing but the pruned log
 finds exactly the rows and the checkpoint of the last transaction. Exits with 1 if anything is wrong.
 """
 
@@ -48,7 +48,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS kv (k INTEGER PRIMARY KEY, v BLOB NOT NULL)
 
 
 def row(key: int, version: int) -> bytes:
-    """What a row holds: it differs with every version, and does not compress."""
+    """Return the content of a row: it differs with every version, and does not compress."""
     return random.Random(key << 32 | version).randbytes(ROW_BYTES)
 
 

@@ -27,7 +27,7 @@ def journal_name(number: int) -> str:
 
 
 def content(producer: int, first: int, count: int, per_transaction: int) -> pa.Buffer:
-    """Messages ``first`` and following of a producer, in transactions; the last one ends with them."""
+    """Return messages ``first`` and following of a producer, in transactions; the last one ends with them."""
     # Each transaction has an acknowledgement behind its messages.
     index = np.arange(first, first + count, dtype=np.uint64)
     ends = np.append(np.arange(per_transaction, count, per_transaction), count)

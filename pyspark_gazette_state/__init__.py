@@ -1,4 +1,4 @@
-"""Has Spark find ``format("gazette-state")`` by itself: it looks into packages of such names."""
+"""Found by Spark, which looks into packages of such a name for ``format("gazette-state")``."""
 
 from __future__ import annotations
 

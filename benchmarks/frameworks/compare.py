@@ -46,7 +46,7 @@ PEERS: Final = (
         BYTEWAX,
         "bytewax_count.py",
         "none",
-        "none: a restart begins anew",
+        "none: a restart begins from the start",
     ),
     Peer(
         "bytewax, from a file, recovery in SQLite each second",
@@ -79,7 +79,7 @@ OUR_GUARANTEE: Final = "exactly once, state in a log of brokers in another proce
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: all were compared; 1: some could not be, which is said."""
+    """Return 0 if all were compared; 1 if some could not be, which is printed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--directory", type=Path, help="where environments are kept (temporary)")
@@ -118,7 +118,7 @@ def row(name: str, rate: float, counts: str, guarantee: str) -> None:
 
 
 def environment(root: Path, packages: Sequence[str]) -> Path:
-    """The interpreter of an environment that has these packages; made if it is not there."""
+    """Return the interpreter of an environment that has these packages; make it if it is not there."""
     directory = root / packages[0].replace("=", "-")
     python = directory / "bin" / "python"
     if not python.exists():
@@ -129,7 +129,7 @@ def environment(root: Path, packages: Sequence[str]) -> Path:
 
 
 def run(python: Path, peer: Peer, text: Path, state: Path) -> dict[str, Any]:
-    """What the peer's script prints last, which is JSON."""
+    """Return what the peer's script prints last, which is JSON."""
     command = [str(python), str(HERE / peer.script), str(text), str(state), peer.mode]
     done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, env=clean())
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -137,12 +137,12 @@ def run(python: Path, peer: Peer, text: Path, state: Path) -> dict[str, Any]:
 
 
 def clean() -> dict[str, str]:
-    """Our environment, without what would lead others to our packages."""
+    """Return our environment, without what would lead others to our packages."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def ours(path: Path) -> dict[str, float]:
-    """Messages per second by `gazette bench consume`."""
+    """Return messages per second by `gazette bench consume`."""
     command = [sys.executable, "-m", "gazette.bench.main", "consume", f"--json={path}"]
     subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     figures = json.loads(path.read_text())["figures"]
@@ -150,7 +150,7 @@ def ours(path: Path) -> dict[str, float]:
 
 
 def reason(error: Exception) -> str:
-    """The last line of what went wrong."""
+    """Return the last line of what went wrong."""
     said = getattr(error, "stderr", None) or b""
     lines = said.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else repr(error)
