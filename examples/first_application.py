@@ -1,9 +1,7 @@
 """The application of the README and of docs/first-application.md."""
 
-from typing import Any
-
-from gazette import Application, Envelope, Message, Publisher, Shard, runconsumer
-from gazette.stores.sqlite.store import SQLiteStore
+from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, runconsumer
+from gazette.stores.sqlite import SQLiteStore
 
 
 class Word(Message):
@@ -13,7 +11,7 @@ class Word(Message):
 class WordCount(Application[SQLiteStore]):
     message_type = Word
 
-    def new_store(self, shard: Shard, recorder: Any) -> SQLiteStore:
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
         schema = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER)"
         return SQLiteStore(recorder, schema)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gazette.message.mapping import Partition
     from gazette.message.message import Acknowledgement, CSVRecord, Message
     from gazette.message.publisher import Publisher
+    from gazette.recoverylog.log.recorder import Recorder
     from gazette.version import __version__
 
 _HOMES = {
@@ -56,6 +57,7 @@ _HOMES = {
     "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
     "Question": "gazette.consumer.query.query",
+    "Recorder": "gazette.recoverylog.log.recorder",
     "Shard": "gazette.consumer.application",
     "ShardRequest": "gazette.consumer.query.shard_route",
     "StateView": "gazette.consumer.application",
@@ -83,6 +85,7 @@ __all__ = [
     "PoisonPolicy",
     "Publisher",
     "Question",
+    "Recorder",
     "Shard",
     "ShardRequest",
     "StateView",
@@ -94,14 +97,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "runconsumer":
-        return importlib.import_module("gazette.runconsumer")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gazette' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
+if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+
+    def __getattr__(name: str) -> Any:
+        if name == "runconsumer":
+            return importlib.import_module("gazette.runconsumer")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'gazette' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value
 
 
 def __dir__() -> list[str]:

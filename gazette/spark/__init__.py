@@ -21,8 +21,10 @@ _MODULES = {
 __all__ = ["Backfill", "GazetteDataSource", "read", "session"]
 
 
-def __getattr__(name: str) -> Any:
-    # Import lazily: workers of Spark import this package without ever starting a session.
-    if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+
+    def __getattr__(name: str) -> Any:
+        # Import lazily: workers of Spark import this package without ever starting a session.
+        if (module := _MODULES.get(name)) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{module}"), name)

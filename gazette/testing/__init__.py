@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["AppDriver"]
 
 
-def __getattr__(name: str) -> Any:
-    # Lazily, so that importing one module of the package does not import the others.
-    if name != "AppDriver":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gazette.testing.app_driver import AppDriver
+if not TYPE_CHECKING:  # Type checkers report a name that is not here.
 
-    return AppDriver
+    def __getattr__(name: str) -> Any:
+        # Lazily, so that importing one module of the package does not import the others.
+        if name != "AppDriver":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gazette.testing.app_driver import AppDriver
+
+        return AppDriver

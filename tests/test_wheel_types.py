@@ -1,0 +1,152 @@
+"""The types of the wheel reach the type checkers of users: mypy --strict and pyright."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {
+    "gazette": (
+        "Application ConsumerService Envelope Message Publisher Recorder Shard ShardRequest Store "
+        "runconsumer shard_route shard_rpc"
+    ),
+    "gazette.stores.sqlite": "SQLiteStore",
+    "gazette.stores.rocksdb": "RocksDBStore",
+    "gazette.stores.json_file": "JSONFileStore",
+    "gazette.stores.sql": "SQLStore",
+    "gazette.client": "AppendService Client Reader RetryReader",
+    "gazette.testing": "AppDriver",
+    "gazette.spark": "Backfill GazetteDataSource session",
+}
+"""Names that applications import, by module."""
+MISTAKES = '''
+from gazette import Aplication  # wrong
+from gazette.client import Clients  # wrong
+from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, runconsumer
+from gazette.stores.sqlite import SQLiteStore
+
+
+class Word(Message):
+    word: str
+
+
+class Wrong(Application[SQLiteStore]):
+    message_type = Word
+
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
+        shard.publish_future(7)  # wrong
+        return SQLiteStore(recorder, 7)  # wrong
+
+    def consume_message(
+        self, shard: Shard, store: SQLiteStore, envelope: Envelope[Word], publisher: Publisher
+    ) -> None:
+        store.execute(envelope.message.word, journal=1)  # wrong
+        print(envelope.message.number, envelope.begin)  # wrong
+
+    def finalize_transaction(self, shard: int, store: SQLiteStore, publisher: Publisher) -> None:  # wrong
+        pass
+
+
+runconsumer.main(Wrong)  # wrong
+'''  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of a user: ``bin/python`` has the wheel, and what it depends on."""
+    project = tmp_path_factory.mktemp("user")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    here = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    run([*pip, "wheel", "--no-deps", *here, "--wheel-dir", str(project), str(ROOT)])
+    (wheel,) = project.glob("*.whl")
+    venv.create(project, with_pip=False)
+    (packages,) = project.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    # After the wheel's own: this environment may have an editable installation of the source.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return project
+
+
+def run(command: list[str], *, codes: tuple[int, ...] = (0,), cwd: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    assert done.returncode in codes, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def mypy(project: Path, name: str) -> dict[int, str]:
+    """Return the errors of ``mypy --strict``, by line."""
+    python = str(project / "bin" / "python")
+    options = [
+        "--strict",
+        "--no-error-summary",
+        "--no-pretty",
+        "--config-file=",
+        "--python-executable",
+        python,
+    ]
+    out = run([sys.executable, "-m", "mypy", *options, name], codes=(0, 1), cwd=project)
+    found = re.findall(rf"^{re.escape(name)}:(\d+): error: (.*)$", out, re.MULTILINE)
+    assert len(found) == out.count(": error: "), out
+    return {int(line): message for line, message in found}
+
+
+def pyright(project: Path, name: str) -> dict[int, str]:
+    """Return the errors of pyright with its default rules, by line."""
+    python = str(project / "bin" / "python")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, name]
+    out = json.loads(run(command, codes=(0, 1), cwd=project))
+    return {
+        one["range"]["start"]["line"] + 1: one["message"]
+        for one in out["generalDiagnostics"]
+        if one["severity"] == "error"
+    }
+
+
+def wrong_lines(text: str) -> set[int]:
+    return {at for at, line in enumerate(text.splitlines(), 1) if "# wrong" in line}
+
+
+Checker: TypeAlias = Callable[[Path, str], Mapping[int, str]]
+CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright])
+
+
+@pytest.mark.long
+@CHECKERS
+def test_the_application_of_the_readme_has_no_errors(user: Path, checker: Checker) -> None:
+    readme = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert readme is not None
+    (user / "app.py").write_text(readme.group(1))
+    assert checker(user, "app.py") == {}
+
+
+@pytest.mark.long
+@CHECKERS
+def test_mistakes_of_an_application_are_errors(user: Path, checker: Checker) -> None:
+    (user / "mistakes.py").write_text(MISTAKES)
+    assert checker(user, "mistakes.py").keys() == wrong_lines(MISTAKES)
+
+
+@pytest.mark.long
+@CHECKERS
+def test_every_public_name_has_a_type(user: Path, checker: Checker) -> None:
+    """A name of type ``Any`` would pass for an integer."""
+    text = "".join(
+        f"from {module} import {name}\nnumber_of_{name}: int = {name}  # wrong\n"
+        for module, names in PUBLIC.items()
+        for name in names.split()
+    )
+    (user / "public.py").write_text(text)
+    assert checker(user, "public.py").keys() == wrong_lines(text)
