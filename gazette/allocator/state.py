@@ -81,9 +81,9 @@ class Demand:
     def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
         """Return the capacity that exiting members need not offer any more, the oldest member first.
 
-        It never exceeds what the other members can absorb. Capacity remains for every item that could not
-        have its replicas on distinct members otherwise. Such an item keeps the members that leave last, and
-        does not keep these from handing over the rest. ``limits`` must be those of the keys.
+        The result never exceeds what the other members can absorb. An item may need a member that exits, to
+        have its replicas on distinct members. Then capacity for that item remains, at the members that leave
+        last. Those still hand over the rest. ``limits`` must be those of the keys.
         """
         useful = sum(limit > 0 for limit in self.limits.values())
         wanted = sorted(self.replication.values())

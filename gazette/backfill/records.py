@@ -84,7 +84,9 @@ class RunRecords:
             )
 
     async def manifest(self) -> set[tuple[str, str]] | None:
-        """Return pairs of shard and attempt that count; None if undecided. Raise ``Corrupt``."""
+        """Return the pairs of shard and attempt in the manifest; None before
+        it is made. Raise ``Corrupt``.
+        """
         data = await self._find(self._object(MANIFEST))
         return None if data is None else manifest_attempts(data)
 

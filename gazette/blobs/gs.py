@@ -54,7 +54,7 @@ class GsStore(FsspecStore):
         )
         # Not the class that gcsfs registers: that one asks a second service about the kind of the bucket.
         return GCSFileSystem(
-            # Named, so that a host without credentials is an error and not an anonymous user.
+            # By name: without it, a host that lacks credentials would be an anonymous user.
             token="anon" if self._emulated else "google_default",
             requests_timeout=timeout,
             # Objects with a gzip encoding are wanted as they are stored.

@@ -74,7 +74,7 @@ class HealthStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """The threads for blocking calls of one store. No part waits for another."""
+    """The threads for blocking calls of one store. Calls of one kind do not wait for those of another."""
 
     calls: StoreCalls
     signing: StoreCalls

@@ -93,8 +93,8 @@ class Head:
             ) from error
 
     def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
-        """Return the head once a primary has first acknowledged ``[begin,
-        end)``, or is about to begin there.
+        """Return the head for a primary that begins at ``begin``, or has first
+        acknowledged ``[begin, end)``.
         """
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
@@ -208,7 +208,7 @@ class KnownHead:
         """Write in the background that nothing was acknowledged beyond ``end``, where
         the journal has ``registers``.
 
-        The next primary then goes on there without an operator, once stores have all of the journal. Has an
+        The next primary then begins there without an operator, once stores have all of the journal. Has an
         effect only for a primary that has acknowledged an append. No append may follow.
         """
         if self._tenure is None:

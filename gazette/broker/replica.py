@@ -145,9 +145,9 @@ class Replica:
         )
 
     def must_begin(self, route: Route) -> bool:
-        """Return True if stores may have, at the end of the spool, bytes that this primary never got.
+        """Return True if a store may hold bytes behind the end of the spool that this primary never received.
 
-        ``begin`` is to be called then, before the next append.
+        Then call ``begin`` before the next append.
         """
         if self.jumps or self.others.empty:
             return self.jumps
@@ -175,7 +175,7 @@ class Replica:
                     await self._list(self.spec)
         except TimeoutError:
             raise Unavailable(
-                "the journal's fragment stores were not listed in time, after the write of its head",
+                "the second listing of the journal's fragment stores did not end in time",
                 hint="Check the stores: `gazctl journals store-health`.",
                 journal=self.journal,
                 timeout_s=timeout_s,

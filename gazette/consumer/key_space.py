@@ -126,9 +126,9 @@ def route_of(assignments: Sequence[DecodedKV]) -> Route:
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Rank replicas of which none can take over at once: one that has played more sorts higher.
+    """Return a key that sorts replicas by progress of play-back; failed ones sort last.
 
-    A failed replica sorts last.
+    Used where no replica can take over at once.
     """
     code: ReplicaCode = assignment.decoded.value.code
     return (-1,) if code is ReplicaCode.FAILED else (code.value,)

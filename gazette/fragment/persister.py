@@ -98,7 +98,9 @@ class _Entry:
     tenure: Revision
     """Creation revision of the assignment of the primary that appended the last of these bytes."""
     reassigned: asyncio.Event | None
-    """Not set: a living primary holds the same bytes. None: do not wait for another upload."""
+    """An event that is not set while a living primary holds the same bytes, and may
+    upload them. None: do not wait.
+    """
     cut: Offset | None = None
     """The offset at which to cut the spool before it is uploaded."""
     failures: int = 0
@@ -272,7 +274,8 @@ class Persister:
     async def _left_to_primary(self, entry: _Entry) -> bool:
         """Wait for the primary's upload. Return False when this broker has to upload instead.
 
-        The store is looked into meanwhile, so that the spool's file is let go soon.
+        Meanwhile look into the store at intervals, to let the spool's file go as
+        soon as the fragment is there.
         """
         settings, now = self._settings, self._clock.monotonic
         spread = 1 + 0.5 * self._rng.random()

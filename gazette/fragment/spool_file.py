@@ -37,8 +37,9 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
-"""Content up to this many bytes is hashed and written on the loop. That takes about half a millisecond
-while the disk is fast. For longer content a thread costs less than it frees.
+"""Greatest size of content in bytes that is hashed and written on the loop.
+
+That takes about half a millisecond while the disk is fast. Longer content is worth the cost of a thread.
 """
 
 

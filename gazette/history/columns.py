@@ -261,10 +261,10 @@ class UuidCodec(MessageCodec[Any]):
         return texts_to_bytes([value or "" for value in values])
 
     def encode(self, message: Any) -> bytes:
-        raise Bug("what was only looked at is not written")
+        raise Bug("a codec that only peeks at messages writes none")
 
     def _new_acknowledgement(self, message: Any) -> Any:
-        raise Bug("what was only looked at is not written")
+        raise Bug("a codec that only peeks at messages writes none")
 
 
 def uuid_texts(uuids: UuidArrays) -> list[str]:

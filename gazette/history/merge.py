@@ -27,7 +27,7 @@ class CommittedRun:
 
     run: Run
     known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Clocks ``acked`` and ``newest`` of the producers in the run that were known before it."""
+    """Clocks ``acked`` and ``newest`` before the run, of its producers that earlier runs have seen."""
     fates: Mapping[int, int] = field(default_factory=dict)
     """For producers with pending messages at its end: the clock up to which these committed later."""
     clock_min: int = 0

@@ -208,7 +208,9 @@ def _end_of_line(text: str, at: int) -> int:
 
 
 def _end_of_block(text: str, at: int, end: int) -> int:
-    """Return the end of the lines that YAML counts to a name: items, and deeper lines."""
+    """Return the end of the block of YAML lines that belong to a name: items,
+    and lines with more indentation.
+    """
     begin = text.rfind("\n", 0, at) + 1
     indent = _indent(text, begin)
     while (next_line := text.find("\n", end)) >= 0:

@@ -332,11 +332,11 @@ class ReadApi:
 
 
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
-    """Return the endpoint of the broker that a resolution names, and the header for a call to it. Without a
-    named broker: those of the best one of the route.
+    """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    The header names the broker. Another broker, such as this one, may have taken its endpoint over: that
-    broker refuses the request. Otherwise the request would be proxied again and again.
+    Without a named broker, choose the best one of the route. The header names the broker. Another broker,
+    such as this one, may have taken its endpoint over: that broker refuses the request. Otherwise the request
+    would be proxied again and again.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.
     """

@@ -82,7 +82,9 @@ class AppendDriver:
         self._fsm = AppendFSM(call.terms, read_through=call.min_revision)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
-        """The replica whose pipeline, or lack of one, this append holds, or whose answers it waits for."""
+        """The replica that this append uses: it holds the replica's pipeline, or place
+        for one, or waits for answers.
+        """
         self._pipeline: Pipeline | None = None
         self._answering: Pipeline | None = None
         """The pipeline that was handed over. This append waits in its turn for the pipeline's answers."""

@@ -111,7 +111,7 @@ class AppendFlow:
         return self.balance.delay()
 
     def take(self, length: int, *, delayed: bool) -> None:
-        """Count a chunk that goes on its way; ``delayed`` if it had to wait."""
+        """Count a chunk that is passed on; ``delayed`` if it had to wait."""
         self.delayed_chunks += delayed
         if self.rate_max:
             self.balance.spend(length)

@@ -156,7 +156,7 @@ class AppendFSM:
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
                 self._spool, self._registers = spool, spool.registers
                 if caught_up:
-                    # These bytes have lost holders since they were acknowledged: have them uploaded now.
+                    # Replicas that held these bytes are gone: close the fragment, so that it is uploaded now.
                     self.roll_to = spool.fragment.end
                 return self._send_sync(now)
             case State.START_PIPELINE, ev.SyncAnswered():

@@ -145,7 +145,11 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
 def decoded(
     decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
 ) -> Iterator[list[Envelope[Any]]]:
-    """Decode again what a decoder was fed. With a policy, malformed bytes have been skipped before."""
+    """Yield the decoder's messages in batches.
+
+    Without a policy, raise ``MalformedMessage`` at the first malformed one. With a policy, skip those: they
+    were handled when the bytes were first decoded.
+    """
     while True:
         try:
             if not (batch := decoder.decode()):

@@ -107,7 +107,7 @@ async def _suspend(context: Context, client: Client, journal: str, control: Susp
         async with context.answering(client.address):
             await client.append(AppendParams(journal, suspend=control))
     except GazetteError as error:
-        if status_of(error) != Status.SUSPENDED.name:  # This status is the success of a suspension.
+        if status_of(error) != Status.SUSPENDED.name:  # A suspension succeeds with SUSPENDED.
             raise
 
 

@@ -329,9 +329,9 @@ _ESCAPES: Final = {
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str, bool]] | None]]:
-    """Yield literal text with the action behind it: as it is written, and its tokens.
+    """Yield each piece of literal text, with the action that follows it as text and as tokens.
 
-    The tokens of a comment are None.
+    A comment has None for tokens.
     """
     position, trim = 0, False
     while begin := _BEGIN.search(text, position):

@@ -223,7 +223,9 @@ class RocksDBStore(Store):
         return PendingSavepoint(self._pending.values())
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return that it is the message's: RocksDB's errors are ours, and never get here."""
+        """Return ``MESSAGE`` always: the store raises its own errors as
+        ``GazetteError``, which are not classified.
+        """
         return ErrorCause.MESSAGE
 
     def _pending_of(self, column_family: str) -> Pending:

@@ -23,7 +23,7 @@ _PREPARED_BY_VIRTUAL_TABLES: Final = frozenset(
 """Statements that some virtual tables prepare at the first look at them. ``query_only`` keeps them
 from taking effect."""
 _PROGRESS_STEPS = 100_000
-"""Steps of SQLite's virtual machine between two checks that the store was destroyed: milliseconds."""
+"""Steps of SQLite's virtual machine between two checks for a destroyed store: some milliseconds."""
 
 
 class ReadPool:
