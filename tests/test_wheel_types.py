@@ -65,7 +65,7 @@ runconsumer.main(Wrong)  # wrong
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of a user: ``bin/python`` has the wheel, and what it depends on."""
+    """Make a project of a user: ``bin/python`` has the wheel, and what it depends on."""
     project = tmp_path_factory.mktemp("user")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     here = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
