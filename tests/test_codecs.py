@@ -94,7 +94,7 @@ def some_content(seed: int, length: int) -> bytes:
     return bytes(out[:length])
 
 
-def test_numbers_are_those_of_the_protocol():
+def test_numbers_are_those_of_the_protocol() -> None:
     """Every codec of the protocol can be written and read, and no other number."""
     for codec in CODECS:
         assert decode(new_decompressor(codec), [encode(codec, b"abc", random.Random(1))]) == b"abc"
@@ -113,7 +113,7 @@ def test_numbers_are_those_of_the_protocol():
     longest=st.sampled_from([3000, 100_000, 1 << 20]),
     most=st.sampled_from([100, 4096, 1 << 20]),
 )
-def test_both_directions_agree_with_independent_tools(codec, seed, length, longest, most):
+def test_both_directions_agree_with_independent_tools(codec, seed, length, longest, most) -> None:
     """What we write others read, and what others write we read, however it is cut."""
     rng = random.Random(seed)
     content = some_content(seed, length)
@@ -129,7 +129,7 @@ def test_both_directions_agree_with_independent_tools(codec, seed, length, longe
 @pytest.mark.parametrize(
     ("codec", "tool"), [(Codec.GZIP, "gzip"), (Codec.ZSTANDARD, "zstd")], ids=["gzip", "zstd"]
 )
-def test_command_line_tools_agree(codec, tool):
+def test_command_line_tools_agree(codec, tool: str) -> None:
     """Operators read fragments with these, and may write them."""
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
@@ -140,7 +140,7 @@ def test_command_line_tools_agree(codec, tool):
     assert decode(new_decompressor(codec), [theirs]) == content
 
 
-def test_gzip_closes_a_member_per_batch():
+def test_gzip_closes_a_member_per_batch() -> None:
     """Each batch is a gzip file of its own; the offload codec writes exactly one member."""
     for codec, members in ((Codec.GZIP, 3), (Codec.GZIP_OFFLOAD_DECOMPRESSION, 1)):
         compressor = new_compressor(codec)
@@ -157,7 +157,7 @@ def test_gzip_closes_a_member_per_batch():
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec):
+def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec) -> None:
     """No prefix passes for a whole file, but the empty one and one that ends between two chunks."""
     content = some_content(3, 2000)
     data = oneshot_encode(codec, content)
@@ -172,7 +172,7 @@ def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec):
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY])
-def test_flipped_bits_are_never_content(codec):
+def test_flipped_bits_are_never_content(codec) -> None:
     """Checksums of gzip and snappy catch what decoding itself does not."""
     content = some_content(4, 3000)
     data = oneshot_encode(codec, content)
@@ -189,7 +189,7 @@ def test_flipped_bits_are_never_content(codec):
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_rubbish_is_corrupt(codec):
+def test_rubbish_is_corrupt(codec) -> None:
     """Bytes of another format are refused; so is what follows a whole file."""
     if codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION:
         with pytest.raises(Corrupt):
@@ -199,14 +199,14 @@ def test_rubbish_is_corrupt(codec):
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_files_can_be_joined(codec):
+def test_files_can_be_joined(codec) -> None:
     """Files one behind the other are the file of their contents."""
     data = b"".join(oneshot_encode(codec, bytes([n]) * 70_000) for n in range(4))
     expected = b"".join(bytes([n]) * 70_000 for n in range(4))
     assert decode(new_decompressor(codec), cut(data, random.Random(1), 37)) == expected
 
 
-def test_zstandard_skips_skippable_frames():
+def test_zstandard_skips_skippable_frames() -> None:
     """Metadata frames of other tools carry no content."""
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(b"content")
@@ -216,13 +216,13 @@ def test_zstandard_skips_skippable_frames():
         assert decode(new_decompressor(Codec.ZSTANDARD), pieces) == b"content"
 
 
-def test_zstandard_writes_no_content_size():
+def test_zstandard_writes_no_content_size() -> None:
     """A streaming writer does not know it, and readers must not need it."""
     data = encode(Codec.ZSTANDARD, b"content" * 1000, random.Random(1))
     assert zstandard.frame_content_size(data) == -1
 
 
-def test_snappy_skips_padding_and_unknown_chunks():
+def test_snappy_skips_padding_and_unknown_chunks() -> None:
     """Padding and skippable chunks of any length carry no content; reserved ones are refused."""
     blocks = bytes(cramjam.snappy.compress(b"abc" * 50_000))[len(STREAM_ID) :]
     large = b"\xfe" + (1 << 20).to_bytes(3, "little") + bytes(1 << 20)
@@ -239,7 +239,7 @@ def test_snappy_skips_padding_and_unknown_chunks():
         decode(new_decompressor(Codec.SNAPPY), [STREAM_ID + b"\x01\xff\xff\x7f"])
 
 
-def test_snappy_blocks_do_not_exceed_the_format():
+def test_snappy_blocks_do_not_exceed_the_format() -> None:
     """A block that claims more than 64 KiB is refused, whatever it would decode to."""
     raw = bytes(cramjam.snappy.compress_raw(bytes(1 << 20)))
     body = b"\0\0\0\0" + raw
@@ -251,7 +251,7 @@ def test_snappy_blocks_do_not_exceed_the_format():
         )
 
 
-def test_snappy_writes_whole_blocks():
+def test_snappy_writes_whole_blocks() -> None:
     """Small pieces are gathered, so that the file does not consist of tiny blocks."""
     content = some_content(9, 500_000)
     compressor = new_compressor(Codec.SNAPPY)
@@ -260,7 +260,7 @@ def test_snappy_writes_whole_blocks():
     assert len(ours) < 1.02 * len(bytes(cramjam.snappy.compress(content)))
 
 
-def test_offload_reads_what_was_decoded_already():
+def test_offload_reads_what_was_decoded_already() -> None:
     """Bytes that do not begin as gzip pass; `transport_decoded` passes those that do, too."""
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
     for content in (b"", b"x", b"\x1f", b"\x1f\x8b", b"\x1f\x8b\x07", b"plain content"):
@@ -273,7 +273,7 @@ def test_offload_reads_what_was_decoded_already():
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_bomb_stays_in_its_bounds(codec):
+def test_a_bomb_stays_in_its_bounds(codec) -> None:
     """256 MiB of zeros are given in pieces, of which few are held at any time."""
     compressor = new_compressor(codec)
     zeros = bytes(1 << 20)
@@ -291,7 +291,7 @@ def test_a_bomb_stays_in_its_bounds(codec):
     assert peak < len(data) + 2 * (32 << 20) + (1 << 20)
 
 
-def test_random_content_does_not_grow_much():
+def test_random_content_does_not_grow_much() -> None:
     """Content that cannot be compressed is stored, in all codecs."""
     content = os.urandom(1 << 20)
     for codec in CODECS:

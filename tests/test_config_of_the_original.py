@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -125,10 +126,10 @@ def _given(loaded: Loaded) -> int:
 class _Nothing(Application):
     message_type = bytes
 
-    def new_store(self, shard, recorder):
+    def new_store(self, shard, recorder) -> NoReturn:
         raise NotImplementedError
 
-    def consume_message(self, shard, store, envelope, publisher):
+    def consume_message(self, shard, store, envelope, publisher) -> NoReturn:
         raise NotImplementedError
 
 

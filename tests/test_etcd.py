@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
 
 
-def settings_of(*endpoints: str, **options) -> EtcdSettings:
+def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:
     return EtcdSettings(endpoints=endpoints, **options)
 
 
@@ -27,7 +29,7 @@ def unused_port() -> int:
         return server.getsockname()[1]
 
 
-async def test_put_get_delete(etcd: Etcd):
+async def test_put_get_delete(etcd: Etcd) -> None:
     first = await etcd.put("a", b"1")
     assert await etcd.get("a") == KeyValue(
         b"a", b"1", first.header.revision, first.header.revision, 1
@@ -48,7 +50,7 @@ async def test_put_get_delete(etcd: Etcd):
     assert await etcd.get("a") is None
 
 
-async def test_a_range_is_read_in_pages_at_one_revision(etcd: Etcd):
+async def test_a_range_is_read_in_pages_at_one_revision(etcd: Etcd) -> None:
     for i in range(7):
         await etcd.put(f"p/{i}", str(i).encode())
     await etcd.put("p0", b"a neighbour")
@@ -73,7 +75,7 @@ async def test_a_range_is_read_in_pages_at_one_revision(etcd: Etcd):
     assert len((await etcd.range("")).kvs) == 10
 
 
-async def test_pages_shrink_until_they_fit_a_message(etcd_server: EtcdServer, etcd: Etcd):
+async def test_pages_shrink_until_they_fit_a_message(etcd_server: EtcdServer, etcd: Etcd) -> None:
     for i in range(9):
         await etcd.put(f"big/{i}", bytes(40_000))
     small = settings_of(etcd_server.endpoint, receive_bytes_max=100_000)
@@ -87,7 +89,7 @@ async def test_pages_shrink_until_they_fit_a_message(etcd_server: EtcdServer, et
 
 
 @given(st.binary(max_size=4), st.binary(max_size=4))
-def test_prefix_range_covers_exactly_what_begins_with_the_prefix(prefix: bytes, key: bytes):
+def test_prefix_range_covers_exactly_what_begins_with_the_prefix(prefix: bytes, key: bytes) -> None:
     begin, end = prefix_range(prefix)
     if not key:
         return  # etcd has no empty key
@@ -95,7 +97,7 @@ def test_prefix_range_covers_exactly_what_begins_with_the_prefix(prefix: bytes, 
     assert inside == key.startswith(prefix)
 
 
-async def test_a_transaction_runs_one_of_its_branches(etcd: Etcd):
+async def test_a_transaction_runs_one_of_its_branches(etcd: Etcd) -> None:
     absent = Compare.version("t", "=", 0)
     done = await etcd.txn([absent], [Op.put("t", b"1")], [Op.get("t")])
     assert done.succeeded
@@ -124,18 +126,18 @@ async def test_a_transaction_runs_one_of_its_branches(etcd: Etcd):
         (Compare.create_revision("absent", "=", 0), True),
     ],
 )
-async def test_compares(etcd: Etcd, compare: Compare, holds: bool):
+async def test_compares(etcd: Etcd, compare: Compare, holds: bool) -> None:
     await etcd.put("t", b"1")
     await etcd.put("t", b"2")
     assert (await etcd.txn([compare], [])).succeeded == holds
 
 
-def test_a_relation_that_is_none():
+def test_a_relation_that_is_none() -> None:
     with pytest.raises(Invalid, match="not a relation"):
         Compare.version("t", "==", 1)  # type: ignore[arg-type]
 
 
-async def test_transactions_nest(etcd: Etcd):
+async def test_transactions_nest(etcd: Etcd) -> None:
     inner = Op.txn((Compare.version("n/a", "=", 0),), (Op.put("n/a", b"1"),), (Op.delete("n/a"),))
     first = await etcd.txn([], [inner, Op.put("n/b", b"2"), Op.get_prefix("n/")])
     nested, _, read = first.results
@@ -148,12 +150,12 @@ async def test_transactions_nest(etcd: Etcd):
     assert deleted.deleted == 1
 
 
-def test_which_operations_only_read():
+def test_which_operations_only_read() -> None:
     assert only_reads((Op.get("a"), Op.txn((), (Op.get("b"),))))
     assert not only_reads((Op.get("a"), Op.txn((), (Op.get("b"),), (Op.delete("c"),))))
 
 
-async def test_what_etcd_rejects_is_invalid_and_says_why(etcd: Etcd):
+async def test_what_etcd_rejects_is_invalid_and_says_why(etcd: Etcd) -> None:
     with pytest.raises(Invalid, match="too many operations") as caught:
         await etcd.txn([], [Op.put(f"k{i}", b"") for i in range(129)])
     assert "--max-txn-ops" in caught.value.hint
@@ -169,7 +171,7 @@ async def test_what_etcd_rejects_is_invalid_and_says_why(etcd: Etcd):
         await etcd.get("k", revision=1 << 40)
 
 
-async def test_a_compacted_revision_is_a_type_of_its_own(tmp_path):
+async def test_a_compacted_revision_is_a_type_of_its_own(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         async with await Etcd.connect(settings_of(server.endpoint), SystemClock()) as etcd:
             for _ in range(5):
@@ -184,7 +186,7 @@ async def test_a_compacted_revision_is_a_type_of_its_own(tmp_path):
             assert len((await etcd.range("", revision=revision - 1)).kvs) == 1
 
 
-async def test_connecting_where_nothing_listens_names_the_endpoints():
+async def test_connecting_where_nothing_listens_names_the_endpoints() -> None:
     first, second = unused_port(), unused_port()
     settings = settings_of(
         f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}", request_timeout_s=0.3
@@ -194,7 +196,7 @@ async def test_connecting_where_nothing_listens_names_the_endpoints():
     assert "Connection refused" in caught.value.facts["reason"]
 
 
-async def test_connecting_waits_for_an_etcd_that_starts_a_little_later(tmp_path):
+async def test_connecting_waits_for_an_etcd_that_starts_a_little_later(tmp_path: Path) -> None:
     server = etcd_for_tests(tmp_path, listen=f"http://127.0.0.1:{unused_port()}")
     settings = settings_of(server.endpoint)
     etcd, _ = await asyncio.gather(
@@ -215,7 +217,9 @@ def dead_end():
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-async def test_an_endpoint_that_is_dead_is_passed_over(etcd_server: EtcdServer, dead_end: str):
+async def test_an_endpoint_that_is_dead_is_passed_over(
+    etcd_server: EtcdServer, dead_end: str
+) -> None:
     refusing = f"http://127.0.0.1:{unused_port()}"
     for bad in (refusing, dead_end):
         settings = settings_of(bad, etcd_server.endpoint, request_timeout_s=1.0)
@@ -223,7 +227,7 @@ async def test_an_endpoint_that_is_dead_is_passed_over(etcd_server: EtcdServer, 
             assert await etcd.get("a") is None
 
 
-async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint():
+async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint() -> None:
     ports = unused_port(), unused_port()
     settings = settings_of(*(f"http://127.0.0.1:{p}" for p in ports), request_timeout_s=0.2)
     etcd = await unconnected(settings)
@@ -245,7 +249,7 @@ async def unconnected(settings: EtcdSettings) -> Etcd:
 
 async def test_a_write_whose_answer_is_lost_is_unknown_and_happens_once(
     etcd_server: EtcdServer, etcd: Etcd
-):
+) -> None:
     port = int(etcd_server.endpoint.rsplit(":", 1)[1])
     async with TcpProxy("127.0.0.1", port) as proxy:
         # The second endpoint works: it must not be tried.
@@ -278,7 +282,7 @@ async def failure_of(operation) -> GazetteError:
     return caught.value
 
 
-async def test_a_write_without_an_answer_is_unknown_after_its_deadline(tmp_path):
+async def test_a_write_without_an_answer_is_unknown_after_its_deadline(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         settings = settings_of(server.endpoint, request_timeout_s=0.3)
         async with await Etcd.connect(settings, SystemClock()) as etcd:
@@ -291,7 +295,7 @@ async def test_a_write_without_an_answer_is_unknown_after_its_deadline(tmp_path)
             assert await etcd.status()
 
 
-async def test_calls_go_on_over_a_restart(tmp_path):
+async def test_calls_go_on_over_a_restart(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         async with await Etcd.connect(settings_of(server.endpoint), SystemClock()) as etcd:
             await etcd.put("a", b"1")
@@ -301,7 +305,7 @@ async def test_calls_go_on_over_a_restart(tmp_path):
             await etcd.put("a", b"2")
 
 
-async def test_closing_ends_what_is_in_flight(tmp_path):
+async def test_closing_ends_what_is_in_flight(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         etcd = await Etcd.connect(settings_of(server.endpoint), SystemClock())
         server.pause()
@@ -316,7 +320,7 @@ async def test_closing_ends_what_is_in_flight(tmp_path):
             await etcd.watch("a", start_revision=0).__anext__()
 
 
-async def test_cancelling_a_call_is_not_closing(tmp_path):
+async def test_cancelling_a_call_is_not_closing(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         async with await Etcd.connect(settings_of(server.endpoint), SystemClock()) as etcd:
             server.pause()
@@ -337,19 +341,19 @@ async def test_cancelling_a_call_is_not_closing(tmp_path):
         ("unix:///run/etcd.sock", ("unix:/run/etcd.sock", False)),
     ],
 )
-def test_endpoints(endpoint: str, target: tuple[str, bool]):
+def test_endpoints(endpoint: str, target: tuple[str, bool]) -> None:
     assert grpc_target(endpoint) == target
 
 
 @pytest.mark.parametrize(
     "endpoint", ["", "localhost:2379", "ftp://x:1", "http://", "http://x:99999", "http://x/v3"]
 )
-def test_what_is_no_endpoint(endpoint: str):
+def test_what_is_no_endpoint(endpoint: str) -> None:
     with pytest.raises(Invalid, match="not an etcd endpoint"):
         EtcdSettings(endpoints=(endpoint,))
 
 
-def test_settings_that_cannot_be():
+def test_settings_that_cannot_be() -> None:
     with pytest.raises(Invalid, match="no etcd endpoint"):
         EtcdSettings(endpoints=())
     with pytest.raises(Invalid, match="needs its key"):
@@ -360,6 +364,6 @@ def test_settings_that_cannot_be():
 
 
 @pytest.mark.parametrize("error", [Compacted("x", compact_revision=3), LeaseLost("x")])
-def test_our_own_errors_have_a_hint(error: GazetteError):
+def test_our_own_errors_have_a_hint(error: GazetteError) -> None:
     assert error.hint
     assert str(error)

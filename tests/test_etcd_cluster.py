@@ -56,7 +56,7 @@ async def start(servers: list[EtcdServer]) -> EtcdSettings:
     return EtcdSettings(endpoints=tuple(server.endpoint for server in servers), request_timeout_s=5)
 
 
-async def test_members_die_one_by_one(members: list[EtcdServer]):
+async def test_members_die_one_by_one(members: list[EtcdServer]) -> None:
     settings = await start(members)
     hasty = replace(settings, request_timeout_s=0.3)
     async with (

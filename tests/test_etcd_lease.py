@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ async def connected(server: EtcdServer, clock=None) -> Etcd:
     return await Etcd.connect(EtcdSettings(endpoints=(server.endpoint,)), clock or SystemClock())
 
 
-async def test_keys_end_with_their_lease(etcd: Etcd):
+async def test_keys_end_with_their_lease(etcd: Etcd) -> None:
     lease = await etcd.grant(60)
     await etcd.put("m", b"1", lease=lease.id)
     await etcd.put("m", b"2", ignore_lease=True)
@@ -36,11 +37,11 @@ async def test_keys_end_with_their_lease(etcd: Etcd):
     await lease.revoke()
 
 
-async def test_a_fraction_of_a_second_is_rounded_up(etcd: Etcd):
+async def test_a_fraction_of_a_second_is_rounded_up(etcd: Etcd) -> None:
     assert (await etcd.grant(2.1)).ttl_s == 3.0
 
 
-async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock):
+async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock) -> None:
     async with await connected(etcd_server, clock) as etcd:
         lease = await etcd.grant(60)
         assert lease.remaining_s == 60
@@ -53,7 +54,7 @@ async def test_renewal_moves_the_end(etcd_server: EtcdServer, clock: ManualClock
             await lease.renew()
 
 
-async def test_renewal_counts_from_its_sending(etcd_server: EtcdServer, clock: ManualClock):
+async def test_renewal_counts_from_its_sending(etcd_server: EtcdServer, clock: ManualClock) -> None:
     """An answer that is late says nothing about the time for which it was under way."""
     host, _, port = etcd_server.endpoint.removeprefix("http://").partition(":")
     async with TcpProxy(host, int(port)) as proxy:
@@ -82,7 +83,7 @@ class SignallingClock(ManualClock):
         await super().sleep(seconds)
 
 
-async def test_it_is_renewed_three_times_per_ttl(etcd_server: EtcdServer):
+async def test_it_is_renewed_three_times_per_ttl(etcd_server: EtcdServer) -> None:
     clock = SignallingClock()
     async with await connected(etcd_server, clock) as etcd:
         lease = await etcd.grant(60)
@@ -95,7 +96,7 @@ async def test_it_is_renewed_three_times_per_ttl(etcd_server: EtcdServer):
             scope.cancel()
 
 
-async def test_it_is_lost_as_soon_as_etcd_does_not_know_it(etcd: Etcd):
+async def test_it_is_lost_as_soon_as_etcd_does_not_know_it(etcd: Etcd) -> None:
     lease = await etcd.grant(1)
     other = await etcd.grant(60)
     with pytest.raises(LeaseLost, match="does not know") as caught:
@@ -107,7 +108,7 @@ async def test_it_is_lost_as_soon_as_etcd_does_not_know_it(etcd: Etcd):
     await other.renew()
 
 
-async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path):
+async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         async with await connected(server) as etcd:
             lease = await etcd.grant(1)
@@ -125,7 +126,7 @@ async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path):
                 assert [event.deleted for event in (await anext(watching)).events] == [True]
 
 
-async def test_it_survives_a_restart_of_etcd(tmp_path):
+async def test_it_survives_a_restart_of_etcd(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         async with await connected(server) as etcd:
             lease = await etcd.grant(3)
@@ -140,7 +141,7 @@ async def test_it_survives_a_restart_of_etcd(tmp_path):
                 scope.cancel()
 
 
-async def test_it_survives_the_loss_of_an_endpoint(etcd_server: EtcdServer):
+async def test_it_survives_the_loss_of_an_endpoint(etcd_server: EtcdServer) -> None:
     port = int(etcd_server.endpoint.rsplit(":", 1)[1])
     async with TcpProxy("127.0.0.1", port) as proxy:
         endpoints = (f"http://127.0.0.1:{proxy.port}", etcd_server.endpoint)
@@ -153,7 +154,7 @@ async def test_it_survives_the_loss_of_an_endpoint(etcd_server: EtcdServer):
             assert lease.expires_at > before
 
 
-async def test_it_survives_an_endpoint_that_falls_silent(etcd_server: EtcdServer):
+async def test_it_survives_an_endpoint_that_falls_silent(etcd_server: EtcdServer) -> None:
     port = int(etcd_server.endpoint.rsplit(":", 1)[1])
     async with TcpProxy("127.0.0.1", port) as proxy:
         endpoints = (f"http://127.0.0.1:{proxy.port}", etcd_server.endpoint)
@@ -165,7 +166,9 @@ async def test_it_survives_an_endpoint_that_falls_silent(etcd_server: EtcdServer
             assert lease.expires_at > before
 
 
-async def test_closing_the_client_ends_keeping_alive(etcd_server: EtcdServer, clock: ManualClock):
+async def test_closing_the_client_ends_keeping_alive(
+    etcd_server: EtcdServer, clock: ManualClock
+) -> None:
     etcd = await connected(etcd_server, clock)
     lease = await etcd.grant(60)
     await etcd.close()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -66,7 +67,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-async def test_tls_with_client_certificates(certificates: Path, tmp_path: Path):
+async def test_tls_with_client_certificates(certificates: Path, tmp_path: Path) -> None:
     def pem(name: str) -> str:
         return str(certificates / name)
 
@@ -103,7 +104,7 @@ async def test_tls_with_client_certificates(certificates: Path, tmp_path: Path):
                 await Etcd.connect(settings, SystemClock())
 
 
-async def test_certificates_that_were_replaced_are_used(certificates: Path, tmp_path: Path):
+async def test_certificates_that_were_replaced_are_used(certificates: Path, tmp_path: Path) -> None:
     """A client whose certificate etcd refuses goes on once the file has another one."""
     tls = ServerTls(
         str(certificates / "server.pem"),
@@ -138,7 +139,7 @@ async def test_certificates_that_were_replaced_are_used(certificates: Path, tmp_
             await etcd.close()
 
 
-async def test_a_certificate_file_that_cannot_be_read_is_named():
+async def test_a_certificate_file_that_cannot_be_read_is_named() -> None:
     settings = EtcdSettings(("https://127.0.0.1:1",), ca_file="/nowhere/ca.pem")
     with pytest.raises(Invalid, match=r"ca_file: .*/nowhere/ca.pem"):
         await Etcd.connect(settings, SystemClock())
@@ -165,7 +166,7 @@ def enable_auth(server: EtcdServer) -> None:
         auth.AuthEnable(rpc_pb2.AuthEnableRequest())
 
 
-def settings_of(server: EtcdServer, **options) -> EtcdSettings:
+def settings_of(server: EtcdServer, **options: Any) -> EtcdSettings:
     return EtcdSettings((server.endpoint,), **options)
 
 
@@ -174,7 +175,7 @@ async def watched(etcd: Etcd, prefix: str) -> None:
         assert (await anext(watching)).created
 
 
-async def test_a_user_does_what_its_roles_allow(tmp_path: Path):
+async def test_a_user_does_what_its_roles_allow(tmp_path: Path) -> None:
     # Hashing passwords is slow by intent; at its least cost it does not hold the test up.
     with etcd_for_tests(tmp_path, arguments=["--bcrypt-cost=4"]) as server:
         enable_auth(server)
@@ -202,7 +203,7 @@ async def test_a_user_does_what_its_roles_allow(tmp_path: Path):
                 await etcd.get("app/a")
 
 
-async def test_tokens_are_renewed_when_etcd_forgot_them(tmp_path: Path):
+async def test_tokens_are_renewed_when_etcd_forgot_them(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True, arguments=["--bcrypt-cost=4"]) as server:
         enable_auth(server)
         app = settings_of(server, user="app", password="pw")
@@ -221,7 +222,7 @@ async def test_tokens_are_renewed_when_etcd_forgot_them(tmp_path: Path):
             await watched(watcher, "app/")
 
 
-async def test_a_user_is_no_harm_until_etcd_asks_for_one(tmp_path: Path):
+async def test_a_user_is_no_harm_until_etcd_asks_for_one(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, arguments=["--bcrypt-cost=4"]) as server:
         app = settings_of(server, user="app", password="pw")
         async with await Etcd.connect(app, SystemClock()) as etcd:

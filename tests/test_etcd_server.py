@@ -26,7 +26,7 @@ async def value_of(server: EtcdServer, key: str) -> bytes | None:
         return None if kv is None else kv.value
 
 
-async def test_keeps_its_address_and_its_data_over_a_kill(tmp_path: Path):
+async def test_keeps_its_address_and_its_data_over_a_kill(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         endpoint, pid = server.endpoint, server.pid
         async with await Etcd.connect(EtcdSettings(endpoints=(endpoint,)), SystemClock()) as etcd:
@@ -40,12 +40,12 @@ async def test_keeps_its_address_and_its_data_over_a_kill(tmp_path: Path):
     assert not server.running
 
 
-async def test_listens_on_a_unix_socket(tmp_path: Path):
+async def test_listens_on_a_unix_socket(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, listen="unix") as server:
         assert await value_of(server, "a") is None
 
 
-def test_starting_what_runs_does_nothing(tmp_path: Path):
+def test_starting_what_runs_does_nothing(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         pid = server.pid
         server.start()
@@ -59,7 +59,7 @@ def test_starting_what_runs_does_nothing(tmp_path: Path):
         assert server.running
 
 
-def test_stopping_ends_a_paused_process_too(tmp_path: Path):
+def test_stopping_ends_a_paused_process_too(tmp_path: Path) -> None:
     server = etcd_for_tests(tmp_path)
     server.start()
     server.pause()
@@ -74,7 +74,7 @@ def test_stopping_ends_a_paused_process_too(tmp_path: Path):
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another")
-def test_it_ends_when_its_parent_is_killed(tmp_path: Path):
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from gazette.testing.etcd import etcd_for_tests\n"
@@ -94,7 +94,9 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path):
     os.close(ended)
 
 
-def test_the_binary_on_path_wins_over_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_binary_on_path_wins_over_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     binary = tmp_path / "etcd"
     binary.write_text("#!/bin/sh\n")
     binary.chmod(0o755)
@@ -102,13 +104,13 @@ def test_the_binary_on_path_wins_over_the_wheel(tmp_path: Path, monkeypatch: pyt
     assert find_etcd() == str(binary)
 
 
-def test_a_missing_binary_says_how_to_get_one(tmp_path: Path):
+def test_a_missing_binary_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="cannot be run") as caught:
         etcd_for_tests(tmp_path, binary=str(tmp_path / "nowhere"), durable=True).start()
     assert "Check the path" in caught.value.hint
 
 
-def test_a_port_in_use_is_named(tmp_path: Path):
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = EtcdServer(tmp_path, listen=f"http://127.0.0.1:{port}")
@@ -116,7 +118,7 @@ def test_a_port_in_use_is_named(tmp_path: Path):
             server.start()
 
 
-def test_death_at_start_shows_the_end_of_the_log(tmp_path: Path):
+def test_death_at_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     server = etcd_for_tests(tmp_path, arguments=["--election-timeout=1"])
     with pytest.raises(Broken, match="died at start") as caught:
         server.start()
@@ -124,7 +126,7 @@ def test_death_at_start_shows_the_end_of_the_log(tmp_path: Path):
     assert not server.running
 
 
-def test_not_getting_ready_in_time_leaves_no_process(tmp_path: Path):
+def test_not_getting_ready_in_time_leaves_no_process(tmp_path: Path) -> None:
     binary = tmp_path / "sleepy"
     binary.write_text("#!/bin/sh\nexec sleep 60\n")
     binary.chmod(0o755)
@@ -134,7 +136,7 @@ def test_not_getting_ready_in_time_leaves_no_process(tmp_path: Path):
     assert not server.running
 
 
-def test_one_directory_is_served_once(tmp_path: Path):
+def test_one_directory_is_served_once(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path):
         with pytest.raises(Conflict, match="already serves this directory"):
             etcd_for_tests(tmp_path).start()
@@ -144,11 +146,11 @@ def test_one_directory_is_served_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "ftp://x:1", "http://x", "unix:///x"])
-def test_addresses_that_are_none(tmp_path: Path, listen: str):
+def test_addresses_that_are_none(tmp_path: Path, listen: str) -> None:
     with pytest.raises(Invalid, match="not an address"):
         EtcdServer(tmp_path, listen=listen)
 
 
-def test_a_unix_path_that_is_too_long(tmp_path: Path):
+def test_a_unix_path_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="too long"):
         EtcdServer(tmp_path / ("x" * 120), listen="unix").start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ def changes_of(response: WatchResponse) -> list[tuple[bytes, bytes | None]]:
     return [(e.kv.key, None if e.deleted else e.kv.value) for e in response.events]
 
 
-async def test_events_come_in_order_from_the_given_revision(etcd: Etcd):
+async def test_events_come_in_order_from_the_given_revision(etcd: Etcd) -> None:
     first = (await etcd.put("w/a", b"1")).header.revision
     await etcd.put("w/a", b"2")
     await etcd.put("w2", b"a neighbour")
@@ -43,7 +44,7 @@ async def test_events_come_in_order_from_the_given_revision(etcd: Etcd):
         assert live.header.revision == live.events[0].kv.mod_revision
 
 
-async def test_several_watches_are_independent(etcd: Etcd):
+async def test_several_watches_are_independent(etcd: Etcd) -> None:
     async with (
         aclosing(etcd.watch("w/a", start_revision=0)) as first,
         aclosing(etcd.watch("w/", start_revision=0)) as second,
@@ -58,7 +59,7 @@ async def test_several_watches_are_independent(etcd: Etcd):
         assert changes_of(await anext(second)) == [(b"w/a", b"2")]
 
 
-async def test_fragments_arrive_as_the_one_response_they_are(etcd: Etcd):
+async def test_fragments_arrive_as_the_one_response_they_are(etcd: Etcd) -> None:
     revision = (await etcd.put("w/0", b"")).header.revision
     for i in range(4):
         await etcd.put(f"w/{i}", bytes(1 << 20))
@@ -69,7 +70,7 @@ async def test_fragments_arrive_as_the_one_response_they_are(etcd: Etcd):
         assert response.resume_revision == revision + 5
 
 
-async def test_progress_is_told_when_nothing_happens(tmp_path):
+async def test_progress_is_told_when_nothing_happens(tmp_path: Path) -> None:
     often = "--experimental-watch-progress-notify-interval=50ms"
     with etcd_for_tests(tmp_path, arguments=[often]) as server:
         async with await connected(server.endpoint) as etcd:
@@ -89,7 +90,7 @@ async def test_progress_is_told_when_nothing_happens(tmp_path):
                         await anext(watching)
 
 
-async def test_a_compacted_start_says_from_where_there_is_history(tmp_path):
+async def test_a_compacted_start_says_from_where_there_is_history(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         async with await connected(server.endpoint) as etcd:
             for _ in range(5):
@@ -104,7 +105,7 @@ async def test_a_compacted_start_says_from_where_there_is_history(tmp_path):
 
 async def test_a_lost_stream_is_unavailable_and_resumes_at_the_next_endpoint(
     etcd_server: EtcdServer, etcd: Etcd
-):
+) -> None:
     port = int(etcd_server.endpoint.rsplit(":", 1)[1])
     async with TcpProxy("127.0.0.1", port) as proxy:
         async with await connected(
@@ -126,7 +127,7 @@ async def test_a_lost_stream_is_unavailable_and_resumes_at_the_next_endpoint(
                 assert changes_of(await anext(watching)) == [(b"w", b"2")]
 
 
-async def test_closing_the_client_ends_its_watches(etcd_server: EtcdServer):
+async def test_closing_the_client_ends_its_watches(etcd_server: EtcdServer) -> None:
     etcd = await connected(etcd_server.endpoint)
     watching = etcd.watch("w", start_revision=0)
     assert (await anext(watching)).created
@@ -134,7 +135,7 @@ async def test_closing_the_client_ends_its_watches(etcd_server: EtcdServer):
     assert isinstance(ended, Closed)
 
 
-async def test_stopping_etcd_ends_its_watches(tmp_path):
+async def test_stopping_etcd_ends_its_watches(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         async with await connected(server.endpoint) as etcd:
             watching = etcd.watch("w", start_revision=0)
@@ -145,7 +146,7 @@ async def test_stopping_etcd_ends_its_watches(tmp_path):
             assert isinstance(ended, Unavailable)
 
 
-async def test_a_connection_that_falls_silent_is_noticed(tmp_path):
+async def test_a_connection_that_falls_silent_is_noticed(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, arguments=["--grpc-keepalive-min-time=10ms"]) as server:
         settings = EtcdSettings((server.endpoint,), keepalive_s=1.0)
         async with await Etcd.connect(settings, SystemClock()) as etcd:

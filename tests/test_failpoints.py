@@ -172,7 +172,7 @@ def test_every_point_is_in_the_code_and_documented() -> None:
     assert passed == set(failpoints.POINTS)
 
 
-def test_a_hook_hears_of_every_point_and_decides_what_to_wait():
+def test_a_hook_hears_of_every_point_and_decides_what_to_wait() -> None:
     heard: list[tuple[str, str]] = []
 
     def hook(point: str, detail: str) -> float:

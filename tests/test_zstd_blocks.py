@@ -55,7 +55,7 @@ def stream(rng: random.Random) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_fed_at_once_has_a_bound_and_is_all(seed):
+def test_what_is_fed_at_once_has_a_bound_and_is_all(seed: int) -> None:
     rng = random.Random(seed)
     data, content = stream(rng)
     blocks, decompressor = ZstdBlocks(), None
@@ -80,7 +80,7 @@ def test_what_is_fed_at_once_has_a_bound_and_is_all(seed):
     assert blocks.take(memoryview(SKIPPABLE * 1000)) == 1000 * len(SKIPPABLE)
 
 
-def test_blocks_are_fed_together():
+def test_blocks_are_fed_together() -> None:
     """Or it would be slow: noise is in blocks of their full size."""
     data = zstandard.ZstdCompressor().compress(random.Random(1).randbytes(64 * BLOCK_BYTES_MAX))
     blocks, at, fed = ZstdBlocks(), 0, []
@@ -95,7 +95,7 @@ def test_blocks_are_fed_together():
     [b"no zstd" * 1000, zstandard.compress(b"x" * 10)[:6] + b"\xff" * 5000],
     ids=["magic", "block"],
 )
-def test_what_is_no_zstd_is_fed_in_small_slices(data):
+def test_what_is_no_zstd_is_fed_in_small_slices(data) -> None:
     blocks, at = ZstdBlocks(), 0
     while at < len(data):
         taken = blocks.take(memoryview(data)[at:])
@@ -103,7 +103,7 @@ def test_what_is_no_zstd_is_fed_in_small_slices(data):
         at += taken
 
 
-def test_any_stream_is_read_by_the_codec():
+def test_any_stream_is_read_by_the_codec() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         data, content = stream(rng)

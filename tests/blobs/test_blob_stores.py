@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
@@ -27,7 +28,7 @@ class Switch(MemoryStore):
         self.gate.set()
         self.puts = 0
 
-    def put(self, path, source, *, content_encoding=""):
+    def put(self, path, source, *, content_encoding="") -> None:
         self.puts += 1
         self.gate.wait(10)
         if self.error is not None:
@@ -69,7 +70,7 @@ async def until(condition) -> None:
         await clock.sleep(0)
 
 
-async def test_stores_are_made_once(stores, switch):
+async def test_stores_are_made_once(stores: BlobStores, switch: Switch) -> None:
     """A URL gives the same store again, instrumented and repeating."""
     active = stores.get("s3://bucket/prefix/")
     assert stores.get("s3://bucket/prefix/") is active
@@ -79,7 +80,7 @@ async def test_stores_are_made_once(stores, switch):
     assert active.health.error == "first health check has not completed"
 
 
-async def test_what_cannot_be_made_says_why(stores):
+async def test_what_cannot_be_made_says_why(stores: BlobStores) -> None:
     """Each `get` tries again; the health of such a store is final at once."""
     active = stores.get("s3://forbidden/")
     assert stores.get("s3://forbidden/") is not active
@@ -102,7 +103,9 @@ async def test_what_cannot_be_made_says_why(stores):
         ("azure-ad://tenant/account/container/", "pygazette[azure]"),
     ],
 )
-async def test_a_store_that_is_not_installed_names_its_extra(clock, url, extra):
+async def test_a_store_that_is_not_installed_names_its_extra(
+    clock: ManualClock, url: str, extra: str
+) -> None:
     """An operator learns what to install."""
     stores = BlobStores(BlobSettings(), clock, constructors={})
     error = stores.get(url).health.error
@@ -110,7 +113,7 @@ async def test_a_store_that_is_not_installed_names_its_extra(clock, url, extra):
     assert extra in error
 
 
-async def test_file_stores_need_a_root(clock, tmp_path):
+async def test_file_stores_need_a_root(clock: ManualClock, tmp_path: Path) -> None:
     """Without one there are no file stores; with one they are below it."""
     stores = BlobStores(BlobSettings(), clock)
     with pytest.raises(Invalid, match=r"--broker\.file-root"):
@@ -120,7 +123,7 @@ async def test_file_stores_need_a_root(clock, tmp_path):
     assert (tmp_path / "a").read_bytes() == b"content"
 
 
-async def test_file_only_keeps_buckets_apart(clock, tmp_path):
+async def test_file_only_keeps_buckets_apart(clock: ManualClock, tmp_path: Path) -> None:
     """Histories of one journal in two buckets do not become one."""
     stores = BlobStores(BlobSettings(file_root=tmp_path, file_only=True), clock)
     urls = ["s3://one/", "s3://two/", "s3://one/prefix/?region=x", "gs://one/", "file:///"]
@@ -131,7 +134,9 @@ async def test_file_only_keeps_buckets_apart(clock, tmp_path):
     assert (tmp_path / "s3/one/prefix/journal/name").exists()
 
 
-async def test_health_follows_the_store(stores, switch, clock):
+async def test_health_follows_the_store(
+    stores: BlobStores, switch: Switch, clock: ManualClock
+) -> None:
     """Checks begin with the first use, fail fast, and find out when the store is back."""
     async with TaskScope("test") as scope:
         scope.daemon(stores.run_health(), name="health")
@@ -163,7 +168,9 @@ async def test_health_follows_the_store(stores, switch, clock):
         scope.cancel()
 
 
-async def test_a_check_that_hangs_is_reported_and_not_repeated(stores, switch, clock, monkeypatch):
+async def test_a_check_that_hangs_is_reported_and_not_repeated(
+    stores: BlobStores, switch: Switch, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One thread may be stuck in a store, and only one."""
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.01)
     switch.gate.clear()
@@ -181,7 +188,7 @@ async def test_a_check_that_hangs_is_reported_and_not_repeated(stores, switch, c
         scope.cancel()
 
 
-async def test_unused_stores_are_swept(stores, clock):
+async def test_unused_stores_are_swept(stores: BlobStores, clock: ManualClock) -> None:
     """One that was not asked for between two sweeps; a caller that still waits for it hears of it."""
     used, unused = stores.get("s3://used/"), stores.get("s3://unused/")
     assert stores.sweep() == 0
@@ -194,7 +201,7 @@ async def test_unused_stores_are_swept(stores, clock):
     assert stores.get("s3://unused/") is not unused
 
 
-async def test_a_store_whose_calls_hang_is_not_swept(stores, switch):
+async def test_a_store_whose_calls_hang_is_not_swept(stores: BlobStores, switch: Switch) -> None:
     """Made again, it would hang as many threads again, every hour."""
     switch.gate.clear()
     active = stores.get("s3://bucket/")
@@ -209,7 +216,9 @@ async def test_a_store_whose_calls_hang_is_not_swept(stores, switch):
     assert stores.sweep() == 1
 
 
-async def test_a_store_whose_threads_all_hang_is_unhealthy_until_one_returns(stores, switch, clock):
+async def test_a_store_whose_threads_all_hang_is_unhealthy_until_one_returns(
+    stores: BlobStores, switch: Switch, clock: ManualClock
+) -> None:
     """Whatever its health check says, which has a thread of its own."""
     async with TaskScope("test") as scope:
         scope.daemon(stores.run_health(), name="health")
@@ -238,7 +247,9 @@ async def test_a_store_whose_threads_all_hang_is_unhealthy_until_one_returns(sto
         scope.cancel()
 
 
-async def test_signing_takes_no_thread_where_it_is_computed(stores, switch, clock):
+async def test_signing_takes_no_thread_where_it_is_computed(
+    stores: BlobStores, switch: Switch, clock: ManualClock
+) -> None:
     """And one that is for nothing else where it is not."""
     active = stores.get("s3://bucket/")
     gate = threading.Event()
@@ -263,7 +274,7 @@ async def test_signing_takes_no_thread_where_it_is_computed(stores, switch, cloc
         assert await ended(call)
 
 
-async def test_sweeps_are_hourly(stores, clock):
+async def test_sweeps_are_hourly(stores: BlobStores, clock: ManualClock) -> None:
     """`run_health` sweeps, and the checks of what it swept end."""
     async with TaskScope("test") as scope:
         scope.daemon(stores.run_health(), name="health")
@@ -280,7 +291,7 @@ async def test_sweeps_are_hourly(stores, clock):
         scope.cancel()
 
 
-async def test_ended_outlasts_nobody(pool):
+async def test_ended_outlasts_nobody(pool: BlockingPool) -> None:
     """A call that is late is left alone, and its outcome can be had later."""
     gate = threading.Event()
     call = pool.submit(gate.wait, 10)

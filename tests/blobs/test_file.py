@@ -35,7 +35,7 @@ class TestFileStoreBehindLinks(BlobStoreTests):
         return file_store(tmp_path / "link")
 
 
-def test_paths_on_disk(tmp_path):
+def test_paths_on_disk(tmp_path: Path) -> None:
     """Root, prefix and content path; the URL that readers get leaves the root out."""
     (tmp_path / "a dir").mkdir()
     store = file_store(tmp_path, "file:///a%20dir/")
@@ -44,7 +44,7 @@ def test_paths_on_disk(tmp_path):
     assert store.sign_get("my/journal/name.gz", 60.0) == "file:///a dir/my/journal/name.gz"
 
 
-def test_paths_are_rewritten(tmp_path):
+def test_paths_are_rewritten(tmp_path: Path) -> None:
     """`find` and `replace` of the URL move journals that were renamed, also when listing."""
     store = file_store(tmp_path, "file:///?find=new/&replace=old/deep/")
     put(store, "new/journal/new/name", b"content")
@@ -61,7 +61,7 @@ def test_paths_are_rewritten(tmp_path):
         put(escaping, "new/name", b"content")
 
 
-def test_links_cannot_lead_out(tmp_path):
+def test_links_cannot_lead_out(tmp_path: Path) -> None:
     """Neither a directory nor a file which is a link to somewhere else is followed."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -86,7 +86,7 @@ def test_links_cannot_lead_out(tmp_path):
         FileStore(root, FragmentStoreUrl("file", "", "/../outside/"))
 
 
-def test_the_directory_must_exist(tmp_path):
+def test_the_directory_must_exist(tmp_path: Path) -> None:
     """A volume that is not mounted must not pass for an empty store."""
     store = file_store(tmp_path, "file:///unmounted/")
     with pytest.raises(NotAllowed, match="invalid file store directory"):
@@ -96,7 +96,7 @@ def test_the_directory_must_exist(tmp_path):
     assert not (tmp_path / "unmounted").exists()
 
 
-def test_partial_files_are_not_listed(tmp_path):
+def test_partial_files_are_not_listed(tmp_path: Path) -> None:
     """What a crash left behind is neither an object nor in the way."""
     store = file_store(tmp_path)
     put(store, "journal/name", b"content")
@@ -105,7 +105,7 @@ def test_partial_files_are_not_listed(tmp_path):
     assert (tmp_path / "journal/name").stat().st_mode & 0o777 == 0o640
 
 
-def test_directories_go_away_while_listing(tmp_path):
+def test_directories_go_away_while_listing(tmp_path: Path) -> None:
     """Files and directories that are removed meanwhile are left out."""
     store = file_store(tmp_path)
     for number in range(5):
@@ -119,7 +119,7 @@ def test_directories_go_away_while_listing(tmp_path):
     assert list(listing) == []
 
 
-def test_a_full_disk_is_unavailable(tmp_path):
+def test_a_full_disk_is_unavailable(tmp_path: Path) -> None:
     """A write that fails leaves no object and no partial file."""
     code = """
 import io, resource, sys
@@ -143,7 +143,7 @@ except Unavailable as error:
     assert os.listdir(tmp_path) == ["small"]
 
 
-def test_files_are_synced_before_they_are_named(tmp_path):
+def test_files_are_synced_before_they_are_named(tmp_path: Path) -> None:
     """The spool is dropped after `put`: file first, then its name, then the directories."""
     code = """
 import io, os, stat, sys
@@ -173,7 +173,7 @@ FileStore(Path(sys.argv[1]), FragmentStoreUrl.parse("file:///")).put("a/b/c", io
     ]
 
 
-def test_unwritable_directories_are_not_allowed():
+def test_unwritable_directories_are_not_allowed() -> None:
     """Permissions are a matter of credentials, not of trying again."""
     code = """
 import io, os, tempfile
@@ -199,7 +199,7 @@ with tempfile.TemporaryDirectory() as root:
     assert "Permission denied" in done.stdout
 
 
-def test_other_errors_are_unavailable(tmp_path):
+def test_other_errors_are_unavailable(tmp_path: Path) -> None:
     """A name that the file system cannot hold, for example."""
     with pytest.raises(Unavailable):
         put(file_store(tmp_path), "x" * 300, b"content")

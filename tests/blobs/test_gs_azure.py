@@ -16,6 +16,7 @@ import json
 import os
 import urllib.request
 import uuid
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -265,7 +266,7 @@ def test_azure_ad_signs_with_delegated_keys(clock: ManualClock) -> None:
 
 
 def test_gs_signs_with_the_key_of_a_service_account(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which are the application's default credentials. Others do not sign, and a host without any
     is refused and not anonymous."""

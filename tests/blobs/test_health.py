@@ -26,7 +26,7 @@ class SickStore(MemoryStore):
             raise NotAllowed("may not read")
         return super().open(path)
 
-    def put(self, path, source, *, content_encoding=""):
+    def put(self, path, source, *, content_encoding="") -> None:
         if self.sick == "put":
             raise Unavailable("down", bucket="b")
         if self.sick == "change":
@@ -39,7 +39,7 @@ class SickStore(MemoryStore):
         if self.sick != "forget":
             yield from super().list(prefix)
 
-    def remove(self, path):
+    def remove(self, path) -> None:
         if self.sick == "remove":
             raise NotAllowed("may not delete")
         super().remove(path)
@@ -84,14 +84,14 @@ def web() -> Iterator[str]:
         ("sign", NotAllowed, "health check SignGet failed: no key"),
     ],
 )
-def test_the_step_that_failed_is_named(sick: str, error: type[GazetteError], text: str):
+def test_the_step_that_failed_is_named(sick: str, error: type[GazetteError], text: str) -> None:
     """An operator reads what the broker may not do, with the store's own words."""
     with pytest.raises(error) as raised:
         health.check(SickStore(sick))
     assert str(raised.value).startswith(text)
 
 
-def test_signed_urls_are_fetched(web: str):
+def test_signed_urls_are_fetched(web: str) -> None:
     """A URL of HTTP must give the object; its signature stays out of messages."""
     health.check(SickStore(url=f"{web}/good?signature=secret"))
     with pytest.raises(Broken, match="fetch content mismatch"):
@@ -103,7 +103,7 @@ def test_signed_urls_are_fetched(web: str):
         health.check(SickStore(url="http://127.0.0.1:1/?signature=secret"))
 
 
-def test_deletion_is_probed_on_demand():
+def test_deletion_is_probed_on_demand() -> None:
     """The periodic check does not need it."""
     health.check(SickStore("remove"))
     with pytest.raises(NotAllowed, match="delete-probe DELETE failed: may not delete"):
@@ -112,7 +112,7 @@ def test_deletion_is_probed_on_demand():
         health.probe_delete(SickStore("put"))
 
 
-def test_the_schedule_of_checks():
+def test_the_schedule_of_checks() -> None:
     """Half an hour while healthy; quickly after the first failures, then ever more seldom."""
     rng = random.Random(1)
     expected = [1800, 0, 0.1, 1, 1, 10, 10, 100, 100, 100]

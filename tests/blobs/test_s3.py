@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -206,7 +207,7 @@ def test_credentials_that_are_missing_are_looked_for_again(
 
 
 def test_credentials_that_are_wrong_are_read_again(
-    s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatch
+    s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a file that is replaced while brokers run, as secrets of containers are."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -234,7 +235,7 @@ def test_credentials_that_are_wrong_are_read_again(
     assert key_in_use() == "SECOND"
 
 
-def test_profiles(s3_proxy: FaultProxy, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles(s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`Profile` of the URL is one of the SDK's files."""
     with pytest.raises(NotAllowed, match="other"):
         s3_store(s3_proxy, Profile="other").exists("a")
@@ -740,7 +741,7 @@ def test_missing_objects_and_permission_to_list(s3_proxy: FaultProxy, store: S3S
 
 
 def test_urls_are_signed_at_once_while_credentials_are_at_hand(
-    s3_proxy: FaultProxy, store: S3Store, tmp_path, monkeypatch: pytest.MonkeyPatch
+    s3_proxy: FaultProxy, store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a request, and so on an event loop. Credentials that are due to be renewed ask."""
     put(store, "a", b"content")

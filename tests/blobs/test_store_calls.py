@@ -53,7 +53,7 @@ async def until(condition: Callable[[], object]) -> None:
         await ManualClock().sleep(0)
 
 
-async def test_calls_beyond_the_threads_wait_in_order(calls, gates):
+async def test_calls_beyond_the_threads_wait_in_order(calls: StoreCalls, gates: list[Gate]) -> None:
     """Each result goes to its own caller; errors are raised there."""
     started = [calls.start(gate) for gate in gates[:4]]
     assert calls.in_progress == 2
@@ -70,7 +70,9 @@ async def test_calls_beyond_the_threads_wait_in_order(calls, gates):
     await until(lambda: calls.in_progress == 0)
 
 
-async def test_while_all_threads_hang_calls_fail_at_once(calls, gates, clock):
+async def test_while_all_threads_hang_calls_fail_at_once(
+    calls: StoreCalls, gates: list[Gate], clock: ManualClock
+) -> None:
     """Those that wait are sent away, with the reason; one thread that returns is enough to go on."""
     first, second, queued = (calls.start(gate) for gate in gates[:3])
     clock.advance(HUNG_S - 1)
@@ -106,7 +108,9 @@ async def _outcome(calls: StoreCalls, call) -> str:
         return str(error)
 
 
-async def test_a_call_that_makes_progress_does_not_hang(calls, gates, clock):
+async def test_a_call_that_makes_progress_does_not_hang(
+    calls: StoreCalls, gates: list[Gate], clock: ManualClock
+) -> None:
     """However long it takes; nor one that is busy elsewhere."""
     calls.start(gates[0])
     calls.start(gates[1])
@@ -120,7 +124,9 @@ async def test_a_call_that_makes_progress_does_not_hang(calls, gates, clock):
     assert not calls.watch()
 
 
-async def test_what_has_not_begun_is_refused_when_closed(calls, gates):
+async def test_what_has_not_begun_is_refused_when_closed(
+    calls: StoreCalls, gates: list[Gate]
+) -> None:
     running, _, queued = (calls.start(gate) for gate in gates[:3])
     calls.close()
     with pytest.raises(Closed):
@@ -131,7 +137,7 @@ async def test_what_has_not_begun_is_refused_when_closed(calls, gates):
     assert await calls.answer(running) == "returned"
 
 
-async def test_a_caller_that_leaves_stops_nothing(calls, gates):
+async def test_a_caller_that_leaves_stops_nothing(calls: StoreCalls, gates: list[Gate]) -> None:
     """Its call runs to its end, and then its thread is free."""
     async with TaskScope("test") as scope:
         call = calls.start(gates[0])

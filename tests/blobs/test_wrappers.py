@@ -50,7 +50,7 @@ class FlakyStore(MemoryStore):
         self._maybe_fail()
         return super().open(path)
 
-    def put(self, path, source, *, content_encoding=""):
+    def put(self, path, source, *, content_encoding="") -> None:
         source.read(2)  # Some is gone when it fails.
         self._maybe_fail()
         source.seek(-2, io.SEEK_CUR)
@@ -60,7 +60,7 @@ class FlakyStore(MemoryStore):
         self._maybe_fail()
         yield from super().list(prefix)
 
-    def remove(self, path):
+    def remove(self, path) -> None:
         self._maybe_fail()
         super().remove(path)
 
@@ -73,7 +73,7 @@ def metric(name: str, store: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, {"store": store, **labels}) or 0.0
 
 
-def test_hiccups_are_repeated():
+def test_hiccups_are_repeated() -> None:
     """Every operation survives two failures, and a put starts over where its source began."""
     waits: list[float] = []
     flaky = FlakyStore(0)
@@ -101,7 +101,7 @@ def test_hiccups_are_repeated():
     assert waits[1] > waits[0]
 
 
-def test_outages_are_not_waited_for():
+def test_outages_are_not_waited_for() -> None:
     """After the last attempt the error is the caller's; others are never repeated."""
     flaky = FlakyStore(99)
     store = RetryingStore(flaky, random.Random(1), lambda seconds: None)
@@ -117,7 +117,7 @@ def test_outages_are_not_waited_for():
         assert flaky.calls == 1
 
 
-def test_a_put_of_a_stream_is_not_repeated():
+def test_a_put_of_a_stream_is_not_repeated() -> None:
     """What cannot be read again is not stored in part."""
 
     class Stream(io.BytesIO):
@@ -131,7 +131,7 @@ def test_a_put_of_a_stream_is_not_repeated():
     assert flaky.calls == 1
 
 
-def test_a_listing_that_broke_midway_is_not_repeated():
+def test_a_listing_that_broke_midway_is_not_repeated() -> None:
     """Its reader has seen objects already, and must start over without help."""
 
     class Broken(MemoryStore):
@@ -148,7 +148,7 @@ def test_a_listing_that_broke_midway_is_not_repeated():
     assert seen == ["a"]
 
 
-def test_operations_are_counted():
+def test_operations_are_counted() -> None:
     """By store, operation and outcome; bytes by encoding; listings by length."""
     name = f"memory://{os.urandom(4).hex()}/"
     clock = ManualClock()

@@ -83,7 +83,9 @@ def make(tmp_path: Path, pool: BlockingPool):
     return make
 
 
-async def test_who_follows_gives_everything_on(agreement, uploads, make):
+async def test_who_follows_gives_everything_on(
+    agreement: Agreement, uploads: Uploads, make
+) -> None:
     agreement.agree(3)
     assert agreement.end is None
     agreement.spool_complete(make(0))
@@ -92,7 +94,9 @@ async def test_who_follows_gives_everything_on(agreement, uploads, make):
     assert uploads.spools[0][1] is None
 
 
-async def test_who_follows_leaves_the_same_bytes_to_the_primary(agreement, uploads, make):
+async def test_who_follows_leaves_the_same_bytes_to_the_primary(
+    agreement: Agreement, uploads: Uploads, make
+) -> None:
     """Not other bytes at the same offsets, and not more or fewer of them."""
     same, other = make(0), make(0, b"CONTENT")
     reassigned = asyncio.Event()
@@ -107,7 +111,9 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(agreement, uploa
     assert uploads.spools[-1][1] is None
 
 
-async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
+async def test_who_leads_gives_on_what_is_agreed(
+    agreement: Agreement, uploads: Uploads, make
+) -> None:
     agreement.lead(7, 8)
     agreement.lead(0, 8)  # Of no effect: it leads.
     agreement.spool_complete(make(0))
@@ -128,7 +134,9 @@ async def test_who_leads_gives_on_what_is_agreed(agreement, uploads, make):
     assert all(event is None for _, event in uploads.spools)
 
 
-async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog):
+async def test_what_never_was_agreed_is_cut_off(
+    agreement: Agreement, uploads: Uploads, make, caplog: pytest.LogCaptureFixture
+) -> None:
     end = 100 + len(CONTENT)
     agreement.lead(0, 8)
     agreement.spool_complete(make(100, CONTENT))
@@ -150,7 +158,7 @@ async def test_what_never_was_agreed_is_cut_off(agreement, uploads, make, caplog
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-async def test_the_part_of_a_spool_is_a_spool(make, pool, codec):
+async def test_the_part_of_a_spool_is_a_spool(make, pool: BlockingPool, codec) -> None:
     spool = make(100, CONTENT, codec)
     if spool.compression is not None:
         spool.compression.advance(len(CONTENT))  # All of it, and it must not be used.
@@ -163,7 +171,7 @@ async def test_the_part_of_a_spool_is_a_spool(make, pool, codec):
     assert CONTENT[:-1] == (stored if codec is Codec.NONE else gzip.decompress(stored))
 
 
-async def test_a_damaged_spool_is_not_cut_to_a_good_one(make, pool):
+async def test_a_damaged_spool_is_not_cut_to_a_good_one(make, pool: BlockingPool) -> None:
     """The digest of the part would be that of the damaged bytes."""
     spool = make(0, CONTENT)
     spool.file.pwrite(b"damaged", 1000)

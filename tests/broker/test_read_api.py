@@ -571,7 +571,7 @@ def test_content_is_encoded_as_the_generated_code_does(offset: int, content: byt
 
 async def test_callers_whose_connection_ends_in_the_middle(
     broker: BrokerFixture, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     """Regression: gRPC logged a traceback for a read whose connection was reset while it was written."""
     await broker.create(journal_spec(JOURNAL))
     await append(broker, os.urandom(8 << 20))

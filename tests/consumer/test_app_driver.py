@@ -746,7 +746,9 @@ def test_ack_flag_is_what_the_helpers_make() -> None:
     assert not is_ack(pending("a", 1))
 
 
-def test_a_source_that_jumped_is_read_through_to_there_though_nothing_follows(tmp_path: Path):
+def test_a_source_that_jumped_is_read_through_to_there_though_nothing_follows(
+    tmp_path: Path,
+) -> None:
     """Else a caller that waits for its head waits for ever, and the next owner meets the jump again."""
     with AppDriver(Words(), tmp_path, [SOURCE, "b/source"]) as driver:
         driver.publish("b/source", Word(word="before"))

@@ -73,7 +73,7 @@ class FullFile(LocalFile):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_file_is_the_fragment(tmp_path, pool, codec):
+async def test_a_file_is_the_fragment(tmp_path: Path, pool: BlockingPool, codec) -> None:
     """Its bytes decode to the committed ones, as often as it is opened, and it can be re-read."""
     spool = completed(tmp_path, pool, codec)
     for _ in range(2):
@@ -90,7 +90,7 @@ async def test_a_file_is_the_fragment(tmp_path, pool, codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_damaged_spool_is_not_given(tmp_path, pool, codec):
+async def test_a_damaged_spool_is_not_given(tmp_path: Path, pool: BlockingPool, codec) -> None:
     """One byte that changed on disk makes every attempt to persist fail."""
     for at in (0, len(CONTENT) // 2, len(CONTENT) - 1):
         spool = completed(tmp_path, pool, codec)
@@ -103,7 +103,9 @@ async def test_a_damaged_spool_is_not_given(tmp_path, pool, codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_spool_that_is_too_short_is_not_given(tmp_path, pool, codec):
+async def test_a_spool_that_is_too_short_is_not_given(
+    tmp_path: Path, pool: BlockingPool, codec
+) -> None:
     """A file that lost its end fails, too."""
     spool = completed(tmp_path, pool, codec)
     spool.file.truncate(len(CONTENT) - 1)
@@ -115,7 +117,9 @@ async def test_a_spool_that_is_too_short_is_not_given(tmp_path, pool, codec):
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec is not Codec.NONE])
 @pytest.mark.parametrize("room", [0, 3000])
-async def test_without_room_it_is_compressed_while_read(tmp_path, pool, codec, room, monkeypatch):
+async def test_without_room_it_is_compressed_while_read(
+    tmp_path: Path, pool: BlockingPool, codec, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk must not keep us from persisting: that is what will free it."""
     monkeypatch.setattr(LocalFile, "sibling", lambda file: FullFile(file.directory))
     monkeypatch.setattr(FullFile, "room", room)
@@ -146,7 +150,9 @@ async def test_without_room_it_is_compressed_while_read(tmp_path, pool, codec, r
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-async def test_compression_follows_commits_by_the_megabyte(tmp_path, pool, codec):
+async def test_compression_follows_commits_by_the_megabyte(
+    tmp_path: Path, pool: BlockingPool, codec
+) -> None:
     """Less is not worth a batch; what a batch left is done at the end."""
     content = os.urandom(3 << 20)
     spool = completed(tmp_path, pool, codec, content)
@@ -177,7 +183,7 @@ async def test_compression_follows_commits_by_the_megabyte(tmp_path, pool, codec
         assert decoded(codec, source.read()) == content
 
 
-async def test_one_spool_does_not_keep_the_thread(tmp_path, pool):
+async def test_one_spool_does_not_keep_the_thread(tmp_path: Path, pool: BlockingPool) -> None:
     """After a turn the others have theirs."""
     content = bytes(20 << 20)
     first = completed(tmp_path, pool, Codec.SNAPPY, content)
@@ -195,7 +201,7 @@ async def test_one_spool_does_not_keep_the_thread(tmp_path, pool):
     assert turns[-1] == (20 << 20, 20 << 20)
 
 
-async def test_a_spool_is_read_from_its_start(tmp_path, pool):
+async def test_a_spool_is_read_from_its_start(tmp_path: Path, pool: BlockingPool) -> None:
     """Its digest is that of the whole: reading a part would prove nothing."""
     spool = completed(tmp_path, pool, Codec.NONE)
     with spool.open() as source:

@@ -41,7 +41,7 @@ def read_all(file: DecodedFile, most: int = 10_000) -> bytes:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_fragment_is_read(codec):
+def test_a_fragment_is_read(codec) -> None:
     """Whole, or from an offset on, in pieces that are no longer than asked for."""
     rng = random.Random(1)
     for offset in (0, 1, 12_345, len(CONTENT)):
@@ -58,7 +58,7 @@ def test_a_fragment_is_read(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_bytes_in_bytes_out(codec):
+def test_bytes_in_bytes_out(codec) -> None:
     """The decoder does not care how the file arrives."""
     data, at, rng = encoded(codec), 0, random.Random(2)
     decoder, got = FragmentDecoder(fragment(codec)), b""
@@ -74,7 +74,7 @@ def test_bytes_in_bytes_out(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_first_byte_too_many_is_an_error(codec):
+def test_the_first_byte_too_many_is_an_error(codec) -> None:
     """Bombs are not unpacked: the length is known from the name."""
     with pytest.raises(Corrupt, match="more than its fragment") as raised:
         read_all(
@@ -93,7 +93,7 @@ def test_the_first_byte_too_many_is_an_error(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_cut_file_is_an_error(codec):
+def test_a_cut_file_is_an_error(codec) -> None:
     """The error says where, in the journal and in the store."""
     data = encoded(codec)
     for length in (0, 1, len(data) // 2, len(data) - 1):
@@ -106,7 +106,7 @@ def test_a_cut_file_is_an_error(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_another_content_is_an_error(codec):
+def test_another_content_is_an_error(codec) -> None:
     """Of the same length, it is found by its digest when it was read whole."""
     other = CONTENT[:-1] + b"?"
     file = DecodedFile(io.BytesIO(encoded(codec, other)), FragmentDecoder(fragment(codec)))
@@ -122,7 +122,7 @@ LONG = CONTENT * 12
 
 @pytest.mark.parametrize("damaged_at", [None, 0, len(LONG) // 2, len(LONG) - 1])
 @pytest.mark.parametrize("closes_at", [None, 0, 3_000_000])
-def test_the_digest_may_be_computed_by_another_thread(damaged_at, closes_at):
+def test_the_digest_may_be_computed_by_another_thread(damaged_at, closes_at: int | None) -> None:
     """All of the content is in it, also if that thread is taken away on the way."""
     content = bytearray(LONG)
     if damaged_at is not None:
@@ -148,7 +148,7 @@ def test_the_digest_may_be_computed_by_another_thread(damaged_at, closes_at):
         assert length == len(LONG)
 
 
-def test_a_raw_file_can_be_entered_anywhere():
+def test_a_raw_file_can_be_entered_anywhere() -> None:
     """Nothing before the offset need be read; then there is no digest to compare."""
     raw = fragment(Codec.NONE)
     decoder = FragmentDecoder(raw, start=1000 + 777)
@@ -163,7 +163,7 @@ def test_a_raw_file_can_be_entered_anywhere():
         FragmentDecoder(fragment(Codec.GZIP), start=1001)
 
 
-def test_offload_that_the_transport_has_decoded():
+def test_offload_that_the_transport_has_decoded() -> None:
     """By a store or HTTP; a journal of gzip files needs an option for that."""
     codec = Codec.GZIP_OFFLOAD_DECOMPRESSION
     assert read_all(DecodedFile(io.BytesIO(CONTENT), FragmentDecoder(fragment(codec)))) == CONTENT
@@ -174,7 +174,7 @@ def test_offload_that_the_transport_has_decoded():
     assert read_all(DecodedFile(io.BytesIO(b"\x1f"), FragmentDecoder(short))) == b"\x1f"
 
 
-def test_a_long_tail_without_content_is_an_error():
+def test_a_long_tail_without_content_is_an_error() -> None:
     """Frames that are to be skipped cannot keep a reader busy behind the end."""
     tail = b"\x50\x2a\x4d\x18" + (8 << 20).to_bytes(4, "little") + bytes(8 << 20)
     data = zstandard.ZstdCompressor().compress(CONTENT)
@@ -185,7 +185,7 @@ def test_a_long_tail_without_content_is_an_error():
         read_all(DecodedFile(io.BytesIO(data + tail), FragmentDecoder(zstd)))
 
 
-def test_an_offset_that_is_not_there():
+def test_an_offset_that_is_not_there() -> None:
     """Skipping beyond the end says so, and closing closes the file."""
     source = io.BytesIO(CONTENT)
     with DecodedFile(source, FragmentDecoder(fragment(Codec.NONE))) as file:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,13 @@ from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
+from gazette.testing.clock import ManualClock
 
 JOURNAL = "a/journal"
 
 
 @pytest.fixture
-async def index(clock) -> Index:
+async def index(clock: ManualClock) -> Index:
     return Index(JOURNAL, clock)
 
 
@@ -39,7 +41,7 @@ def local(begin: int, end: int, file: LocalFile) -> LocalFragment:
     return LocalFragment(Fragment(JOURNAL, begin, end), file)
 
 
-async def ask(index: Index, offset: int, **arguments) -> tuple[int, int | None, int | None]:
+async def ask(index: Index, offset: int, **arguments: Any) -> tuple[int, int | None, int | None]:
     """Return offset, begin and end of the fragment; None if the index has no such fragment now."""
     result = await index.query(offset, block=False, **arguments)
     assert (result.status is Status.OK) == (result.fragment is not None)
@@ -52,7 +54,7 @@ async def ask(index: Index, offset: int, **arguments) -> tuple[int, int | None, 
     )
 
 
-async def test_an_empty_index(index):
+async def test_an_empty_index(index: Index) -> None:
     """Nothing can be read, and the head is zero."""
     assert await ask(index, 0) == (0, None, None)
     assert await ask(index, AT_WRITE_HEAD) == (0, None, None)
@@ -62,7 +64,7 @@ async def test_an_empty_index(index):
     assert index.fragments() == []
 
 
-async def test_local_and_remote(index, file):
+async def test_local_and_remote(index: Index, file: LocalFile) -> None:
     """Local files serve what stores do not cover yet; what they cover is let go."""
     index.spool_commit(local(0, 10, file))
     index.spool_commit(local(0, 15, file))
@@ -95,7 +97,7 @@ async def test_local_and_remote(index, file):
     assert (index.begin_offset, index.end_offset) == (15, 40)
 
 
-async def test_jumps(index, file, clock):
+async def test_jumps(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """At the beginning soon, in the middle only over old holes, and only to what is persisted."""
     now = int(clock.now())
     index.replace_remote(remote((100, 200)))
@@ -129,7 +131,7 @@ async def test_jumps(index, file, clock):
     assert await ask(index, 550) == (550, 500, 600)
 
 
-async def test_old_fragments_are_skipped(index, file):
+async def test_old_fragments_are_skipped(index: Index, file: LocalFile) -> None:
     """By the time they were persisted; local ones are never too old."""
     index.replace_remote(CoverSet([*remote((0, 10), mod_time=50), *remote((10, 20), mod_time=60)]))
     index.spool_commit(local(20, 30, file))
@@ -141,13 +143,13 @@ async def test_old_fragments_are_skipped(index, file):
     index.close()
 
 
-async def test_skipping_may_end_at_the_head(index):
+async def test_skipping_may_end_at_the_head(index: Index) -> None:
     """Then the answer names the offset to go on from."""
     index.replace_remote(remote((0, 10), (10, 20)))
     assert await ask(index, 3, begin_mod_time=2_000_000_000) == (20, None, None)
 
 
-async def test_waiting_at_the_head(index, file, clock):
+async def test_waiting_at_the_head(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """A blocking query returns once there is content, and skips as others do."""
     async with TaskScope("test") as scope:
         at_head = scope.spawn(index.query(AT_WRITE_HEAD, block=True), name="head")
@@ -173,7 +175,7 @@ async def test_waiting_at_the_head(index, file, clock):
         assert (await skipping).offset == 26
 
 
-async def test_waiting_in_a_hole(index, file, clock):
+async def test_waiting_in_a_hole(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """Until it is filled, or old enough to be jumped at the next refresh."""
     now = int(clock.now())
     young = [*remote((0, 10)), *remote((20, 30), mod_time=now)]
@@ -203,7 +205,9 @@ async def test_waiting_in_a_hole(index, file, clock):
         assert (await local_fill).local == local(40, 48, file)
 
 
-async def test_a_hole_opens_under_a_waiter(index, file, clock):
+async def test_a_hole_opens_under_a_waiter(
+    index: Index, file: LocalFile, clock: ManualClock
+) -> None:
     """A spool that was rolled forward leaves the readers behind that waited at the old head."""
     index.spool_commit(local(0, 10, file))
     async with TaskScope("test") as scope:
@@ -216,7 +220,7 @@ async def test_a_hole_opens_under_a_waiter(index, file, clock):
         assert (await waiting).offset == 10
 
 
-async def test_first_refresh(index, clock):
+async def test_first_refresh(index: Index, clock: ManualClock) -> None:
     """An empty listing counts: it says that there is nothing."""
     async with TaskScope("test") as scope:
         waiting = scope.spawn(index.wait_first_refresh(), name="waiting")
@@ -228,7 +232,7 @@ async def test_first_refresh(index, clock):
     await index.wait_first_refresh()
 
 
-async def test_closing_ends_all_waits(index, file, clock):
+async def test_closing_ends_all_waits(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """At the head, in holes, and for the first refresh."""
     index.spool_commit(local(0, 10, file))
     index.spool_commit(local(20, 30, file))
@@ -265,7 +269,7 @@ class CountingHeap(list):
         return super().__iter__()
 
 
-async def test_thousands_of_waiters(index, file, clock):
+async def test_thousands_of_waiters(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """A commit wakes the readers that it serves, and does not look at the others."""
     async with TaskScope("test") as scope:
         far = [scope.spawn(index.query(10**9 + n, block=True), name="far") for n in range(20_000)]
@@ -292,7 +296,9 @@ async def test_thousands_of_waiters(index, file, clock):
         assert index.waiting == 0
 
 
-async def test_a_waiter_that_is_cancelled_as_it_is_woken(index, file, clock):
+async def test_a_waiter_that_is_cancelled_as_it_is_woken(
+    index: Index, file: LocalFile, clock: ManualClock
+) -> None:
     """Its entry is gone already, and is not counted again."""
     async with TaskScope("test") as scope:
         one = scope.spawn(index.query(0, block=True), name="one")
@@ -306,7 +312,9 @@ async def test_a_waiter_that_is_cancelled_as_it_is_woken(index, file, clock):
         assert index._at_head == []
 
 
-async def test_a_stored_fragment_lets_its_file_go_before_the_next_listing(index, file):
+async def test_a_stored_fragment_lets_its_file_go_before_the_next_listing(
+    index: Index, file: LocalFile
+) -> None:
     """It is then read from its store. Another one of the same offsets is not meant."""
     for begin in (0, 10, 20):
         index.spool_commit(local(begin, begin + 10, file))
@@ -327,7 +335,7 @@ async def test_a_stored_fragment_lets_its_file_go_before_the_next_listing(index,
     assert await ask(index, 12) == (12, None, None)
 
 
-def test_files_that_are_kept_are_few():
+def test_files_that_are_kept_are_few() -> None:
     released: list[int] = []
     kept = KeptFiles(3)
     for number in range(5):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import AsyncIterator, Iterable
+from typing import NoReturn
 
 import pytest
 
@@ -12,6 +13,7 @@ from gazette.errors import NotAllowed, Unavailable
 from gazette.fragment.listing import FragmentOwner, list_fragments
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.testing.clock import ManualClock
 
 DATED = (
     'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
@@ -20,12 +22,12 @@ DATED = (
 
 
 @pytest.fixture
-def buckets(clock) -> dict[str, MemoryStore]:
+def buckets(clock: ManualClock) -> dict[str, MemoryStore]:
     return {name: MemoryStore(clock.now) for name in ("one", "two")}
 
 
 @pytest.fixture
-async def stores(clock, buckets) -> AsyncIterator[BlobStores]:
+async def stores(clock: ManualClock, buckets: dict[str, MemoryStore]) -> AsyncIterator[BlobStores]:
     stores = BlobStores(
         BlobSettings(), clock, threads=1, constructors={"s3": lambda url: buckets[url.host]}
     )
@@ -52,7 +54,9 @@ def bounds(cover: Iterable[Fragment]) -> list[tuple[int, int]]:
     return [(fragment.begin, fragment.end) for fragment in cover]
 
 
-async def test_fragments_of_all_stores(stores, buckets, clock):
+async def test_fragments_of_all_stores(
+    stores: BlobStores, buckets: dict[str, MemoryStore], clock: ManualClock
+) -> None:
     """With where they are and since when; of equal spans the later store's is taken."""
     put(buckets["one"], f"a/journal/{name(0, 10)}", f"a/journal/{name(10, 20)}")
     put(buckets["one"], f"a/journal/{name(40, 45)}")
@@ -75,7 +79,9 @@ async def test_fragments_of_all_stores(stores, buckets, clock):
     assert len(await list_fragments(stores, spec())) == 0
 
 
-async def test_a_time_of_zero_is_still_persisted(stores, buckets):
+async def test_a_time_of_zero_is_still_persisted(
+    stores: BlobStores, buckets: dict[str, MemoryStore]
+) -> None:
     """Files restored from an archive may be of 1970."""
     buckets["one"]._now = lambda: 0.0
     put(buckets["one"], f"a/journal/{name(0, 10)}")
@@ -83,7 +89,9 @@ async def test_a_time_of_zero_is_still_persisted(stores, buckets):
     assert cover[0].mod_time == 1
 
 
-async def test_what_is_not_a_fragment(stores, buckets, caplog):
+async def test_what_is_not_a_fragment(
+    stores: BlobStores, buckets: dict[str, MemoryStore], caplog: pytest.LogCaptureFixture
+) -> None:
     """Is left out and reported, once for each store."""
     put(buckets["one"], f"a/journal/{name(0, 10)}", "a/journal/README", "a/journal/.test/x")
     put(buckets["one"], f"a/journal/{name(10, 5)}", f"a/journal/{name(0, 5, extension='.lz')}")
@@ -93,7 +101,9 @@ async def test_what_is_not_a_fragment(stores, buckets, caplog):
     assert record.getMessage().startswith("4 objects in s3://one/ below journal a/journal")
 
 
-async def test_one_store_that_fails_fails_all(stores, buckets):
+async def test_one_store_that_fails_fails_all(
+    stores: BlobStores, buckets: dict[str, MemoryStore]
+) -> None:
     """Half of the fragments is worse than none: the head would be wrong."""
     put(buckets["one"], f"a/journal/{name(0, 10)}")
 
@@ -106,7 +116,7 @@ async def test_one_store_that_fails_fails_all(stores, buckets):
     with pytest.raises(Unavailable):
         await list_fragments(stores, spec("one", "two"))
 
-    def forbidden(prefix):
+    def forbidden(prefix) -> NoReturn:
         raise NotAllowed("may not list")
 
     buckets["two"].list = forbidden
@@ -114,7 +124,9 @@ async def test_one_store_that_fails_fails_all(stores, buckets):
         await list_fragments(stores, spec("one", "two"))
 
 
-async def test_journals_below_a_journal(stores, buckets):
+async def test_journals_below_a_journal(
+    stores: BlobStores, buckets: dict[str, MemoryStore]
+) -> None:
     """Each object is of one journal, whatever the other ones are called."""
     journals = ["a/journal", "a/journal/part=1", "a/journal/sub", "a/journal/sub/part=2"]
     for at, journal in enumerate(journals):
@@ -162,7 +174,7 @@ async def test_journals_below_a_journal(stores, buckets):
         ("v.1", "vx1", False),
     ],
 )
-def test_which_postfixes_are_a_journals_own(template, postfix, owned):
+def test_which_postfixes_are_a_journals_own(template, postfix: str, owned: bool) -> None:
     """By the shape of its template, or as key=value; see the module."""
     assert FragmentOwner("a/journal", template, ()).owns(postfix) is owned
     # Case: never those of a journal that exists.
@@ -172,7 +184,9 @@ def test_which_postfixes_are_a_journals_own(template, postfix, owned):
             assert not FragmentOwner("a/journal", template, [nested]).owns(postfix)
 
 
-async def test_other_bytes_at_the_same_offsets_are_a_conflict(stores, buckets):
+async def test_other_bytes_at_the_same_offsets_are_a_conflict(
+    stores: BlobStores, buckets: dict[str, MemoryStore]
+) -> None:
     """In one store or in two. Fragments that overlap, or contain one another, are not."""
     put(buckets["one"], f"a/journal/{name(0, 10)}", f"a/journal/{name(10, 20)}")
     put(buckets["one"], f"a/journal/{name(20, 30)}", f"a/journal/{name(25, 40, 'b')}")

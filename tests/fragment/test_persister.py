@@ -60,7 +60,7 @@ class Bucket(MemoryStore):
             raise self.error
         return super().exists(path)
 
-    def put(self, path, source, *, content_encoding=""):
+    def put(self, path, source, *, content_encoding="") -> None:
         with self._count:
             self.puts += 1
             self.active += 1
@@ -157,7 +157,7 @@ def metric(name: str) -> float:
     return REGISTRY.get_sample_value(name) or 0.0
 
 
-async def test_a_primary_uploads_at_once(bench):
+async def test_a_primary_uploads_at_once(bench: Bench) -> None:
     """Under the name of the fragment, with the bytes of its codec."""
     before = metric("gazette_spool_persisted_total")
     waiting = metric("gazette_spool_unpersisted")  # of other brokers in this process
@@ -178,7 +178,7 @@ async def test_a_primary_uploads_at_once(bench):
     assert bench.persister.unpersisted == 0
 
 
-async def test_a_replica_waits_for_the_primary(bench):
+async def test_a_replica_waits_for_the_primary(bench: Bench) -> None:
     """Two to three minutes at most; a spool whose object it finds before that is let go."""
     bench.persister.spool_complete(
         bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
@@ -205,7 +205,7 @@ async def test_a_replica_waits_for_the_primary(bench):
     assert len(paths(bench.one, "")) == 2
 
 
-async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench):
+async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench: Bench) -> None:
     """No time passes here: what it waited for will not happen."""
     reassigned = asyncio.Event()
     bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE, tenure=TENURE)
@@ -222,7 +222,7 @@ async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench):
     assert len(paths(bench.one, "")) == 2
 
 
-async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench):
+async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench: Bench) -> None:
     """One outage, as for uploads; and the wait for the primary ends when it should."""
     bench.one.error = Unavailable("down")
     reassigned = asyncio.Event()
@@ -244,7 +244,7 @@ async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench):
     assert bench.one.puts == 20
 
 
-async def test_the_present_specification_counts(bench):
+async def test_the_present_specification_counts(bench: Bench) -> None:
     """Store and postfix as of now, even if the journal changed while the spool waited."""
     bench.persister.spool_complete(
         bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
@@ -261,7 +261,7 @@ async def test_the_present_specification_counts(bench):
     assert paths(bench.one, "") == []
 
 
-async def test_a_journal_that_is_gone(bench, caplog):
+async def test_a_journal_that_is_gone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Is the one reason to drop a spool. One without stores has nothing to be done, either."""
     with caplog.at_level(logging.INFO):
         bench.persister.spool_complete(bench.spool("gone/journal"), life=LIFE, tenure=TENURE)
@@ -273,7 +273,9 @@ async def test_a_journal_that_is_gone(bench, caplog):
     assert bench.one.attempts == 0
 
 
-async def test_a_journal_that_was_created_again_is_another_one(bench, caplog):
+async def test_a_journal_that_was_created_again_is_another_one(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its name and its stores are the same: only what is of its own life gets there."""
     bench.one.error = Unavailable("down")
     bench.persister.spool_complete(bench.spool(content=b"former"), life=LIFE, tenure=TENURE)
@@ -288,7 +290,9 @@ async def test_a_journal_that_was_created_again_is_another_one(bench, caplog):
 
 
 @pytest.mark.parametrize("hung", [False, True])
-async def test_an_upload_across_a_new_creation_is_taken_back(clock, tmp_path, hung):
+async def test_an_upload_across_a_new_creation_is_taken_back(
+    clock: ManualClock, tmp_path: Path, hung: bool
+) -> None:
     """Also one that ends after its time was up: nothing else would ever remove its object."""
     bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01 if hung else 10.0))
     bench.one.gate.clear()
@@ -307,7 +311,9 @@ async def test_an_upload_across_a_new_creation_is_taken_back(clock, tmp_path, hu
     bench.pool.close()
 
 
-async def test_an_upload_that_the_new_journal_relies_on_stays(bench, caplog):
+async def test_an_upload_that_the_new_journal_relies_on_stays(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     """It holds the same bytes at the same offsets, found the object, and let its own spool go."""
     bench.one.gate.clear()
     spool = bench.spool()
@@ -320,7 +326,9 @@ async def test_an_upload_that_the_new_journal_relies_on_stays(bench, caplog):
     assert "gazctl journals fragments" in caplog.text
 
 
-async def test_nothing_is_uploaded_beyond_where_a_later_primary_began(bench, caplog):
+async def test_nothing_is_uploaded_beyond_where_a_later_primary_began(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.limit = 4
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.persister.unpersisted == 0)
@@ -335,7 +343,7 @@ async def test_nothing_is_uploaded_beyond_where_a_later_primary_began(bench, cap
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_an_upload_is_cut_where_a_later_primary_began_meanwhile(bench):
+async def test_an_upload_is_cut_where_a_later_primary_began_meanwhile(bench: Bench) -> None:
     """It asked before its upload, and must ask again behind it."""
     bench.one.gate.clear()
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -350,7 +358,7 @@ async def test_an_upload_is_cut_where_a_later_primary_began_meanwhile(bench):
     assert paths(bench.one, "") == [f"a/journal/{cut}.raw"]
 
 
-async def test_an_object_of_another_broker_is_not_taken_back(bench):
+async def test_an_object_of_another_broker_is_not_taken_back(bench: Bench) -> None:
     """It was there before, and is not this broker's to remove."""
     bench.one.put(f"a/journal/{NAME}.raw", bench.spool().open())
     bench.one.gate.clear()
@@ -361,7 +369,7 @@ async def test_an_object_of_another_broker_is_not_taken_back(bench):
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
 
 
-async def test_a_store_that_is_down(bench, caplog):
+async def test_a_store_that_is_down(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Is tried ever more seldom, by all spools together, and nothing is given up."""
     bench.one.error = Unavailable("down")
     tries = 3  # Each attempt is repeated twice at once, by the store itself.
@@ -391,7 +399,7 @@ async def test_a_store_that_is_down(bench, caplog):
     assert "failed to persist" in caplog.text
 
 
-async def test_failures_side_by_side_are_one_outage(bench):
+async def test_failures_side_by_side_are_one_outage(bench: Bench) -> None:
     """The pause after it is the first and shortest one."""
     bench.one.gate.clear()
     for number in range(SETTINGS.parallel):
@@ -405,7 +413,7 @@ async def test_failures_side_by_side_are_one_outage(bench):
     assert bench.persister._outages["s3://one/"].failures == 1
 
 
-async def test_uploads_are_bounded(bench):
+async def test_uploads_are_bounded(bench: Bench) -> None:
     """So many at the same time, and the others in their turn."""
     bench.one.gate.clear()
     for number in range(20):
@@ -418,7 +426,7 @@ async def test_uploads_are_bounded(bench):
     assert bench.one.puts == 20
 
 
-async def test_a_store_that_hangs_takes_no_slot_of_another(bench):
+async def test_a_store_that_hangs_takes_no_slot_of_another(bench: Bench) -> None:
     """However many spools wait for it."""
     bench.one.gate.clear()
     for number in range(20):
@@ -436,7 +444,7 @@ async def test_a_store_that_hangs_takes_no_slot_of_another(bench):
     assert len(paths(bench.two, "")) == 2
 
 
-async def test_finish_waits_for_what_is_under_way(bench):
+async def test_finish_waits_for_what_is_under_way(bench: Bench) -> None:
     """An upload of a primary that is in the middle, and what replicas left to others."""
     bench.one.gate.clear()
     bench.spec("b/journal", stores=["s3://two/"])
@@ -463,7 +471,7 @@ async def test_finish_waits_for_what_is_under_way(bench):
         bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
 
 
-async def test_finish_keeps_trying(bench):
+async def test_finish_keeps_trying(bench: Bench) -> None:
     """With pauses, of which none is long, until the store is back; sleepers are woken at once."""
     bench.one.error = Unavailable("down")
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -488,7 +496,7 @@ async def test_finish_keeps_trying(bench):
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_finish_says_what_is_lost(bench):
+async def test_finish_says_what_is_lost(bench: Bench) -> None:
     """When its time is up: how many, which, and why. Nothing is dropped for that."""
     bench.one.error = Unavailable("down")
     for number in range(7):
@@ -502,7 +510,7 @@ async def test_finish_says_what_is_lost(bench):
     assert bench.persister.unpersisted == 7
 
 
-async def test_a_cancelled_finish_may_be_repeated(bench):
+async def test_a_cancelled_finish_may_be_repeated(bench: Bench) -> None:
     """Stopping has stages and deadlines of its own."""
     bench.one.gate.clear()
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -514,7 +522,7 @@ async def test_a_cancelled_finish_may_be_repeated(bench):
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_a_store_that_refuses_us_makes_way_at_the_end(bench):
+async def test_a_store_that_refuses_us_makes_way_at_the_end(bench: Bench) -> None:
     """Only while finishing, only for want of permission, and only for a store that is read."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = NotAllowed("access denied")
@@ -525,7 +533,7 @@ async def test_a_store_that_refuses_us_makes_way_at_the_end(bench):
     assert len(paths(bench.two, "")) == 1
 
 
-async def test_an_outage_does_not_divert_at_the_end(bench):
+async def test_an_outage_does_not_divert_at_the_end(bench: Bench) -> None:
     """It may be over soon; a second store is for reading."""
     bench.spec(stores=["s3://one/", "s3://two/"])
     bench.one.error = Unavailable("down")
@@ -535,7 +543,7 @@ async def test_an_outage_does_not_divert_at_the_end(bench):
     assert paths(bench.two, "") == []
 
 
-async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
+async def test_an_upload_that_hangs_is_not_repeated(clock: ManualClock, tmp_path: Path) -> None:
     """Its thread is waited for again and again, and its success counts whenever it comes."""
     bench = Bench(clock, tmp_path, replace(SETTINGS, put_timeout_s=0.01))
     bench.one.gate.clear()
@@ -557,7 +565,9 @@ async def test_an_upload_that_hangs_is_not_repeated(clock, tmp_path):
 
 
 @pytest.mark.parametrize("cause", ["time is up", "other stores", "reassigned"])
-async def test_a_look_at_a_store_that_hangs_is_given_up(clock, tmp_path, cause):
+async def test_a_look_at_a_store_that_hangs_is_given_up(
+    clock: ManualClock, tmp_path: Path, cause: str
+) -> None:
     """It would keep the spool from being uploaded for 5 minutes."""
     look_timeout_s = 0.01 if cause == "time is up" else 60.0
     bench = Bench(clock, tmp_path, replace(SETTINGS, look_timeout_s=look_timeout_s))
@@ -582,7 +592,9 @@ async def test_a_look_at_a_store_that_hangs_is_given_up(clock, tmp_path, cause):
     bench.pool.close()
 
 
-async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(clock, tmp_path):
+async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(
+    clock: ManualClock, tmp_path: Path
+) -> None:
     """The journal has another one, which takes it."""
     bench = Bench(clock, tmp_path, SETTINGS)
     bench.one.gate.clear()
@@ -600,7 +612,9 @@ async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(cl
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTANDARD])
-async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
+async def test_a_damaged_spool_stays_out_of_the_store(
+    bench: Bench, codec, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is kept, and reported as an error; another replica has the right bytes."""
     spool = bench.spool(codec=codec)
     spool.file.pwrite(b"?", 3)
@@ -617,7 +631,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(bench, codec, caplog):
     await bench.until(lambda: bench.persister.unpersisted == 1)
 
 
-async def test_a_spool_is_uploaded_up_to_an_end(bench):
+async def test_a_spool_is_uploaded_up_to_an_end(bench: Bench) -> None:
     """What is beyond it belongs to another broker."""
     bench.persister.spool_complete(bench.spool(), end=4, life=LIFE, tenure=TENURE)
     await bench.persister.finish(30.0)
@@ -626,7 +640,7 @@ async def test_a_spool_is_uploaded_up_to_an_end(bench):
     assert get(bench.one, f"a/journal/{name}.raw") == b"cont"
 
 
-async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
+async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench: Bench) -> None:
     """Like one that cannot be uploaded: the process must not seem to have ended well."""
     spool = bench.spool()
     spool.file.pwrite(b"?", 3)
@@ -637,7 +651,9 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench):
 
 
 @pytest.mark.parametrize("template", ["../{{ .Name }}", "{{ .Bogus }}", "{{ if", "a b"])
-async def test_a_postfix_that_cannot_be_made(bench, caplog, template):
+async def test_a_postfix_that_cannot_be_made(
+    bench: Bench, caplog: pytest.LogCaptureFixture, template: str
+) -> None:
     """The bytes are stored without one: other versions may apply templates that fail here."""
     bench.spec(template=template)
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -647,7 +663,9 @@ async def test_a_postfix_that_cannot_be_made(bench, caplog, template):
     assert "is stored without a path postfix" in caplog.text
 
 
-async def test_a_defect_of_a_store_costs_nothing(bench, caplog):
+async def test_a_defect_of_a_store_costs_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever a client library throws: it is logged with where it came from, and repeated."""
     bench.one.error = ZeroDivisionError("surprise")
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -660,7 +678,7 @@ async def test_a_defect_of_a_store_costs_nothing(bench, caplog):
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_serve_is_a_daemon(bench):
+async def test_serve_is_a_daemon(bench: Bench) -> None:
     """It ends with an error, and only when the persister itself is broken."""
     async with TaskScope("test") as scope:
         serve = scope.spawn(bench.persister.serve(), name="serve")
@@ -680,7 +698,7 @@ async def test_serve_is_a_daemon(bench):
         await bench.persister.finish(30.0)
 
 
-async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench):
+async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench: Bench) -> None:
     """The broker does not wait for etcd then: another one makes a fragment of it."""
     bench.unknown = True
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
@@ -692,7 +710,7 @@ async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench):
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"]
 
 
-async def test_what_was_uploaded_before_etcd_fell_silent_stays_and_is_marked(bench):
+async def test_what_was_uploaded_before_etcd_fell_silent_stays_and_is_marked(bench: Bench) -> None:
     """Replicas of the same bytes may have found it, and let their own go."""
     bench.one.gate.clear()
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)

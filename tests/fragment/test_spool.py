@@ -51,7 +51,7 @@ class Held:
         return effects
 
 
-def test_a_new_spool_is_empty():
+def test_a_new_spool_is_empty() -> None:
     """At offset zero, of no codec: the first proposal tells it more."""
     state = SpoolState.new("a/journal")
     state._check()
@@ -59,7 +59,7 @@ def test_a_new_spool_is_empty():
     assert state.next(lambda: pytest.fail("nothing is pending")) == state.fragment
 
 
-def test_content_must_follow_what_is_pending():
+def test_content_must_follow_what_is_pending() -> None:
     """A gap or a repetition is the sender's error, and changes nothing."""
     held = Held(100, b"abc", b"de")
     assert held.state.check_content(Content(b"f", 2)) == 5
@@ -71,7 +71,7 @@ def test_content_must_follow_what_is_pending():
     assert held.state.check_content(Content(b"g", 3)) == 6
 
 
-def test_commit():
+def test_commit() -> None:
     """A proposal of exactly the pending bytes commits, and brings its registers."""
     held = Held(100, b"abc", b"de")
     proposed = held.state.next(lambda: sha(b"abcde"))
@@ -87,7 +87,7 @@ def test_commit():
     assert held.state.first_append_time == NOW
 
 
-def test_roll_back():
+def test_roll_back() -> None:
     """A proposal of what is committed gives up what is pending; it is also how peers compare."""
     held = Held(100, b"abc", b"de")
     assert held.propose(fragment(100, b"abc")) == (RolledBack(2),)
@@ -95,7 +95,7 @@ def test_roll_back():
     assert held.state.fragment == fragment(100, b"abc")
 
 
-def test_a_fragment_differs_in_any_field():
+def test_a_fragment_differs_in_any_field() -> None:
     """Offsets, digest, codec, and what only blob stores know; nothing changes on a mismatch."""
     for change in (
         {"begin": 99},
@@ -113,14 +113,14 @@ def test_a_fragment_differs_in_any_field():
         assert held.state == Held(100, b"abc", b"de").state
 
 
-def test_registers_are_compared():
+def test_registers_are_compared() -> None:
     """An equal fragment with other registers is no roll-back, but a commit may change them."""
     held = Held(100, b"abc", b"de")
     assert held.propose(fragment(100, b"abc"), OTHERS) == (Mismatched(),)
     assert held.propose(fragment(100, b"abcde"), OTHERS) == (Committed(fragment(100, b"abcde"), 2),)
 
 
-def test_roll_on_order():
+def test_roll_on_order() -> None:
     """An empty fragment at our end completes ours; registers at an equal end must agree."""
     empty = fragment(103, b"", Codec.ZSTANDARD)
     completed = Completed(fragment(100, b"abc"), REGISTERS, NOW - 100)
@@ -141,7 +141,7 @@ def test_roll_on_order():
     assert held.state.delta == 0
 
 
-def test_roll_forward():
+def test_roll_forward() -> None:
     """A proposal beyond all we hold means we missed commits: go on at its end."""
     held = Held(100, b"abc", b"de")
     completed = Completed(fragment(100, b"abc"), REGISTERS, NOW - 100)
@@ -161,7 +161,7 @@ def test_roll_forward():
     assert held.propose(fragment(50, b"")) == (Mismatched(),)
 
 
-def test_another_journal_is_refused():
+def test_another_journal_is_refused() -> None:
     """Before anything is rolled."""
     held = Held(100, b"abc", b"de")
     with pytest.raises(Invalid, match="another journal"):
@@ -181,7 +181,7 @@ def propose(length: int, **changes) -> Fragment:
     return proposal_of(fragment(100, b"x" * length), **arguments)
 
 
-def test_a_primary_rolls():
+def test_a_primary_rolls() -> None:
     """An empty fragment, one that is longer than it should be, one elsewhere, one of yesterday."""
     rolled = fragment(0, b"", Codec.GZIP)
     # Case: neither; being just as long as it should is not longer.
@@ -210,7 +210,9 @@ def test_a_primary_rolls():
         (MINUTE_NS // 120, 60.0, 1e9, False),
     ],
 )
-def test_flush_intervals_are_buckets_of_the_epoch(interval_ns, first, now, rolls):
+def test_flush_intervals_are_buckets_of_the_epoch(
+    interval_ns, first: float, now: float, rolls: bool
+) -> None:
     """Not times since the first append: all journals flush at the same moments."""
     kept = propose(10, flush_interval_ns=interval_ns, first_append_time=first, now=now)
     assert (kept.length == 0) == rolls

@@ -79,7 +79,9 @@ def observer() -> Observer:
 
 
 @pytest.fixture
-async def spool(clock, pool, observer, tmp_path) -> Spool:
+async def spool(
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> Spool:
     return Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path))
 
 
@@ -178,13 +180,13 @@ class SpoolMachine(RuleBasedStateMachine):
             assert result == SpoolResult(expected, model.fragment, model.registers)
 
     @rule(delay_s=st.sampled_from([0.0, 1.0]))
-    def pace(self, delay_s):
+    def pace(self, delay_s) -> None:
         """Make the disk slow, or fast."""
         self.disk.delay_s = delay_s
         self.disk.clock.advance(5.0)
 
     @rule(hearers=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
-    def extend(self, hearers, leader, content):
+    def extend(self, hearers, leader, content) -> None:
         """Let the leader send content; a replica with another delta refuses it."""
         delta = len(self.models[leader].pending)
         for replica in hearers | {leader}:
@@ -198,11 +200,11 @@ class SpoolMachine(RuleBasedStateMachine):
                     self.runner.run(request)
 
     @rule(hearers=subsets, leader=replicas, registers=st.sampled_from(REGISTERS))
-    def commit(self, hearers, leader, registers):
+    def commit(self, hearers, leader, registers) -> None:
         self.propose(hearers | {leader}, Proposal(self.models[leader].next, registers), leader)
 
     @rule(hearers=subsets, leader=replicas)
-    def synchronize(self, hearers, leader):
+    def synchronize(self, hearers, leader) -> None:
         model = self.models[leader]
         self.propose(hearers | {leader}, Proposal(model.fragment, model.registers), leader)
 
@@ -213,7 +215,7 @@ class SpoolMachine(RuleBasedStateMachine):
         jump=st.sampled_from([0, 0, 0, 50]),
         registers=st.none() | st.sampled_from(REGISTERS),
     )
-    def complete(self, hearers, leader, codec, jump, registers):
+    def complete(self, hearers, leader, codec, jump, registers) -> None:
         model = self.models[leader]
         end = model.fragment.end + jump
         proposal = Proposal(Fragment(JOURNAL, end, end, codec=codec), registers or model.registers)
@@ -221,7 +223,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(model.committed for model in self.models))
     @rule(hearers=subsets, field=st.sampled_from(["begin", "end", "sum", "codec"]), leader=replicas)
-    def disagree(self, hearers, leader, field):
+    def disagree(self, hearers, leader, field) -> None:
         """Propose what is not quite ours. Never propose beyond our end, which would roll us."""
         model = self.models[leader]
         change = {
@@ -235,7 +237,7 @@ class SpoolMachine(RuleBasedStateMachine):
             self.propose(hearers, Proposal(proposed, model.registers), leader)
 
     @invariant()
-    def spools_are_what_the_model_is(self):
+    def spools_are_what_the_model_is(self) -> None:
         for spool, model, observer in zip(self.spools, self.models, self.observers, strict=True):
             spool._state._check()
             assert spool.fragment == model.fragment
@@ -245,7 +247,7 @@ class SpoolMachine(RuleBasedStateMachine):
                 assert read_all(observer.commits[-1]) == model.committed
 
     @invariant()
-    def equal_fragments_have_equal_bytes(self):
+    def equal_fragments_have_equal_bytes(self) -> None:
         bytes_of = {model.fragment: model.committed for model in self.models}
         assert all(bytes_of[model.fragment] == model.committed for model in self.models)
 
@@ -254,7 +256,7 @@ SpoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=3
 TestSpoolMachine = SpoolMachine.TestCase
 
 
-async def test_what_an_append_does(spool, observer, clock):
+async def test_what_an_append_does(spool: Spool, observer: Observer, clock: ManualClock) -> None:
     """Committed bytes can be read while more is written; files have no names."""
     await roll(spool, Codec.NONE)
     assert (await append(spool, b"hello, ", b"world")).status is Status.OK
@@ -269,7 +271,7 @@ async def test_what_an_append_does(spool, observer, clock):
         replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
 
 
-async def test_a_reader_outlives_the_spool(spool, observer):
+async def test_a_reader_outlives_the_spool(spool: Spool, observer: Observer) -> None:
     """The file ends with the last one that holds it."""
     before = len(os.listdir("/proc/self/fd"))
     await append(spool, b"content")
@@ -285,7 +287,7 @@ async def test_a_reader_outlives_the_spool(spool, observer):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_long_content_is_written_in_a_thread(spool, observer):
+async def test_long_content_is_written_in_a_thread(spool: Spool, observer: Observer) -> None:
     """And is the same as short content."""
     long = os.urandom(spool_file.INLINE_BYTES + 1)
     await append(spool, b"short", long, b"short")
@@ -294,7 +296,7 @@ async def test_long_content_is_written_in_a_thread(spool, observer):
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-async def test_a_primary_compresses_as_it_goes(spool, observer, codec):
+async def test_a_primary_compresses_as_it_goes(spool: Spool, observer: Observer, codec) -> None:
     """In threads, while commits go on; a replica does not."""
     await roll(spool, codec)
     content = b"".join(b"some line number %d\n" % n for n in range(200_000))
@@ -318,7 +320,9 @@ async def test_a_primary_compresses_as_it_goes(spool, observer, codec):
         assert theirs.open().read().count(b"\x1f\x8b\x08") == 1
 
 
-async def test_commits_do_not_wait_for_compression(clock, observer, tmp_path):
+async def test_commits_do_not_wait_for_compression(
+    clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
     """With all threads of the pool taken, commits go on as before."""
     pool = BlockingPool("busy", 1)
     gate = threading.Event()
@@ -337,7 +341,9 @@ async def test_commits_do_not_wait_for_compression(clock, observer, tmp_path):
     pool.close()
 
 
-async def test_a_cancelled_write_is_waited_for(clock, observer, tmp_path):
+async def test_a_cancelled_write_is_waited_for(
+    clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
     """What its thread still writes cannot get between the bytes of the next append."""
     pool = BlockingPool("slow", 1)
     gate = threading.Event()
@@ -368,7 +374,9 @@ async def test_a_cancelled_write_is_waited_for(clock, observer, tmp_path):
 
 
 @pytest.mark.parametrize("length", [200_000, 2_000_000], ids=["on the loop", "in a thread"])
-async def test_a_full_disk_fails_the_append_and_nothing_else(spool, observer, length):
+async def test_a_full_disk_fails_the_append_and_nothing_else(
+    spool: Spool, observer: Observer, length: int
+) -> None:
     """The error names the cause; committed bytes stay, and the next append that fits succeeds."""
     await append(spool, b"committed")
     await spool.apply(Content(b"pending", 0), primary=True)
@@ -393,7 +401,7 @@ async def test_a_full_disk_fails_the_append_and_nothing_else(spool, observer, le
     assert spool.fragment.sum == sha(b"committed, more")
 
 
-def test_space_that_was_written_in_part_is_freed():
+def test_space_that_was_written_in_part_is_freed() -> None:
     """A write which the kernel cuts short, at a real limit, gives back what it took."""
     code = """
 import asyncio, os, resource, tempfile
@@ -439,7 +447,9 @@ with tempfile.TemporaryDirectory() as directory:
     assert len(lines) == 4
 
 
-async def test_a_directory_that_is_gone(clock, pool, observer, tmp_path):
+async def test_a_directory_that_is_gone(
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> None:
     """No file can be made: the append fails, and works again once the directory is back."""
     directory = tmp_path / "spools"
     spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(directory))
@@ -449,7 +459,9 @@ async def test_a_directory_that_is_gone(clock, pool, observer, tmp_path):
     assert (await append(spool, b"content")).status is Status.OK
 
 
-async def test_the_space_of_a_large_roll_back_is_freed(spool, monkeypatch):
+async def test_the_space_of_a_large_roll_back_is_freed(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that gave up after gigabytes does not keep them on our disk."""
     monkeypatch.setattr(spool_file, "_TRIM_BYTES", 1 << 20)
     await append(spool, b"committed")
@@ -500,8 +512,8 @@ class PacedFile(LocalFile):
 
 
 async def test_a_slow_disk_is_written_to_by_threads_until_it_is_fast_again(
-    clock, pool, observer, tmp_path
-):
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> None:
     """One slow write is all that the loop waits for; also for files that are created."""
     disk = PacedDisk(tmp_path, clock)
     spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
@@ -530,8 +542,8 @@ async def test_a_slow_disk_is_written_to_by_threads_until_it_is_fast_again(
 
 
 async def test_the_loop_does_not_wait_for_a_slow_creation_and_a_write(
-    clock, pool, observer, tmp_path
-):
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> None:
     """On a disk that takes 6 s for an operation that would be 12 s, and the lease."""
     disk = PacedDisk(tmp_path, clock)
     disk.delay_s = 6.0
@@ -541,7 +553,9 @@ async def test_the_loop_does_not_wait_for_a_slow_creation_and_a_write(
     assert read_all(observer.commits[-1]) == b"0"
 
 
-async def test_a_large_file_is_not_closed_on_the_loop(tmp_path, clock, monkeypatch):
+async def test_a_large_file_is_not_closed_on_the_loop(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To free its space may take the disk seconds. Nor is a small one, once that took long."""
     closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
     close, delays = os.close, [0.0]
@@ -570,7 +584,9 @@ async def test_a_large_file_is_not_closed_on_the_loop(tmp_path, clock, monkeypat
     assert not closed.get()
 
 
-async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(clock, pool, observer, tmp_path):
+async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> None:
     """Also one of long content, which was made by a thread anyway."""
     disk, pace = PacedDisk(tmp_path, clock), Pace(clock.monotonic)
     one, two = (
@@ -586,7 +602,9 @@ async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(clock, pool, ob
     assert disk.done == ["create", "write"]
 
 
-async def test_a_write_to_a_slow_disk_can_be_given_up(clock, pool, observer, tmp_path):
+async def test_a_write_to_a_slow_disk_can_be_given_up(
+    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+) -> None:
     """Also while its file is created: nothing of it is left, and the next one is in order."""
     disk = PacedDisk(tmp_path, clock)
     spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
@@ -621,7 +639,7 @@ async def test_a_write_to_a_slow_disk_can_be_given_up(clock, pool, observer, tmp
     await spool.close()
 
 
-def test_a_shorter_file_is_corrupt(tmp_path):
+def test_a_shorter_file_is_corrupt(tmp_path: Path) -> None:
     """Readers do not take the missing end of a file for the end of a fragment."""
     file = LocalFile(tmp_path)
     file.pwrite(b"12345", 0)

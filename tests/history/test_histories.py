@@ -224,7 +224,7 @@ histories = st.one_of(
     run_bytes=1,
     chunk=9,
 )
-def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes, chunk):
+def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes, chunk) -> None:
     """From any checkpoint, to any end, over any runs: the same messages and the same checkpoint."""
     envelopes = envelopes_of(items)
     count = len(envelopes)
@@ -258,7 +258,7 @@ def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes
     assert history.committed_at_once(folded)[0] == history.committed(fresh)
 
 
-def test_runs_that_repeat_nothing_are_known_to():
+def test_runs_that_repeat_nothing_are_known_to() -> None:
     """Or else nothing would be decided by one pass: here all of it is, over transactions and runs."""
     items = [
         *(Item(0, clock, CONTINUE_TXN) for clock in (1, 2, 3)),
@@ -294,7 +294,7 @@ def snapshot_of(pieces, begin, end, prior) -> Snapshot:
     return Snapshot((JournalSnapshot(JOURNAL, MessageFormat(), begin, end, held, producers),))
 
 
-def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it():
+def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it() -> None:
     """As the sequencer's replay, which finds out when the acknowledgement comes, and not before."""
     envelopes = envelopes_of(
         [Item(0, 5, ACK_TXN), Item(0, 6, 1), Item(0, 7, 1), Item(0, 8, 1), Item(0, 9, ACK_TXN)]

@@ -135,7 +135,7 @@ def lines(draw) -> bytes:
 
 @settings(max_examples=200, deadline=None)
 @given(buffer=lines())
-def test_what_is_accepted_is_what_the_specification_gives(buffer):
+def test_what_is_accepted_is_what_the_specification_gives(buffer) -> None:
     if scanned(buffer) is not None:
         assert_same(buffer)
 
@@ -155,7 +155,7 @@ def test_what_is_accepted_is_what_the_specification_gives(buffer):
 )
 @example(buffer=b'{"text":"a"}\n', edits=[(9, b"\xff", 1)])
 @example(buffer=b'{"text":"a"}\n', edits=[(2, b"\\u0074", 1)])
-def test_damaged_bytes_are_declined_or_read_alike(buffer, edits):
+def test_damaged_bytes_are_declined_or_read_alike(buffer, edits) -> None:
     """It never accepts what would have been an error, nor reads beyond the buffer."""
     for at, new, drop in edits:
         at = min(at, len(buffer))
@@ -187,7 +187,7 @@ def test_damaged_bytes_are_declined_or_read_alike(buffer, edits):
         '{"textual":1,"tex":2,"text":"3"}',
     ],
 )
-def test_accepted(line):
+def test_accepted(line: str) -> None:
     """Each alone, and behind a line of other keys."""
     line = line.replace("%s", UUID) + "\n"
     assert_same(line.encode())
@@ -236,13 +236,13 @@ def test_accepted(line):
         '{"text":"\x01"}',
     ],
 )
-def test_left_to_the_specification(line):
+def test_left_to_the_specification(line: str) -> None:
     assert scanned(line.encode() + b"\n") is None
     assert scanned(b'{"text":"a"}\n' + line.encode() + b"\n") is None
 
 
 @pytest.mark.parametrize("key", ["text", "other"])
-def test_what_is_not_unicode_is_left_to_the_specification(key):
+def test_what_is_not_unicode_is_left_to_the_specification(key: str) -> None:
     """In strings that are asked for, and in others: as UTF-8, and as escapes."""
     for code in (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF):
         for text in (chr(code), json.dumps(chr(code))[1:-1]):
@@ -256,14 +256,14 @@ def test_what_is_not_unicode_is_left_to_the_specification(key):
         assert scanned(b'{"%s":"%s"}\n' % (key.encode(), octets)) is None
 
 
-def test_more_keys_than_are_remembered():
+def test_more_keys_than_are_remembered() -> None:
     many = json.dumps({f"k{at}": at for at in range(256)} | {"text": "a"}).encode() + b"\n"
     assert scanned(many) is None
     few = json.dumps({f"k{at}": at for at in range(200)} | {"text": "a"}).encode() + b"\n"
     assert_same(few * 2)
 
 
-def test_buffers_of_all_sizes():
+def test_buffers_of_all_sizes() -> None:
     """Room is made for larger ones, and what was in it is not seen again."""
     for count in (1, 3000, 2, 200_000, 1):
         buffer = b"".join(b'{"text":"%d","number":%d}\n' % (at, at) for at in range(count))
@@ -276,7 +276,7 @@ def test_buffers_of_all_sizes():
             assert texts[count - 1].as_py() == str(count - 1)
 
 
-def test_a_scanner_that_is_always_declined_stops_trying():
+def test_a_scanner_that_is_always_declined_stops_trying() -> None:
     scanner = LineScanner("uuid", [Field("text", "text")])
     for _ in range(3):
         assert scanner.scan(b'{"text":1}\n', 11) is None
@@ -286,7 +286,7 @@ def test_a_scanner_that_is_always_declined_stops_trying():
     assert scanner.scan(b'{"text":"a"}\n', 13) is None
 
 
-def test_too_many_fields_are_left_to_the_specification():
+def test_too_many_fields_are_left_to_the_specification() -> None:
     wide = pa.schema([(f"f{at}", pa.int64()) for at in range(FIELDS_MAX + 1)])
     assert scannable(wide) == ()
     assert len(scannable(pa.schema(list(wide)[:FIELDS_MAX]))) == FIELDS_MAX
@@ -294,7 +294,9 @@ def test_too_many_fields_are_left_to_the_specification():
         LineScanner("uuid", [Field(f"f{at}", "integer") for at in range(FIELDS_MAX + 1)])
 
 
-def test_a_kernel_that_cannot_be_compiled_is_not_needed(monkeypatch, caplog):
+def test_a_kernel_that_cannot_be_compiled_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -310,7 +312,7 @@ def test_a_kernel_that_cannot_be_compiled_is_not_needed(monkeypatch, caplog):
     assert "No space left" in caplog.records[0].reason
 
 
-def test_without_the_kernel_the_rest_reads_alike(monkeypatch):
+def test_without_the_kernel_the_rest_reads_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Numba is not installed."""
     line = f'{{"uuid":"{UUID}","text":"a"}}\n'.encode()
     with_it = ColumnDecoder(JOURNAL, MessageFormat()).decode(line, 0)

@@ -77,11 +77,11 @@ def convert(kind: pa.DataType, value: str) -> object:
         (pa.struct([("x", pa.int64())]), "[1]", MISFIT),
     ],
 )  # fmt: skip
-def test_a_value_is_what_it_is_to_spark(kind, value, want):
+def test_a_value_is_what_it_is_to_spark(kind, value: str, want) -> None:
     assert convert(kind, value) == want
 
 
-def test_what_did_not_fit_is_named():
+def test_what_did_not_fit_is_named() -> None:
     fields = pa.schema(
         [("a", pa.struct([("x", pa.int64())])), ("b", pa.int64()), ("c", pa.int64())]
     )
@@ -94,13 +94,13 @@ def test_what_did_not_fit_is_named():
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"nonsense", b'{"a":1', b'{"a":"\xff"}', b""])
-def test_a_line_that_is_no_object_has_no_values(line):
+def test_a_line_that_is_no_object_has_no_values(line: bytes) -> None:
     values, misfits = JsonRow(pa.schema([("a", pa.int64()), ("b", pa.string())])).read(line)
     assert values == [None, None]
     assert len(misfits) == 1
 
 
-def test_types_that_nothing_is_read_as():
+def test_types_that_nothing_is_read_as() -> None:
     for kind in (pa.duration("s"), pa.list_(pa.time64("us")), pa.map_(pa.int64(), pa.int64())):
         with pytest.raises(Invalid, match="no JSON value converts to") as raised:
             JsonRow(pa.schema([("a", kind)]))

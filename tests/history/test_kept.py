@@ -120,7 +120,7 @@ def sums(rows: list[dict]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_it_is_what_reading_twice_gives(tmp_path, seed):
+def test_it_is_what_reading_twice_gives(tmp_path: Path, seed: int) -> None:
     subject = Subject(tmp_path, random_fragments(seed))
     want = subject.read_twice(FORMAT)
     folded, paths = subject.first_pass(Keeping(FORMAT))
@@ -134,7 +134,7 @@ def test_it_is_what_reading_twice_gives(tmp_path, seed):
     assert sums(subject.second_pass(folded, combining, {})) == sums(want)
 
 
-def test_the_random_histories_are_kept_and_are_not(tmp_path):
+def test_the_random_histories_are_kept_and_are_not(tmp_path: Path) -> None:
     """Or the test above would show nothing: runs that are fresh, that are not, and what is decided late."""
     fresh = [0, 0]
     late = 0
@@ -153,7 +153,7 @@ LINES = [
 ]
 
 
-def test_the_bytes_are_not_read_again(tmp_path):
+def test_the_bytes_are_not_read_again(tmp_path: Path) -> None:
     """What was kept is enough, though the fragments are gone."""
     subject = Subject(tmp_path, LINES)
     folded, paths = subject.first_pass(Keeping(FORMAT))
@@ -164,7 +164,7 @@ def test_the_bytes_are_not_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "directory", "of another schema", "no Arrow"])
-def test_a_file_that_cannot_be_used_is_not_needed(tmp_path, damage):
+def test_a_file_that_cannot_be_used_is_not_needed(tmp_path: Path, damage: str) -> None:
     subject = Subject(tmp_path, LINES)
     folded, paths = subject.first_pass(Keeping(FORMAT))
     for path in map(Path, paths.values()):
@@ -182,7 +182,9 @@ def test_a_file_that_cannot_be_used_is_not_needed(tmp_path, damage):
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
-def test_a_disk_without_room_keeps_nothing(tmp_path, monkeypatch, caplog):
+def test_a_disk_without_room_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     subject = Subject(tmp_path, LINES)
     monkeypatch.setattr(kept, "_FREE_SHARE", 1.1)
@@ -193,7 +195,7 @@ def test_a_disk_without_room_keeps_nothing(tmp_path, monkeypatch, caplog):
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
-def test_a_file_that_is_damaged_within_fails_one_attempt(tmp_path):
+def test_a_file_that_is_damaged_within_fails_one_attempt(tmp_path: Path) -> None:
     """Rows of it were given already. The next attempt reads the fragments."""
     subject = Subject(tmp_path, [b"".join(LINES)])
     folded, paths = subject.first_pass(Keeping(FORMAT))
@@ -209,7 +211,9 @@ def test_a_file_that_is_damaged_within_fails_one_attempt(tmp_path):
         Path(again[0]).rename(path)
 
 
-def test_the_oldest_files_go_where_there_is_no_room_for_all(tmp_path, monkeypatch):
+def test_the_oldest_files_go_where_there_is_no_room_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And no more of them than it takes; a file that is too large for all of it has none removed."""
     disk = shutil.disk_usage(tmp_path)._replace(total=1000, free=900)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
@@ -235,7 +239,7 @@ def test_the_oldest_files_go_where_there_is_no_room_for_all(tmp_path, monkeypatc
     assert left() == ["3.arrow"]
 
 
-def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path):
+def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     subject = Subject(tmp_path, LINES)
     subject.directory.write_text("not a directory")
     folded, paths = subject.first_pass(Keeping(FORMAT))
@@ -243,7 +247,7 @@ def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path):
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
-def test_a_disk_that_fills_up_keeps_nothing(tmp_path):
+def test_a_disk_that_fills_up_keeps_nothing(tmp_path: Path) -> None:
     """In the middle of a file, and at its end: what was begun is removed."""
     subject = Subject(tmp_path, LINES)
     runs = subject.snapshot.runs(1)
@@ -259,7 +263,7 @@ def test_a_disk_that_fills_up_keeps_nothing(tmp_path):
     assert list(subject.directory.iterdir()) == []
 
 
-def test_messages_of_another_form_are_read_twice(tmp_path):
+def test_messages_of_another_form_are_read_twice(tmp_path: Path) -> None:
     """A word that is a number: Arrow's parser has it, and the quick pass does not."""
     odd = json_line({"word": 5, "n": 1}, build_uuid(producer(1), 9, OUTSIDE_TXN))
     subject = Subject(tmp_path, [*LINES, odd])
@@ -269,7 +273,7 @@ def test_messages_of_another_form_are_read_twice(tmp_path):
     assert subject.second_pass(folded, Keeping(FORMAT), paths)[-1]["word"] == "5"
 
 
-def test_csv_is_read_twice(tmp_path):
+def test_csv_is_read_twice(tmp_path: Path) -> None:
     line = ",".join([str(json.loads(LINES[0])["uuid"]), "a", "3"]).encode() + b"\n"
     subject = Subject(tmp_path, [line], MessageFormat(CONTENT_CSV))
     keeping = Keeping(replace(FORMAT, value="csv"))
@@ -278,7 +282,7 @@ def test_csv_is_read_twice(tmp_path):
     assert subject.second_pass(folded, keeping, paths) == [{"offset": 0, "word": "a", "n": 3}]
 
 
-def test_places_only(tmp_path):
+def test_places_only(tmp_path: Path) -> None:
     format = RowFormat("json", pa.schema([("offset", META["offset"])]), (("offset", "offset"),))
     subject = Subject(tmp_path, LINES)
     folded, paths = subject.first_pass(Keeping(format))
@@ -286,7 +290,7 @@ def test_places_only(tmp_path):
     assert subject.second_pass(folded, Keeping(format), paths) == subject.read_twice(format)
 
 
-def test_a_damaged_fragment_leaves_no_file(tmp_path):
+def test_a_damaged_fragment_leaves_no_file(tmp_path: Path) -> None:
     subject = Subject(tmp_path, LINES)
     (path, *_) = sorted((tmp_path / "fragments").rglob("*.zst"))
     path.write_bytes(path.read_bytes()[:-3])
@@ -313,7 +317,7 @@ def combined(combiner: Combiner, given: list[pa.RecordBatch]) -> list[pa.RecordB
     return [*found, *combiner.finish()]
 
 
-def test_rows_are_put_together():
+def test_rows_are_put_together() -> None:
     combiner = Combiner(counted, COUNTED.schema)
     found = combined(combiner, batches(100_000, 40_000, 0, 150_000, 7))
     assert sum(batch.num_rows for batch in found) == 3
@@ -321,7 +325,7 @@ def test_rows_are_put_together():
     assert combined(combiner, []) == []
 
 
-def test_rows_that_stay_as_many_are_not_held():
+def test_rows_that_stay_as_many_are_not_held() -> None:
     """A key of its own for each: what was put together in vain is passed on, and not gone through again."""
     calls: list[int] = []
 
@@ -338,7 +342,7 @@ def test_rows_that_stay_as_many_are_not_held():
     "combine",
     [lambda rows: None, lambda rows: rows.drop_columns("n"), lambda rows: rows.to_batches()[0]],
 )
-def test_a_combine_that_gives_something_else(combine):
+def test_a_combine_that_gives_something_else(combine) -> None:
     with pytest.raises(Invalid, match="must return a table") as raised:
         combined(Combiner(combine, COUNTED.schema), batches(3))
     assert "word: string" in str(raised.value.hint)

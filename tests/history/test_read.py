@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,7 +45,7 @@ def line(producer: bytes, clock: int, flags: int, **fields: object) -> bytes:
     return json_line(fields, build_uuid(producer, clock, flags))
 
 
-def taken(root: Path, **options):
+def taken(root: Path, **options: Any):
     access = Access.of(file_root=root, direct=True)
     selection = Selection(journals=(JOURNAL,), stores=(STORE,), **options)
     with access.open() as opened:
@@ -62,7 +63,7 @@ def words(access: Access, folded) -> list[str]:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-def test_what_has_committed_is_read(tmp_path, codec):
+def test_what_has_committed_is_read(tmp_path: Path, codec) -> None:
     """Over fragments, runs of which hold one, and a second producer whose transaction is open."""
     write_journal(
         tmp_path,
@@ -96,7 +97,7 @@ def test_what_has_committed_is_read(tmp_path, codec):
     assert words(access, fold_locally(access, later, run_bytes=1)) == ["open"]
 
 
-def test_offsets_bound_what_is_read(tmp_path):
+def test_offsets_bound_what_is_read(tmp_path: Path) -> None:
     lines = [line(ALPHA, 10 + n, OUTSIDE_TXN, word=str(n)) for n in range(6)]
     fragments = write_journal(
         tmp_path, STORE, JOURNAL, [b"".join(lines[:3]), b"".join(lines[3:])], Codec.GZIP
@@ -114,7 +115,7 @@ def test_offsets_bound_what_is_read(tmp_path):
         taken(tmp_path, end_all=6 * size + 1)
 
 
-def test_time_leaves_out_old_fragments(tmp_path):
+def test_time_leaves_out_old_fragments(tmp_path: Path) -> None:
     contents = [line(ALPHA, 10 + n, OUTSIDE_TXN, word=str(n)) for n in range(3)]
     fragments = write_journal(tmp_path, STORE, JOURNAL, contents)
     for fragment, age in zip(fragments, (5000, 3000, 0), strict=True):
@@ -130,7 +131,7 @@ def test_time_leaves_out_old_fragments(tmp_path):
     assert words(access, fold_locally(access, snapshot)) == ["2"]
 
 
-def test_gaps(tmp_path):
+def test_gaps(tmp_path: Path) -> None:
     """A begin that was pruned is passed over; a young gap may yet be filled; an old one is lost."""
     content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     write_fragment(tmp_path, STORE, JOURNAL, 1000, content)
@@ -148,7 +149,7 @@ def test_gaps(tmp_path):
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
 
 
-def test_what_is_stored_is_not_trusted(tmp_path):
+def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
     content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     fragment = write_fragment(tmp_path, STORE, JOURNAL, 0, content)
     path = tmp_path / "fragments" / fragment.content_path()
@@ -164,7 +165,7 @@ def test_what_is_stored_is_not_trusted(tmp_path):
         fold_locally(access, snapshot)
 
 
-def test_a_message_in_parts_needs_larger_runs(tmp_path):
+def test_a_message_in_parts_needs_larger_runs(tmp_path: Path) -> None:
     content = line(ALPHA, 10, OUTSIDE_TXN, word="a") * 2
     write_journal(tmp_path, STORE, JOURNAL, [content[:70], content[70:]])
     access, snapshot = taken(tmp_path)
@@ -173,7 +174,7 @@ def test_a_message_in_parts_needs_larger_runs(tmp_path):
         fold_locally(access, snapshot, run_bytes=1)
 
 
-def test_malformed_messages_fail_or_are_skipped(tmp_path):
+def test_malformed_messages_fail_or_are_skipped(tmp_path: Path) -> None:
     content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     write_journal(tmp_path, STORE, JOURNAL, [content, b"what?\n" + content.replace(b"a", b"a")])
     access, snapshot = taken(tmp_path)
@@ -184,7 +185,7 @@ def test_malformed_messages_fail_or_are_skipped(tmp_path):
     assert words(access, fold_locally(access, snapshot)) == ["a"]
 
 
-def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path):
+def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path: Path) -> None:
     """With what does not count between them; and one that is JSON, but no message of the type."""
     lines = [
         line(ALPHA, 10, OUTSIDE_TXN, word="a"),
@@ -226,7 +227,7 @@ def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path):
         "0000000-00000-1000-8000-010000000001",
     ],
 )
-def test_what_only_looks_like_a_uuid_is_told(text):
+def test_what_only_looks_like_a_uuid_is_told(text: str) -> None:
     good = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     bad = b'{"uuid":"%s","word":"b"}\n' % text.encode()
     for buffer, begin in ((bad + good, 0), (bad * 3, 0)):
@@ -238,7 +239,7 @@ def test_what_only_looks_like_a_uuid_is_told(text):
     assert found.columns.begins.tolist() == [0, len(good) + len(bad)]
 
 
-def test_a_journal_that_is_not_there_is_empty(tmp_path):
+def test_a_journal_that_is_not_there_is_empty(tmp_path: Path) -> None:
     """Of a store one cannot say more: a broker would say that there is no such journal."""
     (tmp_path / "fragments").mkdir()
     access, snapshot = taken(tmp_path)
@@ -247,7 +248,7 @@ def test_a_journal_that_is_not_there_is_empty(tmp_path):
     assert folded.sources[JOURNAL].read_through == 0
 
 
-def test_selections_are_checked():
+def test_selections_are_checked() -> None:
     with pytest.raises(Invalid, match="either names of journals or a selector"):
         Selection().validate()
     with pytest.raises(Invalid, match="no source to read from"):
@@ -255,7 +256,7 @@ def test_selections_are_checked():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_columns_are_what_the_framing_finds(seed):
+def test_columns_are_what_the_framing_finds(seed: int) -> None:
     """The fast path of lines that begin with their UUID, and the slow one, in any mixture."""
     rng = random.Random(seed)
     fast, lines = seed % 3 == 0, []
@@ -282,7 +283,7 @@ def test_columns_are_what_the_framing_finds(seed):
     assert columns.uuids.clocks.tolist() == parse_columns(want.uuids).clocks
 
 
-def test_uuids_within_other_fields():
+def test_uuids_within_other_fields() -> None:
     decoder = ColumnDecoder(JOURNAL, MessageFormat(uuid_field="_meta.uuid"))
     uuid = "00000000-0000-1000-8002-010000000001"
     buffer = b'{"_meta":{"uuid":"%s"}}\n{"a":1}\n{"_meta":null}\n' % uuid.encode()
@@ -292,7 +293,7 @@ def test_uuids_within_other_fields():
     assert columns.uuids.producers.tolist() == [int.from_bytes(ALPHA, "big"), 0, 0]
 
 
-def test_bytes_need_no_frames(tmp_path):
+def test_bytes_need_no_frames(tmp_path: Path) -> None:
     write_journal(tmp_path, STORE, JOURNAL, [b"\x00\x01", b"\x02"])
     access, snapshot = taken(tmp_path, content_type="application/octet-stream")
     (run,) = snapshot.runs()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -48,12 +50,12 @@ def rows(
     return pa.Table.from_batches(found, format.schema).to_pylist()
 
 
-def json_format(*fields: tuple[str, pa.DataType], meta=(), **options) -> RowFormat:
+def json_format(*fields: tuple[str, pa.DataType], meta=(), **options: Any) -> RowFormat:
     schema = pa.schema([*((name, META[key]) for name, key in meta), *fields])
     return RowFormat("json", schema, meta, **options)
 
 
-def test_meta_columns(tmp_path):
+def test_meta_columns(tmp_path: Path) -> None:
     write_journal(
         tmp_path,
         STORE,
@@ -79,7 +81,7 @@ def test_meta_columns(tmp_path):
     assert (second["word"], second["clock"]) == ("b", 0)
 
 
-def test_committed_and_uncommitted(tmp_path):
+def test_committed_and_uncommitted(tmp_path: Path) -> None:
     lines = [
         json_line({"n": 1}, build_uuid(ALPHA, 10, CONTINUE_TXN)),
         json_line({"n": 1}, build_uuid(ALPHA, 10, CONTINUE_TXN)),
@@ -95,7 +97,7 @@ def test_committed_and_uncommitted(tmp_path):
     assert len(rows(tmp_path, format, uncommitted=True)) == 4
 
 
-def test_json_of_any_type(tmp_path):
+def test_json_of_any_type(tmp_path: Path) -> None:
     """Types that Arrow's parser takes, and those that it does not."""
     document = {
         "text": "ü", "deep": {"list": [1, 2]}, "time": "2024-01-02T03:04:05Z", "day": "2024-01-02",
@@ -132,7 +134,7 @@ def test_json_of_any_type(tmp_path):
     assert mapped == {"map": [("a", 1)]}
 
 
-def test_a_message_that_does_not_fit(tmp_path):
+def test_a_message_that_does_not_fit(tmp_path: Path) -> None:
     lines = [json_line({"n": n}, build_uuid(ALPHA, 10 + i, 0)) for i, n in enumerate([1, "x", 3])]
     write_journal(tmp_path, STORE, JOURNAL, [b"".join(lines)])
     format = json_format(("n", pa.int64()))
@@ -142,7 +144,7 @@ def test_a_message_that_does_not_fit(tmp_path):
     assert rows(tmp_path, format, MessageFormat(malformed="skip")) == [{"n": 1}, {"n": 3}]
 
 
-def test_bounds(tmp_path):
+def test_bounds(tmp_path: Path) -> None:
     lines = [json_line({"n": n}, build_uuid(ALPHA, 10 + n, 0)) for n in range(6)]
     write_journal(tmp_path, STORE, JOURNAL, [b"".join(lines[:3]), b"".join(lines[3:])])
     n, size = ("n", pa.int64()), len(lines[0])
@@ -157,7 +159,7 @@ def test_bounds(tmp_path):
     assert [format.selects(run) for run in runs] == [False, True]
 
 
-def test_csv(tmp_path):
+def test_csv(tmp_path: Path) -> None:
     uuid = uuid_text(build_uuid(ALPHA, 10, 0))
     text = f'{uuid},"a, b",7,\n{uuid[:7]}f{uuid[8:]},c,,2024-01-01\n'
     write_journal(tmp_path, STORE, JOURNAL, [text.encode()])
@@ -169,7 +171,7 @@ def test_csv(tmp_path):
     ]
 
 
-def test_protobuf(tmp_path):
+def test_protobuf(tmp_path: Path) -> None:
     framing = framing_of(CONTENT_PROTO_FIXED, ngram_pb2.NGramCount)
     message = ngram_pb2.NGramCount(uuid=build_uuid(ALPHA, 10, 0), n_gram="a b", count=7)
     write_journal(tmp_path, STORE, JOURNAL, [framing.encode(message)])
@@ -189,7 +191,7 @@ def test_protobuf(tmp_path):
         )
 
 
-def test_payloads(tmp_path):
+def test_payloads(tmp_path: Path) -> None:
     line = json_line({"n": 1}, build_uuid(ALPHA, 10, 0))
     write_journal(tmp_path, STORE, JOURNAL, [line])
     text = RowFormat("text", pa.schema([("value", pa.string())]))

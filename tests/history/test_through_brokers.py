@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ import gazette
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
+from gazette.etcd.client import Etcd
 from gazette.history.read import fold_locally, read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -50,7 +52,7 @@ def read(access: Access, selection: Selection) -> tuple[list[str], list[bool]]:
 
 
 @pytest.mark.parametrize("direct", [False, True])
-async def test_the_tail_is_read_from_brokers(etcd, tmp_path, direct):
+async def test_the_tail_is_read_from_brokers(etcd: Etcd, tmp_path: Path, direct: bool) -> None:
     """A fragment at its store, then what has not been stored, of two journals by their label."""
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         spec = journal_spec("topic/a", labels=LABELS, codec=Codec.GZIP, length=1024)
@@ -78,7 +80,7 @@ async def test_the_tail_is_read_from_brokers(etcd, tmp_path, direct):
             await asyncio.to_thread(read, access, Selection(journals=("topic/b",), end_all=9999))
 
 
-async def test_keys_are_presented(etcd, tmp_path):
+async def test_keys_are_presented(etcd: Etcd, tmp_path: Path) -> None:
     auth = KeyedAuth.parse(SystemClock(), KEYS)
     async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec("topic/a", labels=LABELS))

@@ -59,7 +59,9 @@ NEIGHBOURS = (kv("a", "10", 1, 1, 1), kv("z", "20", 2, 2, 1))
         (None, delete("k", 9), None, "unknown key", False),
     ],
 )
-def test_every_kind_of_event(before, event, after, problem, applied):
+def test_every_kind_of_event(
+    before, event, after: tuple[int, ...] | None, problem: str | None, applied: bool | None
+) -> None:
     current = entries(*sorted((*NEIGHBOURS, *([before] if before else [])), key=lambda i: i.key))
     copy = list(current)
     folded = fold(current, [[event]], decode)
@@ -74,14 +76,14 @@ def test_every_kind_of_event(before, event, after, problem, applied):
     )
 
 
-def test_a_value_that_never_decoded_is_taken_up_once_it_does():
+def test_a_value_that_never_decoded_is_taken_up_once_it_does() -> None:
     bad = fold([], [[put("k", "x", 9, 9, 1)]], decode)
     good = fold(bad.key_values, [[put("k", "2", 9, 10, 2)]], decode)
     assert [e.decoded for e in good.key_values] == [2]
     assert [a.applied for a in good.anomalies] == [True]
 
 
-def test_events_of_several_responses_are_merged_by_key_and_revision():
+def test_events_of_several_responses_are_merged_by_key_and_revision() -> None:
     responses = [
         [put("b", "1", 10, 10, 1), put("a", "1", 11, 11, 1), put("b", "2", 10, 12, 2)],
         [delete("b", 13), put("c", "1", 14, 14, 1)],
@@ -96,7 +98,7 @@ def test_events_of_several_responses_are_merged_by_key_and_revision():
     assert folded.anomalies == ()
 
 
-def test_a_key_that_is_not_utf_8_is_ignored_wherever_it_sorts():
+def test_a_key_that_is_not_utf_8_is_ignored_wherever_it_sorts() -> None:
     current = entries(kv("\U00010000", "1", 1, 1, 1), kv("\uffff", "2", 2, 2, 1))
     current.sort(key=lambda e: e.raw.key)
     odd = WatchEvent(KeyValue(b"\xf0", b"1", 9, 9, 1))
@@ -115,7 +117,7 @@ def test_a_key_that_is_not_utf_8_is_ignored_wherever_it_sorts():
     assert [e.decoded for e in folded.key_values] == [2]
 
 
-def test_a_bug_of_the_decoder_is_not_taken_for_a_bad_value():
+def test_a_bug_of_the_decoder_is_not_taken_for_a_bad_value() -> None:
     def broken(kv: KeyValue) -> int:
         raise Bug("ours")
 
@@ -123,20 +125,20 @@ def test_a_bug_of_the_decoder_is_not_taken_for_a_bad_value():
         fold([], [[put("k", "1", 9, 9, 1)]], broken)
 
 
-def test_disorder_in_what_is_loaded_is_a_bug():
+def test_disorder_in_what_is_loaded_is_a_bug() -> None:
     with pytest.raises(Bug, match="out of order"):
         load([kv("b", "1", 1, 1, 1), kv("a", "1", 1, 1, 1)], decode)
     with pytest.raises(Bug, match="out of order"):
         load([kv("a", "1", 1, 1, 1), kv("a", "1", 1, 1, 1)], decode)
 
 
-def test_loading_skips_what_does_not_decode():
+def test_loading_skips_what_does_not_decode() -> None:
     loaded = load([kv("a", "1", 1, 1, 1), kv("b", "x", 2, 4, 2), kv("c", "3", 3, 3, 1)], decode)
     assert [e.key for e in loaded.key_values] == ["a", "c"]
     assert [(a.key, a.mod_revision, a.applied) for a in loaded.anomalies] == [("b", 4, False)]
 
 
-def test_loading_again_keeps_what_decoded_before():
+def test_loading_again_keeps_what_decoded_before() -> None:
     previous = entries(kv("b", "2", 2, 2, 1), kv("c", "3", 3, 3, 1))
     loaded = load([kv("b", "x", 2, 4, 2), kv("c", "x", 5, 5, 1)], decode, previous)
     # Case: `b` is the key it was; `c` is another one of the same name.
@@ -183,7 +185,7 @@ WRITES = st.lists(
 
 
 @given(WRITES, st.data())
-def test_any_history_in_any_batches_folds_to_what_etcd_holds(writes, data):
+def test_any_history_in_any_batches_folds_to_what_etcd_holds(writes, data) -> None:
     oracle = Oracle()
     for key, value in writes:
         oracle.write(key, value)
@@ -203,7 +205,7 @@ def test_any_history_in_any_batches_folds_to_what_etcd_holds(writes, data):
 
 
 @given(WRITES, st.integers(0, 40))
-def test_replayed_events_change_nothing(writes, begin: int):
+def test_replayed_events_change_nothing(writes, begin: int) -> None:
     oracle = Oracle()
     for key, value in writes:
         oracle.write(key, value)

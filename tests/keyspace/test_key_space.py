@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -92,7 +93,7 @@ async def started(script: Script, *, delay: float = 0.0) -> KeySpace:
     return ks
 
 
-async def test_responses_within_the_delay_are_one_step():
+async def test_responses_within_the_delay_are_one_step() -> None:
     script = Script([CREATED, put("a", 1, 11), put("b", 2, 12), put("c", 3, 13, at=20)])
     ks = await started(script, delay=0.03)
     steps: list[dict[str, object]] = []
@@ -109,7 +110,7 @@ async def test_responses_within_the_delay_are_one_step():
         scope.cancel()
 
 
-async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing():
+async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing() -> None:
     burst = [put(f"{i:04}", i, 11 + i) for i in range(1000)]
     script = Script([CREATED, *burst])
     ks = await started(script, delay=0.03)
@@ -127,7 +128,7 @@ async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing(
     assert steps[-1] == 1000
 
 
-async def test_observers_run_in_order_and_before_anybody_who_waits():
+async def test_observers_run_in_order_and_before_anybody_who_waits() -> None:
     script = Script([put("a", 1, 11)])
     ks = await started(script)
     seen: list[str] = []
@@ -145,7 +146,7 @@ async def test_observers_run_in_order_and_before_anybody_who_waits():
     assert seen == ["first", "second", "waiter"]
 
 
-async def test_a_step_replaces_the_key_values_and_never_changes_them():
+async def test_a_step_replaces_the_key_values_and_never_changes_them() -> None:
     ks = await started(Script())
     before = ks.key_values
     ks.apply([put("a", 1, 11)])
@@ -153,7 +154,7 @@ async def test_a_step_replaces_the_key_values_and_never_changes_them():
     assert contents(ks) == {"/a": 1}
 
 
-async def test_progress_moves_where_to_resume_and_not_the_revision():
+async def test_progress_moves_where_to_resume_and_not_the_revision() -> None:
     script = Script([CREATED, progress(30), LOST], [CREATED, put("a", 1, 40), LOST], [])
     ks = await started(script)
     steps: list[int] = []
@@ -166,7 +167,7 @@ async def test_progress_moves_where_to_resume_and_not_the_revision():
     assert steps == [40]
 
 
-async def test_what_arrived_before_a_watch_fails_is_applied_at_once():
+async def test_what_arrived_before_a_watch_fails_is_applied_at_once() -> None:
     script = Script([CREATED, put("a", 1, 11), LOST], [])
     ks = await started(script, delay=0.03)
     async with TaskScope("test") as scope:
@@ -177,11 +178,11 @@ async def test_what_arrived_before_a_watch_fails_is_applied_at_once():
         scope.cancel()
 
 
-def test_pauses_between_attempts():
+def test_pauses_between_attempts() -> None:
     assert [backoff_s(n) for n in range(8)] == [0, 0, 0.005, 2, 3, 4, 5, 5]
 
 
-async def test_attempts_pause_ever_longer_until_there_are_events():
+async def test_attempts_pause_ever_longer_until_there_are_events() -> None:
     nothing, something = [CREATED, LOST], [CREATED, put("a", 1, 11), LOST]
     script = Script(*[nothing] * 4, something, *[nothing] * 3, [])
     ks = await started(script)
@@ -215,7 +216,7 @@ async def yielded(scope: TaskScope) -> None:
         (put("a", 1, 11, at=9), "went back"),
     ],
 )
-async def test_an_etcd_that_cannot_be_the_same_ends_the_mirror(response, problem: str):
+async def test_an_etcd_that_cannot_be_the_same_ends_the_mirror(response, problem: str) -> None:
     script = Script([response])
     ks = await started(script)
     with pytest.raises(Broken, match=problem) as caught:
@@ -229,20 +230,20 @@ async def test_an_etcd_that_cannot_be_the_same_ends_the_mirror(response, problem
     await ks.wait_for_revision(10)
 
 
-async def test_a_refusal_ends_the_mirror():
+async def test_a_refusal_ends_the_mirror() -> None:
     ks = await started(script := Script([NotAllowed("no")]))
     with pytest.raises(NotAllowed):
         await ks.watch(script)
 
 
-async def test_a_failing_observer_ends_the_mirror():
+async def test_a_failing_observer_ends_the_mirror() -> None:
     ks = await started(script := Script([put("a", 1, 11)]))
     ks.observers.append(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         await ks.watch(script)
 
 
-async def test_waiting_ends_when_the_watch_is_cancelled_and_works_again_after_it():
+async def test_waiting_ends_when_the_watch_is_cancelled_and_works_again_after_it() -> None:
     script = Script([], [put("a", 1, 11)])
     ks = await started(script)
     async with TaskScope("test") as scope:
@@ -259,19 +260,19 @@ async def test_waiting_ends_when_the_watch_is_cancelled_and_works_again_after_it
         scope.cancel()
 
 
-async def test_waiting_is_bounded_by_the_caller():
+async def test_waiting_is_bounded_by_the_caller() -> None:
     ks = await started(Script())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await ks.wait_for_revision(11)
 
 
-async def test_a_mirror_is_loaded_before_it_is_watched():
+async def test_a_mirror_is_loaded_before_it_is_watched() -> None:
     with pytest.raises(Bug, match="not loaded"):
         await KeySpace(ROOT, decode).watch(Script())
 
 
-async def test_compaction_loads_anew_in_one_step():
+async def test_compaction_loads_anew_in_one_step() -> None:
     reloaded = loaded(90, b=2, c=3)
     script = Script(
         [Compacted("gone")],
@@ -295,7 +296,7 @@ async def test_compaction_loads_anew_in_one_step():
     assert script.started == [13, 13, 91]
 
 
-async def test_a_load_that_is_older_than_the_mirror_ends_it():
+async def test_a_load_that_is_older_than_the_mirror_ends_it() -> None:
     script = Script([Compacted("gone")], loads=[loaded(9)])
     ks = await started(script)
     with pytest.raises(Broken, match="went back"):
@@ -303,7 +304,7 @@ async def test_a_load_that_is_older_than_the_mirror_ends_it():
 
 
 @pytest.mark.parametrize("root", ["", ".", "/a/", "a//b", "//a", "/a/../b", "/a/."])
-def test_a_root_must_be_clean(root: str):
+def test_a_root_must_be_clean(root: str) -> None:
     with pytest.raises(Invalid, match="not a clean path"):
         KeySpace(root, decode)
 
@@ -317,7 +318,7 @@ async def mirrored(etcd: Etcd, revision: int = 0) -> KeySpace:
     return ks
 
 
-async def test_it_follows_etcd(etcd: Etcd):
+async def test_it_follows_etcd(etcd: Etcd) -> None:
     await etcd.put(f"{ROOT}/a", b"1")
     revision = (await etcd.put(f"{ROOT}/b", b"2")).header.revision
     await etcd.put(f"{ROOT}/b", b"3")
@@ -343,7 +344,7 @@ async def test_it_follows_etcd(etcd: Etcd):
         scope.cancel()
 
 
-async def test_a_neighbour_whose_name_begins_the_same_is_not_seen(etcd: Etcd):
+async def test_a_neighbour_whose_name_begins_the_same_is_not_seen(etcd: Etcd) -> None:
     await etcd.put(f"{ROOT}2/a", b"1")
     await etcd.put(f"{ROOT}/a", b"1")
     ks = await mirrored(etcd)
@@ -363,7 +364,7 @@ async def test_a_neighbour_whose_name_begins_the_same_is_not_seen(etcd: Etcd):
 
 async def test_a_bad_value_keeps_the_good_one_and_is_logged(
     etcd: Etcd, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     await etcd.put(f"{ROOT}/a", b"1")
     ks = await mirrored(etcd)
     async with TaskScope("test") as scope:
@@ -377,7 +378,7 @@ async def test_a_bad_value_keeps_the_good_one_and_is_logged(
     assert contents(await mirrored(etcd)) == {}
 
 
-async def test_it_goes_on_over_a_restart_of_etcd(tmp_path):
+async def test_it_goes_on_over_a_restart_of_etcd(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))
         async with await Etcd.connect(settings, SystemClock()) as etcd:
@@ -393,7 +394,7 @@ async def test_it_goes_on_over_a_restart_of_etcd(tmp_path):
                 scope.cancel()
 
 
-async def test_it_loads_anew_when_compaction_outran_it(tmp_path):
+async def test_it_loads_anew_when_compaction_outran_it(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))
         async with (
@@ -419,7 +420,7 @@ async def test_it_loads_anew_when_compaction_outran_it(tmp_path):
                 scope.cancel()
 
 
-async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_path):
+async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_path: Path) -> None:
     """A peer waits for the revision that a caller names. Nothing but changes under the root gets it there."""
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))
@@ -448,7 +449,7 @@ async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_pat
                 scope.cancel()
 
 
-async def test_compaction_during_a_watch_that_keeps_up_is_not_noticed(tmp_path):
+async def test_compaction_during_a_watch_that_keeps_up_is_not_noticed(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         settings = EtcdSettings((server.endpoint,))
         async with await Etcd.connect(settings, SystemClock()) as etcd:
@@ -463,7 +464,7 @@ async def test_compaction_during_a_watch_that_keeps_up_is_not_noticed(tmp_path):
                 scope.cancel()
 
 
-async def test_keys_of_a_lost_lease_go_away(tmp_path):
+async def test_keys_of_a_lost_lease_go_away(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path) as server:
         settings = EtcdSettings((server.endpoint,))
         async with await Etcd.connect(settings, SystemClock()) as etcd:

@@ -16,7 +16,7 @@ def entry(key: str) -> DecodedKeyValue:
 
 
 @given(st.sets(KEYS), KEYS, KEYS)
-def test_bisection_finds_what_a_scan_finds(keys: set[str], key: str, other: str):
+def test_bisection_finds_what_a_scan_finds(keys: set[str], key: str, other: str) -> None:
     kvs = [entry(k) for k in sorted(keys)]
     assert [kv.key for kv in prefixed(kvs, key)] == [k for k in sorted(keys) if k.startswith(key)]
     assert [kv.key for kv in ranged(kvs, key, other)] == [
@@ -27,5 +27,5 @@ def test_bisection_finds_what_a_scan_finds(keys: set[str], key: str, other: str)
 
 
 @given(KEYS, KEYS)
-def test_texts_order_as_their_bytes(a: str, b: str):
+def test_texts_order_as_their_bytes(a: str, b: str) -> None:
     assert (a < b) == (a.encode() < b.encode())

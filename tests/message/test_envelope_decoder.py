@@ -70,7 +70,7 @@ def drain(decoder):
     content_type=st.sampled_from([CONTENT_JSON_LINES, CONTENT_CSV]),
     cuts=st.sets(st.integers(0, 3000), max_size=40),
 )
-def test_chunks_may_be_cut_anywhere(content_type, cuts):
+def test_chunks_may_be_cut_anywhere(content_type, cuts) -> None:
     buffer, expected, kind = written(content_type)
     decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 1000)
     found = []
@@ -84,7 +84,7 @@ def test_chunks_may_be_cut_anywhere(content_type, cuts):
     assert found == [(begin + 1000, end + 1000, message) for begin, end, message in expected]
 
 
-def test_envelopes_carry_the_parts_of_their_uuid():
+def test_envelopes_carry_the_parts_of_their_uuid() -> None:
     buffer, _, _ = written(CONTENT_JSON_LINES, 3)
     decoder = EnvelopeDecoder("a/journal;meta", framing_of(CONTENT_JSON_LINES, Word), 0)
     decoder.feed(buffer + b'{"word":"none"}\n')
@@ -96,7 +96,7 @@ def test_envelopes_carry_the_parts_of_their_uuid():
     assert last.journal == "a/journal;meta"
 
 
-def test_messages_of_several_producers_keep_theirs():
+def test_messages_of_several_producers_keep_theirs() -> None:
     framing = framing_of(CONTENT_JSON_LINES, Word)
     producers = [bytes([1, 0, 0, 0, 0, n % 3]) for n in range(20)]
     buffer = b"".join(
@@ -111,13 +111,13 @@ def test_messages_of_several_producers_keep_theirs():
     assert [e.is_ack for e in batch] == [n % 3 == 2 for n in range(20)]
 
 
-def test_types_without_a_uuid_have_nil_parts():
+def test_types_without_a_uuid_have_nil_parts() -> None:
     decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_PROTO_FIXED, bytes), 0)
     decoder.feed(framing_of(CONTENT_PROTO_FIXED, bytes).encode(b"raw") * 10)
     assert {(e.producer, e.clock, e.flags) for e in decoder.decode()} == {(NIL_PRODUCER, 0, 0)}
 
 
-def test_an_error_repeats_until_it_is_skipped():
+def test_an_error_repeats_until_it_is_skipped() -> None:
     decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_JSON_LINES, Word), 0)
     decoder.feed(b'{"word":"a"}\nbad\n{"word":"b"}\n')
     assert [e.message for e in decoder.decode()] == [Word("a")]
@@ -131,7 +131,7 @@ def test_an_error_repeats_until_it_is_skipped():
         decoder.skip(caught.value)
 
 
-def test_a_frame_in_many_chunks_is_not_decoded_again_with_each():
+def test_a_frame_in_many_chunks_is_not_decoded_again_with_each() -> None:
     class Counting(EnvelopeDecoder):
         pass
 
@@ -148,7 +148,7 @@ def test_a_frame_in_many_chunks_is_not_decoded_again_with_each():
     assert calls == [10_008]
 
 
-def test_a_quoted_field_may_end_before_the_chunk_with_its_newline():
+def test_a_quoted_field_may_end_before_the_chunk_with_its_newline() -> None:
     uuid = uuid_text(build_uuid(PRODUCER, 5, 0)).encode()
     decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_CSV, CSVRecord), 0)
     found = []
@@ -159,7 +159,7 @@ def test_a_quoted_field_may_end_before_the_chunk_with_its_newline():
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_a_line_that_is_too_long_is_malformed_and_passed_over(chunk):
+def test_a_line_that_is_too_long_is_malformed_and_passed_over(chunk: int) -> None:
     framing = framing_of(CONTENT_JSON_LINES, Word, frame_bytes_max=50)
     decoder = EnvelopeDecoder("a/journal", framing, 0)
     buffer = b'{"word":"a"}\n{"word":"' + b"x" * 300 + b'"}\n{"word":"b"}\n'
@@ -174,7 +174,7 @@ def test_a_line_that_is_too_long_is_malformed_and_passed_over(chunk):
     assert found[-1][1] == len(buffer)
 
 
-def test_a_jump_within_a_frame_reports_what_is_lost():
+def test_a_jump_within_a_frame_reports_what_is_lost() -> None:
     decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_JSON_LINES, Word), 0)
     decoder.feed(b'{"word":"a"}\n{"wo')
     drain(decoder)
@@ -187,7 +187,7 @@ def test_a_jump_within_a_frame_reports_what_is_lost():
     assert decoder.end == 600
 
 
-def test_ending_within_a_frame_is_truncated():
+def test_ending_within_a_frame_is_truncated() -> None:
     decoder = EnvelopeDecoder("a/journal", framing_of(CONTENT_JSON_LINES, Word), 10)
     decoder.finish()
     decoder.feed(b'{"wo')

@@ -40,13 +40,13 @@ class Word(Message):
 class Writer:
     """Writes words of two producers into a journal."""
 
-    def __init__(self, broker):
+    def __init__(self, broker) -> None:
         self.journal = broker.journal(JOURNAL)
         clock = Clock(clock_at(10**18))
         self.mints = [UuidMint(b"\x01aaaaa", clock), UuidMint(b"\x01bbbbb", clock)]
         self.framing = framing_of(CONTENT_JSON_LINES, Word)
 
-    def write(self, word, flags=OUTSIDE_TXN, producer=0):
+    def write(self, word, flags=OUTSIDE_TXN, producer=0) -> None:
         message = self.framing.codec.stamp(Word(word), self.mints[producer], flags)
         self.journal.append(self.framing.encode(message))
 
@@ -92,7 +92,9 @@ async def words_of(reader):
     return [envelope.message.word async for batch in reader.batches() for envelope in batch]
 
 
-async def test_uncommitted_reading_gives_everything_up_to_the_head(client, writer):
+async def test_uncommitted_reading_gives_everything_up_to_the_head(
+    client: Client, writer: Writer
+) -> None:
     writer.write("a", CONTINUE_TXN)
     writer.write("b", OUTSIDE_TXN, 1)
     writer.write("", ACK_TXN)
@@ -107,7 +109,9 @@ async def test_uncommitted_reading_gives_everything_up_to_the_head(client, write
     assert envelopes[-1].end == writer.journal.end
 
 
-async def test_reading_from_the_head_gives_what_is_written_later(client, broker, writer):
+async def test_reading_from_the_head_gives_what_is_written_later(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
     writer.write("before")
     begin = writer.journal.end
     reader = UncommittedReader(client, ReadParams(JOURNAL, WRITE_HEAD, block=True), Word)
@@ -123,7 +127,9 @@ async def _next(batches):
     return await anext(batches)
 
 
-async def test_committed_reading_gives_each_message_once_when_it_commits(client, writer):
+async def test_committed_reading_gives_each_message_once_when_it_commits(
+    client: Client, writer: Writer
+) -> None:
     writer.write("a1", CONTINUE_TXN)
     writer.write("b1", CONTINUE_TXN, 1)
     writer.write("a2", CONTINUE_TXN)
@@ -139,7 +145,9 @@ async def test_committed_reading_gives_each_message_once_when_it_commits(client,
 
 @pytest.mark.parametrize("ring_size", [1, 3, 100])
 @pytest.mark.parametrize("batch_max", [1, 7, 1000])
-async def test_long_transactions_are_read_again(client, broker, writer, ring_size, batch_max):
+async def test_long_transactions_are_read_again(
+    client: Client, broker: StubBroker, writer: Writer, ring_size: int, batch_max: int
+) -> None:
     words = [f"word-{number}" for number in range(50)]
     writer.journal.append(b"poison\n")
     for number, word in enumerate(words):
@@ -163,7 +171,7 @@ async def test_long_transactions_are_read_again(client, broker, writer, ring_siz
     assert len(broker.reads) == (1 if ring_size == 100 else 2)
 
 
-async def test_a_reader_goes_on_where_another_stopped(client, writer):
+async def test_a_reader_goes_on_where_another_stopped(client: Client, writer: Writer) -> None:
     for number in range(10):
         writer.write(f"{number}", CONTINUE_TXN)
     writer.write("", ACK_TXN)
@@ -182,7 +190,9 @@ async def test_a_reader_goes_on_where_another_stopped(client, writer):
     assert second.checkpoint().read_through == writer.journal.end
 
 
-async def test_malformed_messages_end_the_reading_unless_they_are_taken(client, writer):
+async def test_malformed_messages_end_the_reading_unless_they_are_taken(
+    client: Client, writer: Writer
+) -> None:
     writer.write("a")
     begin = writer.journal.end
     writer.journal.append(b'{"word":7}\n')
@@ -203,7 +213,7 @@ async def test_malformed_messages_end_the_reading_unless_they_are_taken(client, 
     assert reader.checkpoint().read_through == writer.journal.end
 
 
-async def test_a_torn_message_at_the_head_is_truncated(client, writer):
+async def test_a_torn_message_at_the_head_is_truncated(client: Client, writer: Writer) -> None:
     writer.write("a")
     writer.journal.append(b'{"word":')
     words = []
@@ -213,7 +223,9 @@ async def test_a_torn_message_at_the_head_is_truncated(client, writer):
     assert words == ["a"]
 
 
-async def test_reading_goes_on_behind_bytes_that_are_gone(client, broker, writer):
+async def test_reading_goes_on_behind_bytes_that_are_gone(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
     writer.write("a")
     writer.journal.begin = 1000
     reader = UncommittedReader(client, ReadParams(JOURNAL), Word)
@@ -224,7 +236,7 @@ async def test_reading_goes_on_behind_bytes_that_are_gone(client, broker, writer
 class Source:
     """Bytes, jumps and failures, as given."""
 
-    def __init__(self, offset, *steps):
+    def __init__(self, offset, *steps) -> None:
         self.offset, self.steps, self.closed = offset, list(steps), False
 
     async def read(self, max_bytes=0):
@@ -236,11 +248,11 @@ class Source:
         self.offset += len(step)
         return step
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
-async def test_a_jump_within_a_message_gives_up_its_begin():
+async def test_a_jump_within_a_message_gives_up_its_begin() -> None:
     def source():
         return Source(
             100,
@@ -268,8 +280,8 @@ async def test_a_jump_within_a_message_gives_up_its_begin():
 
 
 async def test_a_transaction_that_is_gone_up_to_where_reading_goes_on_is_corrupt(
-    client, broker, writer
-):
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
     """Another reader stopped within it. What that had read must be read again, and is pruned."""
     for number in range(3):
         writer.write(f"{number}", CONTINUE_TXN)
@@ -287,14 +299,16 @@ async def test_a_transaction_that_is_gone_up_to_where_reading_goes_on_is_corrupt
     assert error.value.facts["begin"] == 0
 
 
-async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writer):
+async def test_a_transaction_whose_begin_is_gone_is_corrupt(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
     for number in range(6):
         writer.write(f"{number}", CONTINUE_TXN)
     writer.write("", ACK_TXN)
     original = broker.journal(JOURNAL)
     reader = CommittedReader(client, ReadParams(JOURNAL), Word, ring_size=2)
 
-    async def read():
+    async def read() -> None:
         async for _ in reader.batches():
             pass
 
@@ -312,7 +326,7 @@ async def test_a_transaction_whose_begin_is_gone_is_corrupt(client, broker, writ
         await read()
 
 
-async def test_the_journal_must_be_there_and_hold_the_type(client):
+async def test_the_journal_must_be_there_and_hold_the_type(client: Client) -> None:
     with pytest.raises(NotFound):
         await words_of(UncommittedReader(client, ReadParams("other/journal"), Word))
     with pytest.raises(Invalid, match="a/journal: int cannot be a message type"):

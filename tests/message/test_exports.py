@@ -11,17 +11,17 @@ import gazette
 
 
 @pytest.mark.parametrize("name", gazette.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_is_there(name) -> None:
     assert getattr(gazette, name) is not None
     assert name in dir(gazette)
 
 
-def test_other_names_are_not():
+def test_other_names_are_not() -> None:
     with pytest.raises(AttributeError, match="Nothing"):
         _ = gazette.Nothing
 
 
-def test_importing_the_package_imports_nothing_else():
+def test_importing_the_package_imports_nothing_else() -> None:
     program = (
         "import sys, gazette, gazette.message.uuid;"
         "print(sorted(m for m in sys.modules if m.startswith(('gazette.', 'grpc', 'msgspec'))))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,7 @@ def json_framing():
     return framing_of(CONTENT_JSON_LINES, Word)
 
 
-def test_json_lines_are_decoded_up_to_the_last_newline():
+def test_json_lines_are_decoded_up_to_the_last_newline() -> None:
     buffer = b'{"word":"a"}\n{"uuid":"%s","word":"b"}\n' % UUID.encode()
     size = len(buffer)
     frames = json_framing().decode(buffer + b'{"wor', 1000)
@@ -93,7 +94,7 @@ line = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(line, max_size=12), st.sampled_from([b"", b'{"word"', b"{}"]))
-def test_each_line_is_one_message_whatever_is_on_the_others(lines, rest):
+def test_each_line_is_one_message_whatever_is_on_the_others(lines, rest) -> None:
     """The batch path never merges, splits or drops lines."""
     expected, at = [], 50
     single = json_framing()
@@ -110,26 +111,26 @@ def test_each_line_is_one_message_whatever_is_on_the_others(lines, rest):
     assert decode_all(json_framing(), buffer, 50) == (expected, rest)
 
 
-def test_json_is_one_line_with_a_newline():
+def test_json_is_one_line_with_a_newline() -> None:
     framing = json_framing()
     message = Word("line\nbreak\u2028 <&>")
     assert framing.encode(message).count(b"\n") == 1
     assert framing.decode(framing.encode(message), 0).messages == [message]
 
 
-def test_deeply_nested_json_is_malformed():
+def test_deeply_nested_json_is_malformed() -> None:
     with pytest.raises(MalformedMessage):
         json_framing().decode(b'{"x":' + b"[" * 100_000 + b"\n", 0)
 
 
-def test_what_cannot_be_encoded_is_refused():
+def test_what_cannot_be_encoded_is_refused() -> None:
     with pytest.raises(Invalid, match="cannot be encoded"):
         json_framing().encode(Word(word=object()))  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="newline"):
         framing_of(CONTENT_JSON_LINES, bytes).encode(b"two\nlines")
 
 
-def test_a_torn_line_is_truncated():
+def test_a_torn_line_is_truncated() -> None:
     framing = json_framing()
     framing.finish(b"", 7)
     with pytest.raises(TruncatedFrame) as caught:
@@ -137,7 +138,7 @@ def test_a_torn_line_is_truncated():
     assert (caught.value.begin, caught.value.end, caught.value.raw) == (7, 11, b'{"wo')
 
 
-def test_malformed_messages_say_where_and_what():
+def test_malformed_messages_say_where_and_what() -> None:
     with pytest.raises(MalformedMessage) as caught:
         json_framing().decode(b'{"word":5}\n{}\n', 100)
     error = caught.value.of("a/journal")
@@ -155,17 +156,17 @@ def test_malformed_messages_say_where_and_what():
 # Fixed frames.
 
 
-def fixed_framing(**options):
+def fixed_framing(**options: Any):
     return framing_of(CONTENT_PROTO_FIXED, bytes, **options)
 
 
-def test_fixed_frames_have_magic_and_little_endian_length():
+def test_fixed_frames_have_magic_and_little_endian_length() -> None:
     assert fixed_framing().encode(b"hello") == MAGIC + b"\x05\0\0\0hello"
     assert fixed_framing().frame(b"") == MAGIC + bytes(4)
 
 
 @given(st.lists(st.binary(max_size=9), max_size=4), st.integers(0, 60))
-def test_fixed_frames_may_be_cut_anywhere(payloads, cut):
+def test_fixed_frames_may_be_cut_anywhere(payloads, cut) -> None:
     framing = fixed_framing()
     buffer = b"".join(map(framing.encode, payloads))
     first, rest = decode_all(framing, buffer[:cut], 10)
@@ -177,7 +178,7 @@ def test_fixed_frames_may_be_cut_anywhere(payloads, cut):
             framing.finish(rest, 10)
 
 
-def test_a_lone_newline_at_the_end_is_none_of_a_frame():
+def test_a_lone_newline_at_the_end_is_none_of_a_frame() -> None:
     fixed_framing().finish(b"\n", 5)
     fixed_framing().finish(b"", 5)
     for rest in (b"\n\n", b"f", MAGIC + b"\x05\0\0\0hel"):
@@ -185,7 +186,7 @@ def test_a_lone_newline_at_the_end_is_none_of_a_frame():
             fixed_framing().finish(rest, 5)
 
 
-def test_out_of_step_frames_are_found_again():
+def test_out_of_step_frames_are_found_again() -> None:
     framing = fixed_framing()
     good = framing.encode(b"good")
     # Case: junk before, between and after frames, up to the next magic.
@@ -201,7 +202,7 @@ def test_out_of_step_frames_are_found_again():
     assert decode_all(framing, b"jun") == ([], b"jun")
 
 
-def test_lengths_that_nobody_writes_are_junk():
+def test_lengths_that_nobody_writes_are_junk() -> None:
     framing = fixed_framing(frame_bytes_max=1000)
     good = framing.encode(b"good")
     huge = MAGIC + struct.pack("<I", 1001)
@@ -240,7 +241,7 @@ def row(text: str) -> bytes:
         ("\u00fc,\udcff\n", ["\u00fc", "\udcff"]),
     ],
 )
-def test_csv_records_as_go_reads_them(text, fields):
+def test_csv_records_as_go_reads_them(text: str, fields: list[str]) -> None:
     buffer = (UUID + "," + text).encode("utf-8", "surrogateescape")
     framing = csv_framing()
     frames = framing.decode(buffer * 2, 10)
@@ -266,7 +267,7 @@ def test_csv_records_as_go_reads_them(text, fields):
         ("a,b,c\n", "wrong number of fields"),
     ],
 )
-def test_broken_csv_records_are_skipped_by_the_line(text, reason):
+def test_broken_csv_records_are_skipped_by_the_line(text: str, reason: str) -> None:
     framing = csv_framing()
     good, bad = row("x,y\n"), row(text)
     buffer = good + bad + good
@@ -278,13 +279,13 @@ def test_broken_csv_records_are_skipped_by_the_line(text, reason):
     assert framing.decode(good, 0).messages == [CSVRecord([UUID, "x", "y"])]
 
 
-def test_the_first_field_must_be_a_uuid():
+def test_the_first_field_must_be_a_uuid() -> None:
     for text in ("not one,x\n", ",x\n", UUID[:-1] + ",x\n"):
         with pytest.raises(MalformedMessage, match="invalid UUID"):
             csv_framing().decode(text.encode(), 0)
 
 
-def test_blank_lines_belong_to_the_record_behind_them():
+def test_blank_lines_belong_to_the_record_behind_them() -> None:
     good = row("x\n")
     buffer = b"\n\r\n" + good + b"\n" + good + b"\n\n"
     frames = csv_framing().decode(buffer, 0)
@@ -293,7 +294,7 @@ def test_blank_lines_belong_to_the_record_behind_them():
     csv_framing().finish(b"\n\r\n", 0)
 
 
-def test_the_first_record_of_a_reader_fixes_the_width():
+def test_the_first_record_of_a_reader_fixes_the_width() -> None:
     framing = csv_framing()
     assert len(framing.decode(row("a,b\n"), 0)) == 1
     with pytest.raises(MalformedMessage, match="wrong number of fields"):
@@ -306,7 +307,7 @@ field_text = st.text(st.sampled_from('ab,"\n\r \u00fc\\.'), max_size=5)
 
 @settings(max_examples=250)
 @given(st.lists(st.lists(field_text, min_size=2, max_size=2), min_size=1, max_size=5), st.data())
-def test_csv_records_may_be_cut_anywhere(rows, data):
+def test_csv_records_may_be_cut_anywhere(rows, data) -> None:
     records = [CSVRecord([UUID, *fields]) for fields in rows]
     buffer = b"".join(map(csv_framing().encode, records))
     cut = data.draw(st.integers(0, len(buffer)))
@@ -321,20 +322,20 @@ def test_csv_records_may_be_cut_anywhere(rows, data):
     ]
 
 
-def test_a_quote_at_the_end_of_what_was_read_may_be_half_of_a_doubled_one():
+def test_a_quote_at_the_end_of_what_was_read_may_be_half_of_a_doubled_one() -> None:
     record = (UUID + ',"""\n"\n').encode()
     for cut in range(len(UUID) + 1, len(record)):
         assert decode_all(csv_framing(), record[:cut]) == ([], record[:cut])
     assert csv_framing().decode(record, 0).messages == [CSVRecord([UUID, '"\n'])]
 
 
-def test_fields_are_quoted_as_go_quotes_them():
+def test_fields_are_quoted_as_go_quotes_them() -> None:
     assert format_record(["", "a b", " a", "a,b", 'a"b', "a\nb", "a\rb", "\\.", "\\.x"]) == (
         ',a b," a","a,b","a""b","a\nb","a\rb","\\.",\\.x\n'
     )
 
 
-def test_acknowledgements_of_rows_have_their_width():
+def test_acknowledgements_of_rows_have_their_width() -> None:
     framing = csv_framing()
     ack = framing.frame(framing.codec.acknowledgement(CSVRecord(["", "x", "y"]), "j")(RAW_UUID))
     assert ack == UUID.encode() + b",,\n"
@@ -355,7 +356,7 @@ class Ride(CSVRecord):
         return cls(fields)
 
 
-def test_types_may_read_rows_their_way():
+def test_types_may_read_rows_their_way() -> None:
     framing = framing_of(CONTENT_CSV, Ride)
     frames = framing.decode(row("17\n") + row("x\n"), 0)
     assert [ride.bike for ride in frames.messages] == [17]

@@ -39,7 +39,7 @@ def by_text(message):
     return message
 
 
-def test_fnv32a_is_the_published_one():
+def test_fnv32a_is_the_published_one() -> None:
     assert fnv32a(b"") == 0x811C9DC5
     assert fnv32a(b"a") == 0xE40C292C
     assert fnv32a(b"foobar") == 0xBF9CF968
@@ -48,7 +48,7 @@ def test_fnv32a_is_the_published_one():
 @pytest.mark.parametrize(
     ("key", "number"), [("It always", 119), ("seems", 54), ("impossible", 308)]
 )
-def test_modulo_maps_as_the_original(key, number):
+def test_modulo_maps_as_the_original(key: str, number: int) -> None:
     current = partitions_of(443)
     assert number_of(modulo_mapping(lambda: current, by_text)(key)) == number
     assert number_of(modulo_mapping(lambda: current, str.encode)(key)) == number
@@ -57,7 +57,7 @@ def test_modulo_maps_as_the_original(key, number):
 @pytest.mark.parametrize(
     ("key", "number"), [("It always", 21), ("seems", 179), ("it is done.", 337)]
 )
-def test_rendezvous_maps_as_the_original(key, number):
+def test_rendezvous_maps_as_the_original(key: str, number: int) -> None:
     small, large = partitions_of(400), partitions_of(500)
     current = small
     mapping = rendezvous_mapping(lambda: current, by_text)
@@ -69,7 +69,7 @@ def test_rendezvous_maps_as_the_original(key, number):
         assert number_of(mapping(key)) == number
 
 
-def test_rendezvous_equals_its_definition_and_moves_little():
+def test_rendezvous_equals_its_definition_and_moves_little() -> None:
     rng = random.Random(3)
     before, after = partitions_of(20), partitions_of(21)
     current = before
@@ -84,7 +84,7 @@ def test_rendezvous_equals_its_definition_and_moves_little():
     assert {b.journal for _, b in moved} == {"a/topic/part-020"}
 
 
-def test_random_maps_evenly():
+def test_random_maps_evenly() -> None:
     current = partitions_of(4)
     mapping = random_mapping(lambda: current, random.Random(1))
     counts = Counter(mapping(None).journal for _ in range(4000))
@@ -92,7 +92,7 @@ def test_random_maps_evenly():
     assert min(counts.values()) > 800
 
 
-def test_without_partitions_there_is_no_mapping():
+def test_without_partitions_there_is_no_mapping() -> None:
     empty = Partitions(())
     for mapping in (
         random_mapping(lambda: empty, random.Random(1)),
@@ -124,7 +124,7 @@ class Snapshot:
     journals: tuple[Listed, ...]
 
 
-async def test_a_watch_gives_immutable_snapshots():
+async def test_a_watch_gives_immutable_snapshots() -> None:
     seen = []
 
     async def snapshots():

@@ -135,7 +135,7 @@ IDS = [f"{type(message).__name__}" for message, _ in CASES]
 
 
 @pytest.mark.parametrize(("message", "content_type"), CASES, ids=IDS)
-def test_a_published_message_is_read_with_its_uuid(message, content_type):
+def test_a_published_message_is_read_with_its_uuid(message, content_type) -> None:
     framing = framing_of(content_type, type(message))
     stamped = framing.codec.stamp(message, mint(), CONTINUE_TXN)
     frames = framing.decode(framing.encode(stamped), 100)
@@ -145,7 +145,7 @@ def test_a_published_message_is_read_with_its_uuid(message, content_type):
 
 
 @pytest.mark.parametrize(("message", "content_type"), CASES, ids=IDS)
-def test_its_acknowledgement_is_read_beside_it(message, content_type):
+def test_its_acknowledgement_is_read_beside_it(message, content_type) -> None:
     framing = framing_of(content_type, type(message))
     codec = framing.codec
     stamped = codec.stamp(message, mint(), CONTINUE_TXN)
@@ -157,7 +157,7 @@ def test_its_acknowledgement_is_read_beside_it(message, content_type):
     assert frames.messages[::2] == [stamped, stamped]
 
 
-def test_text_is_the_canonical_one_under_the_name_of_the_type():
+def test_text_is_the_canonical_one_under_the_name_of_the_type() -> None:
     message = GoWord("w")
     framing = framing_of(CONTENT_JSON_LINES, GoWord)
     framing.codec.stamp(message, mint(), CONTINUE_TXN)
@@ -168,7 +168,7 @@ def test_text_is_the_canonical_one_under_the_name_of_the_type():
     assert json.loads(intent) == {"Word": "", "UUID": uuid_text(ACK)}
 
 
-def test_bytes_in_json_are_base64():
+def test_bytes_in_json_are_base64() -> None:
     framing = framing_of(CONTENT_JSON_LINES, BytesWord)
     message = framing.codec.stamp(BytesWord("w"), mint(), CONTINUE_TXN)
     assert base64.b64decode(json.loads(framing.encode(message))["uuid"]) == message.uuid
@@ -185,12 +185,12 @@ def test_bytes_in_json_are_base64():
         (Counted(n=7), CONTENT_PROTO_FIXED),
     ],
 )
-def test_no_uuid_is_the_nil_uuid(message, content_type):
+def test_no_uuid_is_the_nil_uuid(message, content_type) -> None:
     framing = framing_of(content_type, type(message))
     assert framing.decode(framing.encode(message), 0).uuids == NIL_UUID
 
 
-def test_frozen_messages_are_copied():
+def test_frozen_messages_are_copied() -> None:
     message = FrozenWord("w")
     stamped = framing_of(CONTENT_JSON_LINES, FrozenWord).codec.stamp(message, mint(), 0)
     assert (message.uuid, stamped.word) == ("", "w")
@@ -233,7 +233,7 @@ class Everything(Message, kw_only=True):
     renamed: int = msgspec.field(name="Renamed", default=3)
 
 
-def test_an_acknowledgement_has_whatever_its_type_requires():
+def test_an_acknowledgement_has_whatever_its_type_requires() -> None:
     message = Everything(
         flag=True,
         number=1.5,
@@ -279,7 +279,7 @@ class Hooked(Message):
     ("message", "other"),
     [(Constrained(4), Constrained(5)), (ModelWord(word="w"), ModelWord(word="x"))],
 )
-def test_an_acknowledgement_that_its_type_refuses_is_only_a_uuid(message, other):
+def test_an_acknowledgement_that_its_type_refuses_is_only_a_uuid(message, other) -> None:
     framing = framing_of(CONTENT_JSON_LINES, type(message))
     intent = framing.frame(framing.codec.acknowledgement(message, "a/journal")(ACK))
     if isinstance(message, Constrained):
@@ -292,13 +292,13 @@ def test_an_acknowledgement_that_its_type_refuses_is_only_a_uuid(message, other)
     assert frames.uuids == NIL_UUID + ACK + NIL_UUID
 
 
-def test_a_type_may_make_its_own_acknowledgement():
+def test_a_type_may_make_its_own_acknowledgement() -> None:
     framing = framing_of(CONTENT_JSON_LINES, Hooked)
     payload = framing.codec.acknowledgement(Hooked(4), "a/journal")(ACK)
     assert framing.codec.decode(payload) == Hooked(9, uuid=uuid_text(ACK))
 
 
-def test_an_array_that_cannot_be_empty_must():
+def test_an_array_that_cannot_be_empty_must() -> None:
     framing = framing_of(CONTENT_JSON_LINES, ConstrainedArray)
     with pytest.raises(Invalid) as caught:
         framing.codec.acknowledgement(ConstrainedArray("", 4), "a/journal")
@@ -318,7 +318,7 @@ class Untold(msgspec.Struct, tag=True):
     uuid: str = msgspec.field(default="", name="id")
 
 
-def test_a_journal_may_hold_several_types():
+def test_a_journal_may_hold_several_types() -> None:
     framing = framing_of(CONTENT_JSON_LINES, Added | Removed)
     publish = framing_of(CONTENT_JSON_LINES, Removed)
     buffer = publish.encode(Removed(3)) + publish.frame(
@@ -334,7 +334,7 @@ class NoUuid(msgspec.Struct):
     n: int
 
 
-def test_types_without_a_uuid_take_no_part_in_transactions():
+def test_types_without_a_uuid_take_no_part_in_transactions() -> None:
     for message, content_type in ((NoUuid(1), CONTENT_JSON_LINES), (b"raw", CONTENT_PROTO_FIXED)):
         framing = framing_of(content_type, type(message))
         assert framing.codec.stamp(message, mint(), 0) == message
@@ -344,7 +344,7 @@ def test_types_without_a_uuid_take_no_part_in_transactions():
             framing.codec.acknowledgement(message, "a/journal")
 
 
-def test_raw_messages_are_payloads_of_any_framing():
+def test_raw_messages_are_payloads_of_any_framing() -> None:
     for content_type, payload in (
         (CONTENT_JSON_LINES, b"not json"),
         (CONTENT_PROTO_FIXED, b"any\nthing"),
@@ -380,13 +380,13 @@ class WrongModel(pydantic.BaseModel):
         (proto_class(9), CONTENT_PROTO_FIXED, "must be of type bytes"),
     ],
 )
-def test_types_that_do_not_fit_are_refused_with_advice(kind, content_type, text):
+def test_types_that_do_not_fit_are_refused_with_advice(kind, content_type, text: str) -> None:
     with pytest.raises(Invalid, match=text) as caught:
         framing_of(content_type, kind)
     assert caught.value.hint
 
 
-def test_protobuf_without_uuid_and_own_codecs():
+def test_protobuf_without_uuid_and_own_codecs() -> None:
     assert framing_of(CONTENT_PROTO_FIXED, broker_pb2.Label).codec.form is None
     assert framing_of(CONTENT_JSON_LINES, Own).codec.message_type is Word
 
@@ -396,7 +396,7 @@ class Validated(Message):
         raise ValueError("no")
 
 
-def test_only_a_method_of_the_type_validates():
+def test_only_a_method_of_the_type_validates() -> None:
     assert has_validate(Validated)
     assert not has_validate(Word)
     assert not has_validate(ModelWord)

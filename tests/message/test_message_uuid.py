@@ -38,7 +38,7 @@ clocks = st.integers(0, 2**64 - 1)
 uuids = st.builds(build_uuid, st.binary(min_size=6, max_size=6), clocks, st.integers(0, 0x3FF))
 
 
-def test_update_and_two_ticks_give_the_known_uuid():
+def test_update_and_two_ticks_give_the_known_uuid() -> None:
     clock = Clock()
     clock.update(1567304621_981273734)
     clock.tick()
@@ -55,20 +55,20 @@ def test_update_and_two_ticks_give_the_known_uuid():
         (ACK_TXN, "83667480-cc5f-11e9-8c02-0102030405ff"),
     ],
 )
-def test_sequence_bits_and_flags_have_their_places(flags, text):
+def test_sequence_bits_and_flags_have_their_places(flags, text: str) -> None:
     clock = clock_at(1567304621 * 10**9) + 3
     built = build_uuid(PRODUCER, clock, flags)
     assert uuid_text(built) == text
     assert parse_uuid(parse_text(text)) == (PRODUCER, clock, flags)
 
 
-def test_small_clocks_and_the_epoch():
+def test_small_clocks_and_the_epoch() -> None:
     built = build_uuid(bytes.fromhex("010000000000"), 160, CONTINUE_TXN)
     assert uuid_text(built) == "0000000a-0000-1000-8001-010000000000"
     assert clock_at(0) == 0x1B21DD2138140000
 
 
-def test_times_that_no_clock_has_are_its_bounds():
+def test_times_that_no_clock_has_are_its_bounds() -> None:
     """Else what is asked to be before the year 9999 would have to be before some time of today."""
     years = [-62_135_596_800, -12_219_292_800, 0, 1_700_000_000, 103_072_694_400, 253_402_300_799]
     clocks = [clock_at(seconds * 10**9) for seconds in years]
@@ -77,7 +77,7 @@ def test_times_that_no_clock_has_are_its_bounds():
     assert clocks[-1] + 160 <= CLOCK_MAX
 
 
-def test_samples_of_an_older_release_differ_by_one_in_the_sequence():
+def test_samples_of_an_older_release_differ_by_one_in_the_sequence() -> None:
     message = parse_uuid(parse_text("0d2b9119-f9b7-11e9-8c01-6fb7f64cdd31"))
     ack = parse_uuid(parse_text("0d2b9119-f9b7-11e9-9002-6fb7f64cdd31"))
     assert (message.flags, ack.flags) == (CONTINUE_TXN, ACK_TXN)
@@ -86,7 +86,7 @@ def test_samples_of_an_older_release_differ_by_one_in_the_sequence():
 
 
 @given(uuids)
-def test_what_was_built_is_parsed(built):
+def test_what_was_built_is_parsed(built) -> None:
     parsed = parse_uuid(built)
     assert build_uuid(*parsed) == built
     assert 0 <= parsed.clock < 2**64
@@ -100,12 +100,12 @@ def test_what_was_built_is_parsed(built):
     ("producer", "clock", "flags"),
     [(PRODUCER, 0, 0x400), (PRODUCER, 0, -1), (b"short", 0, 0), (PRODUCER, 2**64, 0)],
 )
-def test_parts_that_do_not_fit_are_refused(producer, clock, flags):
+def test_parts_that_do_not_fit_are_refused(producer, clock: int, flags: int) -> None:
     with pytest.raises(Invalid):
         build_uuid(producer, clock, flags)
 
 
-def test_a_clock_never_goes_back():
+def test_a_clock_never_goes_back() -> None:
     clock = Clock(clock_at(10**18))
     before = clock.value
     clock.update(10**18 - 1000)
@@ -120,7 +120,7 @@ def test_a_clock_never_goes_back():
     assert clock.value & 0xF == 0
 
 
-def test_ticks_are_microseconds_and_wrap_at_64_bits():
+def test_ticks_are_microseconds_and_wrap_at_64_bits() -> None:
     clock = Clock(clock_at(0))
     for _ in range(1000):
         clock.tick()
@@ -129,10 +129,10 @@ def test_ticks_are_microseconds_and_wrap_at_64_bits():
     assert Clock(2**64 - 1).tick() == 159
 
 
-def test_no_two_threads_get_the_same_tick():
+def test_no_two_threads_get_the_same_tick() -> None:
     clock, ticks = Clock(clock_at(10**18)), []
 
-    def work():
+    def work() -> None:
         mine = [clock.tick() for _ in range(2000)]
         ticks.extend(mine)
 
@@ -144,7 +144,7 @@ def test_no_two_threads_get_the_same_tick():
     assert len(set(ticks)) == 8000
 
 
-def test_producers_are_random_and_have_the_multicast_bit():
+def test_producers_are_random_and_have_the_multicast_bit() -> None:
     rng = random.Random(7)
     producers = {new_producer_id(rng) for _ in range(100)}
     assert len(producers) == 100
@@ -152,7 +152,7 @@ def test_producers_are_random_and_have_the_multicast_bit():
     assert {p[0] & 2 for p in producers} == {0, 2}
 
 
-def test_flags_have_names():
+def test_flags_have_names() -> None:
     assert [flags_text(f) for f in (0, 1, 2, 0x2AA)] == [
         "OUTSIDE_TXN",
         "CONTINUE_TXN",
@@ -161,7 +161,7 @@ def test_flags_have_names():
     ]
 
 
-def test_a_mint_ticks_and_its_text_is_that_of_its_bytes():
+def test_a_mint_ticks_and_its_text_is_that_of_its_bytes() -> None:
     # Case: within one suffix, across the 36th bit of the clock, and with sequence bits set.
     for start in (clock_at(10**18), (5 << 36) - 320, clock_at(10**18) + 7):
         texts = UuidMint(PRODUCER, Clock(start))
@@ -171,7 +171,7 @@ def test_a_mint_ticks_and_its_text_is_that_of_its_bytes():
 
 
 @pytest.mark.parametrize("form", ["{0}", "urn:uuid:{0}", "URN:UUID:{0}", "{{{0}}}"])
-def test_forms_of_text_that_go_reads(form):
+def test_forms_of_text_that_go_reads(form: str) -> None:
     text = "83667480-cc5f-11e9-8c01-0102030405ff"
     assert parse_text(form.format(text)) == stdlib_uuid.UUID(text).bytes
     assert parse_text(form.format(text.upper())) == stdlib_uuid.UUID(text).bytes
@@ -193,7 +193,7 @@ def test_forms_of_text_that_go_reads(form):
         "8366748\u0660-cc5f-11e9-8c01-0102030405ff",
     ],
 )
-def test_other_text_is_refused(text):
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
         parse_text(text)
     if text:
@@ -203,7 +203,7 @@ def test_other_text_is_refused(text):
 
 @settings(max_examples=60)
 @given(st.lists(uuids, max_size=30), st.booleans())
-def test_columns_equal_one_by_one(many, same_producer):
+def test_columns_equal_one_by_one(many, same_producer) -> None:
     if same_producer:
         many = [one[:10] + PRODUCER for one in many]
     columns = parse_columns(b"".join(many))
@@ -213,19 +213,19 @@ def test_columns_equal_one_by_one(many, same_producer):
     assert texts_to_bytes([uuid_text(one) for one in many]) == b"".join(many)
 
 
-def test_texts_of_other_forms_are_read_one_by_one():
+def test_texts_of_other_forms_are_read_one_by_one() -> None:
     text = "83667480-cc5f-11e9-8c01-0102030405ff"
     raw = parse_text(text)
     assert texts_to_bytes([text, "", text.upper(), "{" + text + "}"]) == raw + NIL_UUID + raw * 2
 
 
-def test_texts_that_are_only_together_uuids_are_refused():
+def test_texts_that_are_only_together_uuids_are_refused() -> None:
     """A digit that moved to the neighbour leaves the joined text as it should be."""
     text = "83667480-cc5f-11e9-8c01-0102030405ff"
     with pytest.raises(Invalid):
         texts_to_bytes([text[:-1], text[-1] + text])
 
 
-def test_uuids_of_wrong_length_are_refused():
+def test_uuids_of_wrong_length_are_refused() -> None:
     with pytest.raises(Invalid):
         parse_uuid(b"short")

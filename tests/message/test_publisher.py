@@ -51,7 +51,7 @@ class Checked(Message):
 class Refusing:
     """An append service in memory. ``refuse`` fails the next write."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.journals = defaultdict(bytearray)
         self.locks = defaultdict(threading.Lock)
         self.released = []
@@ -68,10 +68,10 @@ class Refusing:
 
 
 class _Txn:
-    def __init__(self, service, journal):
+    def __init__(self, service, journal) -> None:
         self.service, self.journal, self.content = service, journal, bytearray()
 
-    def write(self, content):
+    def write(self, content) -> None:
         if self.service.refuse:
             self.service.refuse = False
             raise Closed("refused")
@@ -84,7 +84,7 @@ class _Txn:
         self.service.locks[self.journal].release()
         return resolved(None)
 
-    def roll_back(self):
+    def roll_back(self) -> None:
         self.service.locks[self.journal].release()
 
 
@@ -116,7 +116,7 @@ ONE = fixed_mapping("one/journal", CONTENT_JSON_LINES)
 TWO = fixed_mapping("two/journal", CONTENT_JSON_LINES)
 
 
-def test_committed_messages_are_appended_at_once(publisher, appends):
+def test_committed_messages_are_appended_at_once(publisher, appends) -> None:
     message = Word("a")
     future = publisher.publish_committed(ONE, message)
     assert future.done()
@@ -129,7 +129,9 @@ def test_committed_messages_are_appended_at_once(publisher, appends):
     )
 
 
-def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(publisher, appends):
+def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(
+    publisher, appends
+) -> None:
     publisher.publish_uncommitted(TWO, Word("a"))
     publisher.publish_uncommitted(ONE, Word("b"))
     publisher.publish_uncommitted(TWO, Word("c"))
@@ -148,7 +150,7 @@ def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(pu
     assert list(publisher.build_ack_intents()) == ["one/journal"]
 
 
-def test_committed_messages_go_behind_uncommitted_ones(publisher, appends):
+def test_committed_messages_go_behind_uncommitted_ones(publisher, appends) -> None:
     """Else the reader would take the ones with the smaller clocks for duplicates."""
     publisher.publish_uncommitted(ONE, Word("a"))
     publisher.publish_committed(ONE, Word("b"))
@@ -158,7 +160,7 @@ def test_committed_messages_go_behind_uncommitted_ones(publisher, appends):
     assert parts(envelopes) == [(1, CONTINUE_TXN), (2, OUTSIDE_TXN), (3, CONTINUE_TXN)]
 
 
-def test_a_journal_with_metadata_is_the_same_journal(publisher, appends):
+def test_a_journal_with_metadata_is_the_same_journal(publisher, appends) -> None:
     """Two lines for it, and two acknowledgements, could arrive with their clocks out of order."""
     with_meta = fixed_mapping("one/journal;meta", CONTENT_JSON_LINES)
     publisher.publish_uncommitted(ONE, Word("a"))
@@ -169,7 +171,9 @@ def test_a_journal_with_metadata_is_the_same_journal(publisher, appends):
     assert [e.message.word for e in read(appends.journals["one/journal"])] == ["a", "b", "c"]
 
 
-def test_much_content_does_not_wait_for_the_end(publisher, appends, monkeypatch):
+def test_much_content_does_not_wait_for_the_end(
+    publisher, appends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 500)
     monkeypatch.setattr(publisher_module, "BUFFER_BYTES_MAX", 800)
     while not appends.released:
@@ -188,7 +192,7 @@ def test_much_content_does_not_wait_for_the_end(publisher, appends, monkeypatch)
     assert all(parts(read(content)) for content in appends.journals.values())
 
 
-def test_a_batch_is_one_append_for_each_journal(publisher, appends):
+def test_a_batch_is_one_append_for_each_journal(publisher, appends) -> None:
     current = Partitions([Partition("one/journal", CONTENT_JSON_LINES)] * 1 + [TWO(None)])
     mapping = modulo_mapping(lambda: current, lambda message: message.word)
     messages = [Word(f"w{number}") for number in range(50)]
@@ -205,7 +209,7 @@ def test_a_batch_is_one_append_for_each_journal(publisher, appends):
         assert words == sorted(words)
 
 
-async def test_tasks_publish_without_waiting_for_threads(publisher, appends):
+async def test_tasks_publish_without_waiting_for_threads(publisher, appends) -> None:
     futures = await publisher.publish_from_loop(ONE, [Word("a"), Word("b")])
     assert list(futures) == ["one/journal"]
     assert len(read(appends.journals["one/journal"])) == 2
@@ -222,7 +226,7 @@ async def test_tasks_publish_without_waiting_for_threads(publisher, appends):
         (Word("x" * 3000), ONE, Invalid),
     ],
 )
-def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, error):
+def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, error) -> None:
     publisher = Publisher(appends, producer=PRODUCER, clock=Clock(START), frame_bytes_max=2000)
     for publish in (publisher.publish_committed, publisher.publish_uncommitted):
         with pytest.raises(error):
@@ -239,7 +243,7 @@ def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, erro
     assert [e.message.word for e in read(appends.journals["one/journal"])] == ["good", "better"]
 
 
-def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, appends):
+def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, appends) -> None:
     raw = fixed_mapping("raw/journal", CONTENT_PROTO_FIXED)
     publisher.publish_committed(raw, b"raw")
     with pytest.raises(Invalid, match="no uuid"):
@@ -248,7 +252,7 @@ def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, a
     assert len(read(appends.journals["raw/journal"], bytes, CONTENT_PROTO_FIXED)) == 1
 
 
-def test_rows_are_acknowledged_by_rows(publisher, appends):
+def test_rows_are_acknowledged_by_rows(publisher, appends) -> None:
     rows = fixed_mapping("csv/journal", CONTENT_CSV)
     publisher.publish_uncommitted(rows, CSVRecord(["", "a", "b"]))
     intents = publisher.build_ack_intents()
@@ -257,7 +261,7 @@ def test_rows_are_acknowledged_by_rows(publisher, appends):
     assert (row.message[1:], ack.message[1:], ack.flags) == (["a", "b"], ["", ""], ACK_TXN)
 
 
-def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends):
+def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends) -> None:
     publisher.publish_uncommitted(ONE, Word("a"))
     appends.refuse = True
     with pytest.raises(Closed):
@@ -273,7 +277,7 @@ def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends):
     assert [e.clock for e in envelopes] == sorted(e.clock for e in envelopes)
 
 
-def test_a_standalone_publisher_follows_the_wall(appends):
+def test_a_standalone_publisher_follows_the_wall(appends) -> None:
     clock = ManualClock()
     publisher = Publisher.standalone(appends, clock, random.Random(5))
     publisher.publish_committed(ONE, Word("a"))
@@ -288,7 +292,7 @@ def test_a_standalone_publisher_follows_the_wall(appends):
     assert first.producer[0] & 1
 
 
-def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appends):
+def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appends) -> None:
     message = Word("a")
     publisher.publish_uncommitted(ONE, message)
     publisher.publish_uncommitted(TWO, message)
@@ -299,11 +303,11 @@ def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appen
     assert one.clock < two.clock
 
 
-def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends):
+def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends) -> None:
     """One runs a transaction, the others publish beside it to the same journals."""
     stop = threading.Event()
 
-    def beside():
+    def beside() -> None:
         while not stop.is_set():
             publisher.publish_committed(ONE, Word("beside"))
             publisher.publish_committed_batch(TWO, [Word("beside"), Word("beside")])
@@ -329,7 +333,7 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends):
         assert clocks == sorted(set(clocks))
 
 
-def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, appends):
+def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, appends) -> None:
     """Else the commit might not wait for these messages, since their append is not known yet."""
     publisher.publish_uncommitted(ONE, Word("a"))
     taken, go_on = threading.Event(), threading.Event()
@@ -339,7 +343,7 @@ def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, a
     assert taken.wait(10)
     seen = []
 
-    def build():
+    def build() -> None:
         publisher.build_ack_intents()
         seen.append(bytes(appends.journals["one/journal"]))
 
@@ -352,7 +356,7 @@ def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, a
     assert [e.message.word for e in read(seen[0])] == ["a", "b"]
 
 
-async def test_the_real_append_service_carries_transactions():
+async def test_the_real_append_service_carries_transactions() -> None:
     """With a broker that loses replies, so that batches are written twice, each message counts once."""
     async with StubBroker() as broker, Client(broker.endpoint, zone="local") as client:
         service = AppendService(client)

@@ -25,7 +25,7 @@ HOUR_NS = 3600 * 10**9
 class Story:
     """A journal being written and read: each call appends one message of ten bytes and queues it."""
 
-    def __init__(self, ring=16, sources=None, offset=0):
+    def __init__(self, ring=16, sources=None, offset=0) -> None:
         self.sequencer = Sequencer(sources or {}, ring)
         self.offset = offset
         self.written: list[Envelope] = []
@@ -76,7 +76,7 @@ class Story:
         return self.sequencer.offsets.get(JOURNAL)
 
 
-def test_messages_outside_of_transactions_commit_by_themselves():
+def test_messages_outside_of_transactions_commit_by_themselves() -> None:
     story = Story()
     assert story.outside(5) == "OUTSIDE_COMMIT"
     # Case: until it was drained, the journal is not read through, and a restart finds it again.
@@ -93,7 +93,7 @@ def test_messages_outside_of_transactions_commit_by_themselves():
     assert story.drain() == [6]
 
 
-def test_a_transaction_is_delivered_when_it_is_acknowledged():
+def test_a_transaction_is_delivered_when_it_is_acknowledged() -> None:
     story = Story()
     assert story.cont(5) == "CONTINUE_BEGIN_SPAN"
     assert story.cont(6) == "CONTINUE_EXTEND_SPAN"
@@ -112,7 +112,7 @@ def test_a_transaction_is_delivered_when_it_is_acknowledged():
     assert story.drain() == [8]
 
 
-def test_the_first_thing_seen_of_a_producer_may_be_a_duplicate_acknowledgement():
+def test_the_first_thing_seen_of_a_producer_may_be_a_duplicate_acknowledgement() -> None:
     """It is delivered, because nothing tells that it was before."""
     story = Story()
     assert story.ack(7) == "ACK_EMPTY"
@@ -120,7 +120,7 @@ def test_the_first_thing_seen_of_a_producer_may_be_a_duplicate_acknowledgement()
     assert story.ack(7) == "ACK_ROLLBACK"
 
 
-def test_an_acknowledgement_of_before_rolls_back_what_is_pending():
+def test_an_acknowledgement_of_before_rolls_back_what_is_pending() -> None:
     story = Story()
     story.cont(5)
     story.ack(6)
@@ -137,7 +137,7 @@ def test_an_acknowledgement_of_before_rolls_back_what_is_pending():
     assert story.drain() == [7, 9]
 
 
-def test_an_older_acknowledgement_sets_its_producer_back():
+def test_an_older_acknowledgement_sets_its_producer_back() -> None:
     """It lost state: what it now sends again is new to it, and must not be dropped."""
     story = Story()
     story.cont(5)
@@ -151,7 +151,7 @@ def test_an_older_acknowledgement_sets_its_producer_back():
     assert story.drain() == [5, 6]
 
 
-def test_an_acknowledgement_commits_only_what_it_covers():
+def test_an_acknowledgement_commits_only_what_it_covers() -> None:
     story = Story()
     for clock in (5, 6, 8, 9):
         story.cont(clock)
@@ -161,7 +161,7 @@ def test_an_acknowledgement_commits_only_what_it_covers():
     assert story.cont(8) == "CONTINUE_BEGIN_SPAN"
 
 
-def test_a_message_outside_of_transactions_discards_an_open_one():
+def test_a_message_outside_of_transactions_discards_an_open_one() -> None:
     story = Story()
     story.cont(5)
     story.cont(6)
@@ -176,7 +176,7 @@ def test_a_message_outside_of_transactions_discards_an_open_one():
     assert story.drain() == [8, 9]
 
 
-def test_messages_without_a_clock_always_commit_and_are_not_remembered():
+def test_messages_without_a_clock_always_commit_and_are_not_remembered() -> None:
     story = Story()
     story.cont(5)
     for flags in (OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN):
@@ -188,7 +188,7 @@ def test_messages_without_a_clock_always_commit_and_are_not_remembered():
     assert story.drain() == [5, 6]
 
 
-def test_what_the_ring_has_dropped_is_replayed():
+def test_what_the_ring_has_dropped_is_replayed() -> None:
     story = Story(ring=3)
     story.cont(1, B)
     for clock in (5, 6, 7):
@@ -206,7 +206,7 @@ def test_what_the_ring_has_dropped_is_replayed():
     assert story.drain() == [5, 6, 7, 8]
 
 
-def test_a_ring_of_one_replays_everything():
+def test_a_ring_of_one_replays_everything() -> None:
     story = Story(ring=0)
     story.cont(5)
     story.cont(6)
@@ -215,7 +215,7 @@ def test_a_ring_of_one_replays_everything():
     assert story.drain() == [5, 6, 7]
 
 
-def test_queueing_duplicates_drops_from_a_full_ring_too():
+def test_queueing_duplicates_drops_from_a_full_ring_too() -> None:
     """Every message makes room before it is looked at, whether or not it is added."""
     story = Story(ring=2)
     story.cont(5)
@@ -226,7 +226,7 @@ def test_queueing_duplicates_drops_from_a_full_ring_too():
     assert story.drain() == [5, 6, 7]
 
 
-def test_duplicates_in_a_replay_are_dropped():
+def test_duplicates_in_a_replay_are_dropped() -> None:
     story = Story(ring=1)
     for clock in (5, 6, 5, 6, 7, 6):
         story.cont(clock)
@@ -236,7 +236,7 @@ def test_duplicates_in_a_replay_are_dropped():
     assert story.drain() == [5, 6, 7, 8]
 
 
-def test_messages_without_a_clock_are_not_repeated_by_a_replay():
+def test_messages_without_a_clock_are_not_repeated_by_a_replay() -> None:
     """They took effect when they were read, whosever producer they name."""
     story = Story(ring=1)
     story.cont(5)
@@ -248,7 +248,7 @@ def test_messages_without_a_clock_are_not_repeated_by_a_replay():
     assert story.drain() == [5, 6, 7]
 
 
-def test_a_replay_drops_what_queueing_dropped():
+def test_a_replay_drops_what_queueing_dropped() -> None:
     """A smaller clock behind a greater one is a duplicate, even if the greater is not covered."""
     story = Story(ring=1)
     story.cont(5)
@@ -259,7 +259,7 @@ def test_a_replay_drops_what_queueing_dropped():
     assert story.drain() == [5, 8]
 
 
-def test_a_replay_may_be_fed_piece_by_piece():
+def test_a_replay_may_be_fed_piece_by_piece() -> None:
     story = Story(ring=1)
     for clock in (5, 6, 7):
         story.cont(clock)
@@ -287,7 +287,7 @@ def test_a_replay_may_be_fed_piece_by_piece():
         (JOURNAL, 10, 50, "wrong End"),
     ],
 )
-def test_a_replay_of_something_else_is_corrupt(journal, begin, end, text):
+def test_a_replay_of_something_else_is_corrupt(journal, begin: int, end: int, text: str) -> None:
     story = Story(ring=1)
     story.outside(1)
     story.drain()
@@ -300,7 +300,7 @@ def test_a_replay_of_something_else_is_corrupt(journal, begin, end, text):
     assert caught.value.facts["journal"] == JOURNAL
 
 
-def test_what_a_replay_raises_is_passed_on():
+def test_what_a_replay_raises_is_passed_on() -> None:
     story = Story(ring=1)
     story.cont(5)
     story.cont(6)
@@ -316,7 +316,7 @@ def test_what_a_replay_raises_is_passed_on():
         story.sequencer.step()
 
 
-def test_pending_is_what_began_since_the_last_checkpoint():
+def test_pending_is_what_began_since_the_last_checkpoint() -> None:
     story = Story()
     story.cont(5)
     assert story.sequencer.has_pending
@@ -333,7 +333,7 @@ def test_pending_is_what_began_since_the_last_checkpoint():
     assert not story.sequencer.has_pending
 
 
-def test_a_checkpoint_within_a_sequence_resumes_at_the_rest():
+def test_a_checkpoint_within_a_sequence_resumes_at_the_rest() -> None:
     story = Story()
     for clock in (5, 6, 7):
         story.cont(clock)
@@ -362,7 +362,7 @@ def test_a_checkpoint_within_a_sequence_resumes_at_the_rest():
     )
 
 
-def test_duplicates_of_before_a_checkpoint_are_dropped_when_dequeued():
+def test_duplicates_of_before_a_checkpoint_are_dropped_when_dequeued() -> None:
     """Which clocks were seen is not part of a checkpoint, so queueing cannot tell."""
     story = Story()
     story.cont(5)
@@ -377,7 +377,7 @@ def test_duplicates_of_before_a_checkpoint_are_dropped_when_dequeued():
     assert resumed.drain() == [5, 6, 7, 8]
 
 
-def test_a_batch_may_make_a_run_ready_and_take_effect_in_part():
+def test_a_batch_may_make_a_run_ready_and_take_effect_in_part() -> None:
     story = Story()
     batch = [
         story.write(OUTSIDE_TXN, 5),
@@ -407,7 +407,7 @@ def test_a_batch_may_make_a_run_ready_and_take_effect_in_part():
     assert sequencer.outcomes[JOURNAL, ACK_TXN, QueueOutcome.ACK_COMMIT_RING] == 1
 
 
-def test_nothing_is_queued_during_a_drain():
+def test_nothing_is_queued_during_a_drain() -> None:
     story = Story()
     story.outside(5)
     late = story.write(OUTSIDE_TXN, 6)
@@ -425,7 +425,7 @@ def test_nothing_is_queued_during_a_drain():
         story.sequencer.end_replay()
 
 
-def test_skipped_bytes_are_read_through():
+def test_skipped_bytes_are_read_through() -> None:
     story = Story()
     story.outside(5)
     story.drain()
@@ -433,7 +433,7 @@ def test_skipped_bytes_are_read_through():
     assert story.sequencer.checkpoint()[JOURNAL].read_through == 33
 
 
-def test_producers_that_are_older_than_the_horizon_are_forgotten():
+def test_producers_that_are_older_than_the_horizon_are_forgotten() -> None:
     now = clock_at(1_700_000_000 * 10**9)
     story = Story()
     story.outside(now - clock_span(25 * HOUR_NS), B)
@@ -447,7 +447,7 @@ def test_producers_that_are_older_than_the_horizon_are_forgotten():
     assert story.outside(now - clock_span(25 * HOUR_NS), B) == "OUTSIDE_COMMIT"
 
 
-def test_a_producer_is_as_young_as_its_newest_message_even_if_pending():
+def test_a_producer_is_as_young_as_its_newest_message_even_if_pending() -> None:
     now = clock_at(1_700_000_000 * 10**9)
     story = Story()
     story.outside(now - clock_span(30 * HOUR_NS), B)
@@ -458,7 +458,7 @@ def test_a_producer_is_as_young_as_its_newest_message_even_if_pending():
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
 
 
-def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten():
+def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten() -> None:
     now = clock_at(1_700_000_000 * 10**9)
     old = now - clock_span(30 * HOUR_NS)
     story = Story()
@@ -472,7 +472,7 @@ def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten():
     assert story.drain() == []
 
 
-def test_small_clocks_do_not_make_every_producer_old():
+def test_small_clocks_do_not_make_every_producer_old() -> None:
     """The bound does not wrap around below zero."""
     story = Story()
     story.outside(5)
@@ -481,7 +481,7 @@ def test_small_clocks_do_not_make_every_producer_old():
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
 
 
-def test_a_checkpoint_keeps_journals_that_nothing_was_read_of():
+def test_a_checkpoint_keeps_journals_that_nothing_was_read_of() -> None:
     sources = {"other/journal": SourceCheckpoint(123, {A: ProducerState(9, 100)})}
     story = Story(sources=sources)
     story.outside(5)
@@ -491,7 +491,7 @@ def test_a_checkpoint_keeps_journals_that_nothing_was_read_of():
     }
 
 
-def test_outcomes_have_the_labels_of_the_metric():
+def test_outcomes_have_the_labels_of_the_metric() -> None:
     assert [outcome.label for outcome in QueueOutcome] == [
         "outsideAlreadyAcked",
         "outsideCommit",

@@ -158,7 +158,7 @@ histories = st.one_of(
     piece=st.integers(1, 5),
     limit=st.integers(1, 5),
 )
-def test_any_history_is_delivered_as_it_means(items, ring, piece, limit):
+def test_any_history_is_delivered_as_it_means(items, ring, piece, limit) -> None:
     """Whatever was written, and however small the ring: the same messages in the same order."""
     history = history_of(items)
     oracle, sequencer, delivered = Oracle(), Sequencer({}, ring), []
@@ -181,7 +181,7 @@ def test_any_history_is_delivered_as_it_means(items, ring, piece, limit):
     cuts=st.sets(st.integers(0, 60)),
     journals=st.integers(1, 2),
 )
-def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, journals):
+def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, journals) -> None:
     """The fast path: same deliveries, outcomes, replays and checkpoints as the slow one."""
     history = history_of(items)
     history = [
@@ -222,7 +222,7 @@ def _uuid(envelope: Envelope) -> tuple[bytes, int, int]:
 
 @settings(max_examples=1000, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_every_committed_message_takes_effect_once_across_crashes(seed):
+def test_every_committed_message_takes_effect_once_across_crashes(seed) -> None:
     """Transactions end anywhere, also within a sequence; a crash loses what came after the last."""
     rng = random.Random(seed)
     history = history_of(published(rng))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tools.simulation.checker import assigned_ended, check
 from tools.simulation.history import Append, Assigned, Fault, History, Jump, Life, Piece, Stored
 
@@ -15,7 +17,7 @@ class Story:
         self.history = History()
         self.history.lives.append(Life(J, 5, "bucket"))
 
-    def append(self, payload: bytes, begin: int | None, time: float = 1.0, **fields) -> Append:
+    def append(self, payload: bytes, begin: int | None, time: float = 1.0, **fields: Any) -> Append:
         append = Append(len(self.history.appends) + 1, "client", J, payload, time, time)
         append.begin, append.revision = begin, 10
         append.holders, append.primary = (("a",), ("b",)), ("a",)
@@ -35,7 +37,7 @@ class Story:
         return "; ".join(check(self.history))
 
 
-def test_what_is_right_is_no_violation():
+def test_what_is_right_is_no_violation() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"bb", 4)
@@ -47,28 +49,28 @@ def test_what_is_right_is_no_violation():
     assert story.found() == ""
 
 
-def test_overlapping_acknowledgements():
+def test_overlapping_acknowledgements() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"bb", 3)
     assert "overlap" in story.found()
 
 
-def test_other_bytes_in_a_reader():
+def test_other_bytes_in_a_reader() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.read(b"aaxa", 0, final=False)
     assert "other bytes" in story.found()
 
 
-def test_other_bytes_in_a_fragment():
+def test_other_bytes_in_a_fragment() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.stored(b"aaxa", 0)
     assert "fragment path has other bytes" in story.found()
 
 
-def test_a_reader_without_an_acknowledged_append():
+def test_a_reader_without_an_acknowledged_append() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"bb", 4)
@@ -76,14 +78,14 @@ def test_a_reader_without_an_acknowledged_append():
     assert "does not have append 2" in story.found()
 
 
-def test_a_reader_that_was_sent_over_an_acknowledged_append():
+def test_a_reader_that_was_sent_over_an_acknowledged_append() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.history.jumps.append(Jump("reader", 3.0, J, 10, 0, 4))
     assert "jumped" in story.found()
 
 
-def test_a_store_without_an_acknowledged_append_after_all_have_left():
+def test_a_store_without_an_acknowledged_append_after_all_have_left() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     assert story.found() == ""
@@ -91,7 +93,7 @@ def test_a_store_without_an_acknowledged_append_after_all_have_left():
     assert "the store does not have append 1" in story.found()
 
 
-def test_a_refused_append_that_is_there():
+def test_a_refused_append_that_is_there() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"bb", None, refused=True)
@@ -99,7 +101,7 @@ def test_a_refused_append_that_is_there():
     assert "was refused" in story.found()
 
 
-def test_a_failed_append_is_there_as_a_whole_or_not_at_all():
+def test_a_failed_append_is_there_as_a_whole_or_not_at_all() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"bbb", None)
@@ -112,14 +114,14 @@ def test_a_failed_append_is_there_as_a_whole_or_not_at_all():
     assert "no whole append" in story.found()
 
 
-def test_an_acknowledgement_of_who_has_lost_its_lease():
+def test_an_acknowledgement_of_who_has_lost_its_lease() -> None:
     story = Story()
     story.append(b"aaaa", 0, time=30.0)
     story.history.evicted["a"] = 25.0
     assert "had lost its lease" in story.found()
 
 
-def test_registers_that_were_not_as_required():
+def test_registers_that_were_not_as_required() -> None:
     story = Story()
     story.append(b"aa", 0, tag=1)
     story.append(b"bb", 2, tag=2, expected_tag=1)
@@ -128,7 +130,7 @@ def test_registers_that_were_not_as_required():
     assert "required 1, and the register was 2" in story.found()
 
 
-def test_the_loss_of_all_replicas_at_once_is_permitted():
+def test_the_loss_of_all_replicas_at_once_is_permitted() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.read(b"zz", 0)
@@ -137,7 +139,7 @@ def test_the_loss_of_all_replicas_at_once_is_permitted():
     assert story.found() == ""
 
 
-def test_the_loss_of_all_replicas_is_not_if_it_had_been_stored():
+def test_the_loss_of_all_replicas_is_not_if_it_had_been_stored() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.stored(b"aaaa", 0, time=5.0)
@@ -147,7 +149,7 @@ def test_the_loss_of_all_replicas_is_not_if_it_had_been_stored():
     assert "overlap" in story.found()
 
 
-def test_nor_if_there_was_time_to_store_it_between_the_deaths():
+def test_nor_if_there_was_time_to_store_it_between_the_deaths() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.history.lost_brokers |= {"a": 10.0, "b": 140.0}
@@ -157,14 +159,14 @@ def test_nor_if_there_was_time_to_store_it_between_the_deaths():
     assert "overlap" in story.found()
 
 
-def test_an_upload_that_hides_later_appends():
+def test_an_upload_that_hides_later_appends() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.stored(b"zzzz", 0)
     assert "other bytes" in story.found()
 
 
-def test_bytes_of_another_life_are_not_compared():
+def test_bytes_of_another_life_are_not_compared() -> None:
     story = Story()
     life = story.history.lives[0]
     life.deleted = 12
@@ -174,7 +176,7 @@ def test_bytes_of_another_life_are_not_compared():
     assert story.found() == ""
 
 
-def test_a_jump_over_what_could_not_be_listed_is_none_that_counts():
+def test_a_jump_over_what_could_not_be_listed_is_none_that_counts() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.history.jumps.append(Jump("reader", 5.0, J, 10, 0, 4))
@@ -183,7 +185,7 @@ def test_a_jump_over_what_could_not_be_listed_is_none_that_counts():
     assert story.found() == ""
 
 
-def test_a_fragment_with_an_append_of_another_life():
+def test_a_fragment_with_an_append_of_another_life() -> None:
     story = Story()
     story.history.lives[0].deleted = 12
     story.append(b"an append of the first life", 4)
@@ -194,7 +196,7 @@ def test_a_fragment_with_an_append_of_another_life():
     assert "has append 1 of client to a/journal at [4, 31) of another life" in story.found()
 
 
-def test_an_upload_of_what_was_given_out_again():
+def test_an_upload_of_what_was_given_out_again() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.append(b"zz", 0, time=60.0)
@@ -211,7 +213,7 @@ def test_an_upload_of_what_was_given_out_again():
     assert story.found() == ""
 
 
-def test_what_was_removed_again_is_not_stored():
+def test_what_was_removed_again_is_not_stored() -> None:
     story = Story()
     story.append(b"aaaa", 0)
     story.history.stopped = True
@@ -221,7 +223,7 @@ def test_what_was_removed_again_is_not_stored():
     assert "the store does not have append 1" in story.found()
 
 
-def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged():
+def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged() -> None:
     story = Story()
     story.append(b"an append of unknown outcome", None)
     story.append(b"what was acknowledged later!", 0, time=60.0)
@@ -231,7 +233,7 @@ def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged():
     assert "other bytes" in story.found()
 
 
-def test_what_a_primary_served_before_all_had_it_is_no_violation():
+def test_what_a_primary_served_before_all_had_it_is_no_violation() -> None:
     """The append was repeated at another primary, behind another append."""
     story = Story()
     repeated = story.append(b"aaaa", 2, time=1.0, repeated=True)
@@ -243,7 +245,7 @@ def test_what_a_primary_served_before_all_had_it_is_no_violation():
     assert "other bytes" in story.found()
 
 
-def test_a_process_leads_at_a_revision_at_which_it_is_a_member():
+def test_a_process_leads_at_a_revision_at_which_it_is_a_member() -> None:
     history = History(members={"a/1": (3, 9), "a/2": (13, float("inf"))})
     assert [history.was_member("a/1", revision) for revision in (2, 3, 8, 9)] == [
         False,
@@ -255,7 +257,7 @@ def test_a_process_leads_at_a_revision_at_which_it_is_a_member():
     assert not history.was_member("a/3", 5)
 
 
-def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed():
+def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed() -> None:
     history = History()
     life = Life(J, 5, "bucket")
     history.assigned += [

@@ -53,11 +53,11 @@ def planted(name: str, seed: int) -> str:
     return run.stdout
 
 
-def test_every_plant_is_found_or_explained():
+def test_every_plant_is_found_or_explained() -> None:
     assert set(PLANTS) == set(FOUND) | UNSEEN
 
 
-def test_a_query_that_is_answered_too_early_is_found():
+def test_a_query_that_is_answered_too_early_is_found() -> None:
     name = "answered-before-the-offset"
     assert FOUND[name][1] in planted(name, FOUND[name][0])
 
@@ -65,12 +65,12 @@ def test_a_query_that_is_answered_too_early_is_found():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(FOUND))
-def test_a_plant_is_found(name: str):
+def test_a_plant_is_found(name: str) -> None:
     seed, word = FOUND[name]
     assert word in planted(name, seed)
 
 
-def test_plants_are_undone():
+def test_plants_are_undone() -> None:
     before = Committing.is_acknowledged, RedoDatabases.ship, Progress.has
     undo = [plant() for plant in PLANTS.values()]
     assert before != (Committing.is_acknowledged, RedoDatabases.ship, Progress.has)
@@ -109,7 +109,7 @@ def judge() -> Judge:
     return Judge()
 
 
-def test_an_answer_is_a_state_that_its_life_has_finalized(judge: Judge):
+def test_an_answer_is_a_state_that_its_life_has_finalized(judge: Judge) -> None:
     judge.commit(1, 2)
     assert judge.primary(begun=0.0) == []
     assert judge.primary(1, 2, begun=0.0) == []
@@ -119,7 +119,7 @@ def test_an_answer_is_a_state_that_its_life_has_finalized(judge: Judge):
     assert "no state of a commit" in judge.primary(begun=0.0)[0]
 
 
-def test_answers_of_one_life_do_not_go_back(judge: Judge):
+def test_answers_of_one_life_do_not_go_back(judge: Judge) -> None:
     judge.commit(1)
     judge.loop.now = 5.0
     assert judge.primary(1, begun=4.0) == []
@@ -127,7 +127,7 @@ def test_answers_of_one_life_do_not_go_back(judge: Judge):
     assert "went back from 1 to 0" in judge.primary(begun=5.5)[0]
 
 
-def test_an_answer_has_what_was_committed_below_the_offset_it_waited_for(judge: Judge):
+def test_an_answer_has_what_was_committed_below_the_offset_it_waited_for(judge: Judge) -> None:
     judge.commit(1)
     judge.notes.written("source", 100, [1])
     judge.notes.written("source", 200, [2])
@@ -135,7 +135,7 @@ def test_an_answer_has_what_was_committed_below_the_offset_it_waited_for(judge: 
     assert "lacks [2]" in judge.primary(1, begun=0.0, source=200)[0]
 
 
-def test_a_standby_is_as_fresh_as_it_says_and_was_asked_for(judge: Judge):
+def test_a_standby_is_as_fresh_as_it_says_and_was_asked_for(judge: Judge) -> None:
     judge.loop.now = 10.0
     judge.commit(1)
     assert judge.standby(begun=12.0, age_s=3.0, most_s=5.0) == []

@@ -55,7 +55,7 @@ async def revision_of(subject: Subject) -> int:
 # Keys.
 
 
-async def test_each_write_is_one_revision(subject: Subject):
+async def test_each_write_is_one_revision(subject: Subject) -> None:
     etcd = subject.etcd
     start = await revision_of(subject)
     first = await etcd.put("a", b"1")
@@ -76,7 +76,7 @@ async def test_each_write_is_one_revision(subject: Subject):
     assert await etcd.get("a", revision=start) is None
 
 
-async def test_headers_name_the_cluster_the_member_and_the_term(subject: Subject):
+async def test_headers_name_the_cluster_the_member_and_the_term(subject: Subject) -> None:
     status = await subject.etcd.status()
     written = await subject.etcd.put("a", b"")
     txn = await subject.etcd.txn((), (Op.get("a"),))
@@ -90,7 +90,7 @@ async def test_headers_name_the_cluster_the_member_and_the_term(subject: Subject
     assert status.errors == ()
 
 
-async def test_ranges_are_bounded_sorted_and_counted(subject: Subject):
+async def test_ranges_are_bounded_sorted_and_counted(subject: Subject) -> None:
     kv = subject.stubs.kv
     for key, value in ((b"r/b", b"3"), (b"r/a", b"2"), (b"r/c", b"1"), (b"r0", b"9")):
         await subject.etcd.put(key, value)
@@ -122,7 +122,7 @@ async def test_ranges_are_bounded_sorted_and_counted(subject: Subject):
     assert (only.kvs[0].value, only.kvs[0].version) == (b"", 2)
 
 
-async def test_pages_of_a_range_are_all_at_one_revision(subject: Subject):
+async def test_pages_of_a_range_are_all_at_one_revision(subject: Subject) -> None:
     for i in range(7):
         await subject.etcd.put(f"p/{i}", b"")
     revision = await revision_of(subject)
@@ -134,7 +134,7 @@ async def test_pages_of_a_range_are_all_at_one_revision(subject: Subject):
     assert (len(read.kvs), read.header.revision) == (6, revision + 1)
 
 
-async def test_previous_values_are_returned(subject: Subject):
+async def test_previous_values_are_returned(subject: Subject) -> None:
     kv = subject.stubs.kv
     first = await kv.Put(Pb.PutRequest(key=b"a", value=b"1", prev_kv=True))
     assert not first.HasField("prev_kv")
@@ -184,14 +184,14 @@ async def test_previous_values_are_returned(subject: Subject):
 )
 async def test_puts_that_are_refused(
     subject: Subject, request_: Pb.PutRequest, code: str, details: str
-):
+) -> None:
     await subject.etcd.put("a", b"1")
     before = await revision_of(subject)
     assert await refusal(subject.stubs.kv.Put(request_)) == (code, details)
     assert await revision_of(subject) == before
 
 
-async def test_other_requests_that_are_refused(subject: Subject):
+async def test_other_requests_that_are_refused(subject: Subject) -> None:
     kv, later = subject.stubs.kv, 1 << 40
     no_key = ("INVALID_ARGUMENT", "etcdserver: key is not provided")
     future = ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision")
@@ -204,7 +204,7 @@ async def test_other_requests_that_are_refused(subject: Subject):
     ) == ("FAILED_PRECONDITION", "etcdserver: authentication is not enabled")
 
 
-async def test_our_client_maps_what_is_refused(subject: Subject):
+async def test_our_client_maps_what_is_refused(subject: Subject) -> None:
     etcd = subject.etcd
     with pytest.raises(Invalid, match="too many operations"):
         await etcd.txn([], [Op.put(f"k{i}", b"") for i in range(129)])
@@ -220,7 +220,7 @@ async def test_our_client_maps_what_is_refused(subject: Subject):
         await etcd.get("k", revision=1 << 40)
 
 
-async def test_compaction_forgets_what_was_before(subject: Subject):
+async def test_compaction_forgets_what_was_before(subject: Subject) -> None:
     etcd = subject.etcd
     await etcd.put("gone", b"")
     await etcd.delete("gone")
@@ -274,11 +274,11 @@ async def compared(subject: Subject) -> Subject:
         (Compare.lease("absent", ">", 0), False),
     ],
 )
-async def test_compares(compared: Subject, compare: Compare, holds: bool):
+async def test_compares(compared: Subject, compare: Compare, holds: bool) -> None:
     assert (await compared.etcd.txn([compare], [])).succeeded == holds
 
 
-async def test_a_compare_of_a_range_holds_for_each_key_of_it(compared: Subject):
+async def test_a_compare_of_a_range_holds_for_each_key_of_it(compared: Subject) -> None:
     async def holds(**options: Any) -> bool:
         compare = Pb.Compare(target=Pb.Compare.VERSION, **options)
         return (await compared.stubs.kv.Txn(Pb.TxnRequest(compare=[compare]))).succeeded
@@ -292,7 +292,7 @@ async def test_a_compare_of_a_range_holds_for_each_key_of_it(compared: Subject):
     assert not await holds(key=b"t", mod_revision=2)
 
 
-async def test_a_transaction_reads_its_own_writes(subject: Subject):
+async def test_a_transaction_reads_its_own_writes(subject: Subject) -> None:
     start = (await subject.etcd.put("a", b"1")).header.revision
     done = await subject.stubs.kv.Txn(
         Pb.TxnRequest(
@@ -323,14 +323,14 @@ async def test_a_transaction_reads_its_own_writes(subject: Subject):
     assert empty.response_txn.succeeded
 
 
-async def test_every_compare_sees_the_keys_before_the_transaction(subject: Subject):
+async def test_every_compare_sees_the_keys_before_the_transaction(subject: Subject) -> None:
     inner = Op.txn((Compare.version("n", "=", 0),), (Op.put("n2", b""),))
     done = await subject.etcd.txn((), (Op.put("n", b""), inner))
     assert done.results[1].succeeded
     assert not (await subject.etcd.txn((), (inner,))).results[0].succeeded
 
 
-async def test_a_transaction_that_changes_nothing_is_no_revision(subject: Subject):
+async def test_a_transaction_that_changes_nothing_is_no_revision(subject: Subject) -> None:
     start = await revision_of(subject)
     done = await subject.etcd.txn((), (Op.get("a"), Op.delete("a")))
     assert done.header.revision == start
@@ -377,14 +377,16 @@ FUTURE = ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revis
 )
 async def test_transactions_that_are_refused_change_nothing(
     subject: Subject, request_: Pb.TxnRequest, refused: tuple[str, str]
-):
+) -> None:
     start = await revision_of(subject)
     assert await refusal(subject.stubs.kv.Txn(request_)) == refused
     assert await revision_of(subject) == start
     assert (await subject.etcd.range("")).kvs == ()
 
 
-async def test_transactions_that_are_allowed_though_they_touch_a_key_twice(subject: Subject):
+async def test_transactions_that_are_allowed_though_they_touch_a_key_twice(
+    subject: Subject,
+) -> None:
     kv = subject.stubs.kv
     either = Pb.TxnRequest(success=[nested([put(b"e")], [put(b"e")])])
     assert (await kv.Txn(either)).succeeded
@@ -401,7 +403,7 @@ async def test_transactions_that_are_allowed_though_they_touch_a_key_twice(subje
 # Leases.
 
 
-async def test_keys_end_with_their_lease_at_one_revision(subject: Subject):
+async def test_keys_end_with_their_lease_at_one_revision(subject: Subject) -> None:
     etcd = subject.etcd
     lease = await etcd.grant(60)
     await etcd.put("m", b"1", lease=lease.id)
@@ -428,14 +430,14 @@ async def test_keys_end_with_their_lease_at_one_revision(subject: Subject):
         await etcd.put("m", b"", lease=lease.id)
 
 
-async def test_revoking_a_lease_without_keys_is_no_revision(subject: Subject):
+async def test_revoking_a_lease_without_keys_is_no_revision(subject: Subject) -> None:
     lease = await subject.etcd.grant(60)
     start = await revision_of(subject)
     await lease.revoke()
     assert await revision_of(subject) == start
 
 
-async def test_a_key_moves_to_another_lease(subject: Subject):
+async def test_a_key_moves_to_another_lease(subject: Subject) -> None:
     """As an assignment does when another member takes it over."""
     etcd = subject.etcd
     first, second = await etcd.grant(60), await etcd.grant(60)
@@ -454,7 +456,7 @@ async def test_a_key_moves_to_another_lease(subject: Subject):
     assert await etcd.get("m") is not None
 
 
-async def test_leases_with_ids_of_ours(subject: Subject):
+async def test_leases_with_ids_of_ours(subject: Subject) -> None:
     lease = subject.stubs.lease
     granted = await lease.LeaseGrant(Pb.LeaseGrantRequest(ID=5, TTL=60))
     assert (granted.ID, granted.TTL) == (5, 60)
@@ -471,7 +473,7 @@ async def test_leases_with_ids_of_ours(subject: Subject):
     await lease.LeaseRevoke(Pb.LeaseRevokeRequest(ID=short.ID))
 
 
-async def test_a_stream_of_keep_alives(subject: Subject):
+async def test_a_stream_of_keep_alives(subject: Subject) -> None:
     lease = await subject.etcd.grant(60)
     call = subject.stubs.lease.LeaseKeepAlive()
     for lease_id, ttl_s in ((lease.id, 60), (12345, 0), (lease.id, 60)):
@@ -484,7 +486,7 @@ async def test_a_stream_of_keep_alives(subject: Subject):
     await lease.revoke()
 
 
-async def test_a_lease_that_is_not_kept_alive_expires(subject: Subject):
+async def test_a_lease_that_is_not_kept_alive_expires(subject: Subject) -> None:
     etcd = subject.etcd
     lease, kept = await etcd.grant(1), await etcd.grant(60)
     await etcd.put("kept", b"", lease=kept.id)
@@ -533,7 +535,7 @@ def seen(response: Pb.WatchResponse) -> list[tuple[str, str]]:
     return [(kinds[event.type], event.kv.key.decode()) for event in response.events]
 
 
-async def test_events_come_in_order_from_the_given_revision(subject: Subject):
+async def test_events_come_in_order_from_the_given_revision(subject: Subject) -> None:
     etcd = subject.etcd
     first = (await etcd.put("w/a", b"1")).header.revision
     await etcd.put("w/a", b"2")
@@ -562,7 +564,7 @@ async def test_events_come_in_order_from_the_given_revision(subject: Subject):
             assert live.header.revision == first + revision
 
 
-async def test_events_carry_what_was_before(subject: Subject):
+async def test_events_carry_what_was_before(subject: Subject) -> None:
     kv = subject.stubs.kv
     start = (await subject.etcd.put("a", b"1")).header.revision
     async with watching(subject, key=b"a", prev_kv=True, start_revision=start) as call:
@@ -578,7 +580,7 @@ async def test_events_carry_what_was_before(subject: Subject):
         assert (made.kv.version, made.HasField("prev_kv")) == (1, False)
 
 
-async def test_what_a_watch_covers(subject: Subject):
+async def test_what_a_watch_covers(subject: Subject) -> None:
     async with (
         watching(subject, key=b"b") as point,
         watching(subject, key=b"b", range_end=b"c") as some,
@@ -599,7 +601,7 @@ async def test_what_a_watch_covers(subject: Subject):
         assert await keys(point, 1) == "b"
 
 
-async def test_a_watch_of_the_future_waits_for_it(subject: Subject):
+async def test_a_watch_of_the_future_waits_for_it(subject: Subject) -> None:
     start = await revision_of(subject)
     async with watching(subject, key=b"a", start_revision=start + 3) as call:
         for _ in range(3):
@@ -607,7 +609,7 @@ async def test_a_watch_of_the_future_waits_for_it(subject: Subject):
         assert [e.kv.mod_revision for e in (await call.read()).events] == [start + 3]
 
 
-async def test_several_watches_of_one_stream(subject: Subject):
+async def test_several_watches_of_one_stream(subject: Subject) -> None:
     start = await revision_of(subject)
     async with watching(subject, key=b"a") as call:
         assert (await create(call, key=b"b", watch_id=7)).watch_id == 7
@@ -638,7 +640,7 @@ async def test_several_watches_of_one_stream(subject: Subject):
         assert (await call.read()).watch_id == 7
 
 
-async def test_progress_is_reported_on_demand(subject: Subject):
+async def test_progress_is_reported_on_demand(subject: Subject) -> None:
     async with watching(subject, key=b"a") as call:
         revision = (await subject.etcd.put("elsewhere", b"")).header.revision
         await call.write(Pb.WatchRequest(progress_request=Pb.WatchProgressRequest()))
@@ -647,7 +649,7 @@ async def test_progress_is_reported_on_demand(subject: Subject):
         assert not progress.events
 
 
-async def test_large_responses_come_in_fragments_if_wanted(subject: Subject):
+async def test_large_responses_come_in_fragments_if_wanted(subject: Subject) -> None:
     start = await revision_of(subject)
     for i in range(5):
         await subject.etcd.put(f"f/{i}", bytes(1 << 20))
@@ -667,7 +669,7 @@ async def test_large_responses_come_in_fragments_if_wanted(subject: Subject):
         assert len((await anext(stream)).events) == 5
 
 
-async def test_a_watch_from_a_compacted_revision_is_cancelled(subject: Subject):
+async def test_a_watch_from_a_compacted_revision_is_cancelled(subject: Subject) -> None:
     etcd = subject.etcd
     start = await revision_of(subject)
     for _ in range(5):
@@ -689,7 +691,7 @@ async def test_a_watch_from_a_compacted_revision_is_cancelled(subject: Subject):
     assert caught.value.compact_revision == revision - 1
 
 
-async def test_a_compaction_does_not_harm_a_watch_that_keeps_up(subject: Subject):
+async def test_a_compaction_does_not_harm_a_watch_that_keeps_up(subject: Subject) -> None:
     async with watching(subject, key=b"w") as call:
         for _ in range(3):
             revision = (await subject.etcd.put("w", b"")).header.revision
@@ -702,7 +704,7 @@ async def test_a_compaction_does_not_harm_a_watch_that_keeps_up(subject: Subject
 # What stands on all of this.
 
 
-async def test_a_key_space_follows(subject: Subject):
+async def test_a_key_space_follows(subject: Subject) -> None:
     etcd = subject.etcd
     await etcd.put("/root/a", b"1")
     ks = KeySpace("/root", lambda kv: kv.value, apply_delay_s=0)
@@ -721,7 +723,7 @@ async def test_a_key_space_follows(subject: Subject):
         scope.cancel()
 
 
-async def test_a_member_session_announces_itself_and_leaves(subject: Subject):
+async def test_a_member_session_announces_itself_and_leaves(subject: Subject) -> None:
     etcd = subject.etcd
     key = "/root/members/a#1"
     ks = KeySpace("/root", lambda kv: kv.value)
@@ -738,6 +740,6 @@ async def test_a_member_session_announces_itself_and_leaves(subject: Subject):
     assert await etcd.get(key) is None
 
 
-async def test_a_process_connects_at_its_start(subject: Subject):
+async def test_a_process_connects_at_its_start(subject: Subject) -> None:
     async with await connect_with_retry(subject.etcd.settings, SystemClock()) as etcd:
         assert await etcd.get("a") is None

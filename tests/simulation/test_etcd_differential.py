@@ -285,12 +285,12 @@ FIXTURE_IS_RESET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=25, suppress_health_check=FIXTURE_IS_RESET)
 @given(program=steps)
-def test_random_requests_have_the_same_answers(real: RealEtcd, program: list[Any]):
+def test_random_requests_have_the_same_answers(real: RealEtcd, program: list[Any]) -> None:
     check(real, program)
 
 
 @pytest.mark.long
 @settings(max_examples=300, suppress_health_check=FIXTURE_IS_RESET)
 @given(program=steps)
-def test_many_random_requests_have_the_same_answers(real: RealEtcd, program: list[Any]):
+def test_many_random_requests_have_the_same_answers(real: RealEtcd, program: list[Any]) -> None:
     check(real, program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gazette.etcd.pb import rpc_pb2
@@ -23,7 +25,7 @@ def write(etcd: FakeEtcd, count: int = 1) -> int:
     return etcd.store.revision
 
 
-def watch(etcd: FakeEtcd, **options) -> WatchStream:
+def watch(etcd: FakeEtcd, **options: Any) -> WatchStream:
     stream = etcd.open_stream("test", lambda: None)
     request = Pb.WatchCreateRequest(key=KEY, **options)
     stream.receive(Pb.WatchRequest(create_request=request))
@@ -45,7 +47,7 @@ def revisions(responses: list[Pb.WatchResponse]) -> list[list[int]]:
     return [[event.kv.mod_revision for event in one.events] for one in responses]
 
 
-def test_a_stream_that_is_held_catches_up_in_one_response(etcd: FakeEtcd):
+def test_a_stream_that_is_held_catches_up_in_one_response(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     stream.hold()
     last = write(etcd, 3)
@@ -58,7 +60,7 @@ def test_a_stream_that_is_held_catches_up_in_one_response(etcd: FakeEtcd):
     assert revisions(received(stream, etcd)) == [[last + 1], [last + 2]]
 
 
-def test_a_stream_that_is_held_over_a_compaction_is_cancelled(etcd: FakeEtcd):
+def test_a_stream_that_is_held_over_a_compaction_is_cancelled(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     stream.hold()
     last = write(etcd, 3)
@@ -70,7 +72,7 @@ def test_a_stream_that_is_held_over_a_compaction_is_cancelled(etcd: FakeEtcd):
     assert received(stream, etcd) == []
 
 
-def test_events_can_be_late(etcd: FakeEtcd, clock: ManualClock):
+def test_events_can_be_late(etcd: FakeEtcd, clock: ManualClock) -> None:
     stream = watch(etcd)
     stream.delay_s = 2.0
     last = write(etcd, 2)
@@ -85,7 +87,7 @@ def test_events_can_be_late(etcd: FakeEtcd, clock: ManualClock):
     assert revisions(received(stream, etcd)) == [[last - 1], [last], [last + 1]]
 
 
-def test_progress_on_demand_follows_what_is_owed(etcd: FakeEtcd):
+def test_progress_on_demand_follows_what_is_owed(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     stream.hold()
     last = write(etcd)
@@ -97,7 +99,7 @@ def test_progress_on_demand_follows_what_is_owed(etcd: FakeEtcd):
     assert (progress.watch_id, progress.header.revision) == (-1, last)
 
 
-def test_a_quiet_watch_reports_progress_if_it_wants_to(etcd: FakeEtcd, clock: ManualClock):
+def test_a_quiet_watch_reports_progress_if_it_wants_to(etcd: FakeEtcd, clock: ManualClock) -> None:
     wanting, other = watch(etcd, progress_notify=True), watch(etcd)
     clock.advance(9.9)
     etcd.advance()
@@ -112,7 +114,7 @@ def test_a_quiet_watch_reports_progress_if_it_wants_to(etcd: FakeEtcd, clock: Ma
     assert received(other, etcd) == []
 
 
-def test_a_stream_that_nobody_reads_does_not_grow_for_ever(etcd: FakeEtcd):
+def test_a_stream_that_nobody_reads_does_not_grow_for_ever(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     last = write(etcd, 1_000)
     responses = received(stream, etcd)
@@ -120,7 +122,9 @@ def test_a_stream_that_nobody_reads_does_not_grow_for_ever(etcd: FakeEtcd):
     assert [at for one in revisions(responses) for at in one] == list(range(last - 999, last + 1))
 
 
-def test_leases_end_at_the_first_advance_after_their_time(etcd: FakeEtcd, clock: ManualClock):
+def test_leases_end_at_the_first_advance_after_their_time(
+    etcd: FakeEtcd, clock: ManualClock
+) -> None:
     store = etcd.store
     for lease_id, ttl_s in ((2, 3), (1, 2)):
         store.grant(Pb.LeaseGrantRequest(ID=lease_id, TTL=ttl_s), etcd.monotonic())
@@ -137,7 +141,7 @@ def test_leases_end_at_the_first_advance_after_their_time(etcd: FakeEtcd, clock:
     assert [[event.kv.key for event in events] for _, events in writes] == [[b"1"], [b"2"]]
 
 
-def test_a_new_leader_gives_leases_their_whole_time(etcd: FakeEtcd, clock: ManualClock):
+def test_a_new_leader_gives_leases_their_whole_time(etcd: FakeEtcd, clock: ManualClock) -> None:
     store = etcd.store
     store.grant(Pb.LeaseGrantRequest(ID=1, TTL=2), etcd.monotonic())
     term = etcd.status().raftTerm
@@ -152,7 +156,7 @@ def test_a_new_leader_gives_leases_their_whole_time(etcd: FakeEtcd, clock: Manua
     assert 1 not in store.leases
 
 
-def test_what_it_does_not_do_is_refused_by_name(etcd: FakeEtcd):
+def test_what_it_does_not_do_is_refused_by_name(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     filters = Pb.WatchCreateRequest(key=KEY)
     filters.MergeFromString(b"\x2a\x01\x00")  # etcd's field 5: filters

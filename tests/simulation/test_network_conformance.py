@@ -124,8 +124,8 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-def test_unary_calls(run):
-    async def case(channel, service):
+def test_unary_calls(run: Any) -> None:
+    async def case(channel, service) -> None:
         echo = channel.unary_unary("/test.Service/Echo")
         assert await echo(b"this") == b"echo this"
         call = echo(b"abort")
@@ -136,15 +136,15 @@ def test_unary_calls(run):
     run(case)
 
 
-def test_unknown_methods(run):
-    async def case(channel, service):
+def test_unknown_methods(run: Any) -> None:
+    async def case(channel, service) -> None:
         assert await code_of(channel.unary_unary("/test.Service/No")(b"")) is CODE.UNIMPLEMENTED
 
     run(case)
 
 
-def test_nobody_listens(run):
-    async def case(channel, service):
+def test_nobody_listens(run: Any) -> None:
+    async def case(channel, service) -> None:
         echo = channel.unary_unary("/test.Service/Echo")
         assert await code_of(echo(b"")) is CODE.UNAVAILABLE
         assert await code_of(echo(b"")) is CODE.UNAVAILABLE
@@ -152,8 +152,8 @@ def test_nobody_listens(run):
     run(case, serve=False)
 
 
-def test_responses_are_read_to_the_end(run):
-    async def case(channel, service):
+def test_responses_are_read_to_the_end(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.unary_stream("/test.Service/Count")(b"3")
         got = [await call.read() for _ in range(4)]
         assert got == [b"0", b"1", b"2", grpc.aio.EOF]
@@ -166,8 +166,8 @@ def test_responses_are_read_to_the_end(run):
     run(case)
 
 
-def test_requests_are_written(run):
-    async def case(channel, service):
+def test_requests_are_written(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.stream_unary("/test.Service/Join")()
         await call.write(b"a")
         await call.write(b"b")
@@ -179,8 +179,8 @@ def test_requests_are_written(run):
     run(case)
 
 
-def test_server_that_answers_before_all_was_written(run):
-    async def case(channel, service):
+def test_server_that_answers_before_all_was_written(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.stream_unary("/test.Service/Join")()
         await call.write(b"enough")
         assert await call == b"enough"
@@ -190,8 +190,8 @@ def test_server_that_answers_before_all_was_written(run):
     run(case)
 
 
-def test_full_duplex(run):
-    async def case(channel, service):
+def test_full_duplex(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         for text in (b"a", b"b"):
             await call.write(text)
@@ -203,8 +203,8 @@ def test_full_duplex(run):
     run(case)
 
 
-def test_caller_that_cancels(run):
-    async def case(channel, service):
+def test_caller_that_cancels(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         await call.write(b"a")
         assert await call.read() == b"A"
@@ -221,16 +221,16 @@ def test_caller_that_cancels(run):
     run(case)
 
 
-def test_message_that_is_too_large(run):
-    async def case(channel, service):
+def test_message_that_is_too_large(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.unary_unary("/test.Service/Echo")(bytes((4 << 20) + 1))
         assert await code_of(call) is CODE.RESOURCE_EXHAUSTED
 
     run(case)
 
 
-def test_closed_channels(run):
-    async def case(channel, service):
+def test_closed_channels(run: Any) -> None:
+    async def case(channel, service) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         await call.write(b"a")
         await channel.close(None)

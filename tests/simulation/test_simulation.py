@@ -25,7 +25,7 @@ def simulate(*arguments: str, hash_seed: str = "random") -> subprocess.Completed
 
 
 @pytest.mark.parametrize("seed", ["4", "11"])
-def test_a_seed_is_reproduced_by_another_process(seed):
+def test_a_seed_is_reproduced_by_another_process(seed: str) -> None:
     runs = [simulate("--seed", seed, "--trace") for _ in range(2)]
     digests = [re.search(r"digest ([0-9a-f]{16})", run.stdout) for run in runs]
     assert digests[0] is not None, runs[0].stderr
@@ -41,19 +41,19 @@ def test_a_seed_is_reproduced_by_another_process(seed):
         *(pytest.param(first, marks=pytest.mark.long) for first in range(301, 501, 50)),
     ],
 )
-def test_seeds_hold(first):
+def test_seeds_hold(first) -> None:
     """Brokers, clients and faults of 300 seeds, and 200 in the long run: ``make sim`` runs more."""
     run = simulate("--first", str(first), "--seeds", "50", "--keep-going")
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr
 
 
-def test_seeds_differ():
+def test_seeds_differ() -> None:
     digests = {simulate("--seed", seed).stdout.split()[-1] for seed in ("1", "2", "3")}
     assert len(digests) == 3
 
 
 @pytest.mark.timeout(300)
-def test_a_mistake_that_is_planted_is_found():
+def test_a_mistake_that_is_planted_is_found() -> None:
     """``make sim-plants`` has all of them."""
     run = simulate("--plants", "--plant", "lease-not-checked", "--first", "1", "--seeds", "25")
     assert run.returncode == 0, run.stdout + run.stderr

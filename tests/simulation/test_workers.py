@@ -43,7 +43,7 @@ def machine() -> Iterator[Machine]:
     assert len(threads) == len(TurnThread.idle)
 
 
-def test_functions_run_one_after_the_other_and_block_in_virtual_time(machine: Machine):
+def test_functions_run_one_after_the_other_and_block_in_virtual_time(machine: Machine) -> None:
     worker = machine.new("shard")
 
     def first() -> int:
@@ -65,7 +65,7 @@ def test_functions_run_one_after_the_other_and_block_in_virtual_time(machine: Ma
         worker.submit(first)
 
 
-def test_a_future_is_waited_for_until_it_is_done_or_the_time_is_over(machine: Machine):
+def test_a_future_is_waited_for_until_it_is_done_or_the_time_is_over(machine: Machine) -> None:
     worker = machine.new("shard")
     future: OpFuture[None] = OpFuture()
 
@@ -80,7 +80,7 @@ def test_a_future_is_waited_for_until_it_is_done_or_the_time_is_over(machine: Ma
     assert machine.said == [("early: False", 2.0), ("late: True", 7.0), ("at once: True", 7.0)]
 
 
-def test_a_condition_wakes_the_worker(machine: Machine):
+def test_a_condition_wakes_the_worker(machine: Machine) -> None:
     worker = machine.new("shard")
     condition = worker.condition()
 
@@ -100,7 +100,7 @@ def test_a_condition_wakes_the_worker(machine: Machine):
     assert machine.said == [("False", 1.0), ("True", 3.0), ("False", 3.0)]
 
 
-def test_a_worker_stands_still_with_its_node(machine: Machine):
+def test_a_worker_stands_still_with_its_node(machine: Machine) -> None:
     worker = machine.new("shard")
 
     def work() -> None:
@@ -120,7 +120,7 @@ def test_a_worker_stands_still_with_its_node(machine: Machine):
     assert machine.said == [("slept", 10.5)]
 
 
-def test_threads_end_with_the_run_wherever_they_wait(machine: Machine):
+def test_threads_end_with_the_run_wherever_they_wait(machine: Machine) -> None:
     """Also those whose code catches everything; the fixture counts threads."""
     for stubborn in (False, True):
         worker = machine.new("shard")

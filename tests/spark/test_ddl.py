@@ -9,7 +9,7 @@ from gazette.errors import Invalid
 from gazette.spark.source.ddl import parse_columns
 
 
-def test_columns():
+def test_columns() -> None:
     text = (
         "word STRING, `a b` long, n: int, d decimal(10, 2), e decimal, t timestamp,"
         " l array<struct<x: double, y:map<string,array<date>>>>"
@@ -52,6 +52,6 @@ def test_columns():
         ("a int;", "unexpected text at ';'"),
     ],
 )
-def test_what_is_none(text, reason):
+def test_what_is_none(text: str, reason: str) -> None:
     with pytest.raises(Invalid, match=reason):
         parse_columns(text)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gazette.errors import Conflict
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
@@ -62,7 +63,7 @@ def table(spark: Any, store: dict[str, str], **options: str) -> Any:
     return spark.read.format("gazette").options(**store, **options)
 
 
-def test_tables(spark, store):
+def test_tables(spark: Any, store: dict[str, str]) -> None:
     """Fields are inferred, filters apply, and both passes may be jobs of the executors."""
     journals = table(spark, store).load("topic/a,topic/b")
     assert [field.name for field in journals.schema][-2:] == ["word", "n"]
@@ -73,7 +74,7 @@ def test_tables(spark, store):
     assert total[0][0] == 1
 
 
-def test_times_are_of_the_zone_of_the_session(spark, store):
+def test_times_are_of_the_zone_of_the_session(spark: Any, store: dict[str, str]) -> None:
     """Of filters that are pushed down; and bounds may be times that no message has."""
 
     def found(condition: str) -> list[int]:
@@ -95,7 +96,7 @@ def test_times_are_of_the_zone_of_the_session(spark, store):
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_a_table_is_whole_again_behind_a_filter(spark, store):
+def test_a_table_is_whole_again_behind_a_filter(spark: Any, store: dict[str, str]) -> None:
     """Spark keeps the partitions of the last filter that it has pushed down, and would give their rows."""
     journals = table(spark, store).schema("n long, journal string").load("topic/a,topic/b")
     only = journals.where("journal = 'topic/a'")
@@ -104,7 +105,7 @@ def test_a_table_is_whole_again_behind_a_filter(spark, store):
     assert only.union(other).count() == 4
 
 
-def test_what_the_first_pass_kept_is_not_read_again(spark, tmp_path):
+def test_what_the_first_pass_kept_is_not_read_again(spark: Any, tmp_path: Path) -> None:
     """Also where executors look for it: rows come, though the fragments are gone. Without it they do not."""
     lines = [
         json_line({"word": "w", "n": n}, build_uuid(ALPHA, NOON + n * 160, OUTSIDE_TXN))
@@ -134,7 +135,7 @@ def test_what_the_first_pass_kept_is_not_read_again(spark, tmp_path):
     assert frames[True].count() == 9
 
 
-def test_a_bad_option_is_told_with_what_to_do(spark, store):
+def test_a_bad_option_is_told_with_what_to_do(spark: Any, store: dict[str, str]) -> None:
     with pytest.raises(Exception, match="option begining: there is no such option") as raised:
         table(spark, store, begining="5").load("topic/a")
     assert "What to do: Did you mean begin?" in str(raised.value)
@@ -150,7 +151,7 @@ def require_short(error: BaseException, most: int = 12) -> None:
     assert len(lines) <= hint + 2, lines
 
 
-def test_errors_of_tasks_are_told_as_short(spark, store):
+def test_errors_of_tasks_are_told_as_short(spark: Any, store: dict[str, str]) -> None:
     """Those of the driver while it plans, of a task that reads, and of one that writes."""
     with pytest.raises(Exception, match="messages are not read as interval") as raised:
         table(spark, store).schema("n interval day to second").load("topic/a").collect()
@@ -170,13 +171,15 @@ def test_errors_of_tasks_are_told_as_short(spark, store):
     require_short(raised.value)
 
 
-def test_there_is_one_master(spark):
+def test_there_is_one_master(spark: Any) -> None:
     with pytest.raises(Conflict, match="a session with master local"):
         session("local[7]")
     assert session("local[2,2]") is not None
 
 
-def test_streams_go_on_where_they_stopped(spark, store, tmp_path):
+def test_streams_go_on_where_they_stopped(
+    spark: Any, store: dict[str, str], tmp_path: Path
+) -> None:
     def run() -> list[int]:
         stream = (
             spark.readStream.format("gazette")
@@ -198,7 +201,9 @@ def test_streams_go_on_where_they_stopped(spark, store, tmp_path):
     assert run() == [0, 1, 10, 11]
 
 
-async def test_writing_to_journals(spark, store, etcd, tmp_path):
+async def test_writing_to_journals(
+    spark: Any, store: dict[str, str], etcd: Etcd, tmp_path: Path
+) -> None:
     """A table, a stream twice over, and what was written is read through the broker."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
@@ -245,7 +250,7 @@ async def test_writing_to_journals(spark, store, etcd, tmp_path):
         await asyncio.to_thread(play)
 
 
-async def test_states_are_those_of_the_local_runner(start, spark):
+async def test_states_are_those_of_the_local_runner(start, spark: Any) -> None:
     """Built by a task per shard, or by a DataFrame."""
     cluster = await start(Words())
     await cluster.broker.create(*map(source, SOURCES))
@@ -281,7 +286,7 @@ async def test_states_are_those_of_the_local_runner(start, spark):
     assert len(states[0][1][0]) > 20
 
 
-async def test_states_are_tables(s3_proxy, start, spark):
+async def test_states_are_tables(s3_proxy, start, spark: Any) -> None:
     """Whose logs are in a bucket, from which executors read them."""
     # The bucket first: the broker stores what it still has as it ends.
     cluster = await stored_in_s3(start, s3_proxy.endpoint, Words)
@@ -299,7 +304,9 @@ async def test_states_are_tables(s3_proxy, start, spark):
 
 
 @pytest.mark.parametrize("subject", ["word_count", "bike_share"])
-def test_states_folded_by_spark_and_their_tails_are_full_replays(subject, spark, tmp_path):
+def test_states_folded_by_spark_and_their_tails_are_full_replays(
+    subject: str, spark: Any, tmp_path: Path
+) -> None:
     """Of the examples: duplicates, roll-backs, open transactions, several producers, lost fragments."""
     replay = Replay(SUBJECTS[subject], Story(3, (150, 150), run_bytes=2000), tmp_path)
     replay.check(SparkRunner(spark=spark, run_bytes=2000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +26,11 @@ def runtime(path, version: str, modules: str | None = VECTOR):
 
 
 @pytest.fixture
-def no_wheel(monkeypatch):
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_WHEEL", "gazette_no_such_package")
 
 
-def test_a_whole_java_is_taken_as_it_is(tmp_path, no_wheel):
+def test_a_whole_java_is_taken_as_it_is(tmp_path: Path, no_wheel) -> None:
     home = runtime(tmp_path / "jdk 21", "21.0.4")
     other = runtime(tmp_path / "other", "17.0.1")
     environ = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
@@ -37,7 +38,7 @@ def test_a_whole_java_is_taken_as_it_is(tmp_path, no_wheel):
     assert ensure_java({"PATH": str(other / "bin")}, tmp_path / "cache") == other
 
 
-def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path, no_wheel):
+def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path: Path, no_wheel) -> None:
     home = runtime(tmp_path / "a home", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     assert found.parent == tmp_path / "cache"
@@ -52,7 +53,7 @@ def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path, no_w
     assert again == tmp_path / ".cache" / "gazette" / found.name
 
 
-def test_without_a_release_file_it_is_asked(tmp_path, no_wheel):
+def test_without_a_release_file_it_is_asked(tmp_path: Path, no_wheel) -> None:
     home = runtime(tmp_path / "jdk", "", None)
     (home / "bin" / "java").write_text(
         '#!/bin/sh\necho \'openjdk version "17.0.9" 2023\' >&2\n[ "$1" = -version ]\n'
@@ -62,7 +63,9 @@ def test_without_a_release_file_it_is_asked(tmp_path, no_wheel):
 
 
 @pytest.mark.parametrize("name", ["bin/java", "lib/jspawnhelper"])
-def test_one_that_was_unpacked_without_permissions_is_refused(tmp_path, no_wheel, name):
+def test_one_that_was_unpacked_without_permissions_is_refused(
+    tmp_path: Path, no_wheel, name: str
+) -> None:
     """With a helper that is not executable Spark runs, and then fails to start ``rm``."""
     home = runtime(tmp_path / "jdk", "17.0.9")
     path = home / name
@@ -75,7 +78,7 @@ def test_one_that_was_unpacked_without_permissions_is_refused(tmp_path, no_wheel
     assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == home
 
 
-def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path, no_wheel):
+def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path: Path, no_wheel) -> None:
     home = runtime(tmp_path / "jdk", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     (found / "bin" / "java").rename(found / "bin" / "else")
@@ -92,7 +95,7 @@ def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path, no_wheel):
         ("25", "which corrupts compressed data"),
     ],
 )
-def test_unfit_ones_are_refused(tmp_path, no_wheel, version, reason):
+def test_unfit_ones_are_refused(tmp_path: Path, no_wheel, version: str, reason: str) -> None:
     home = runtime(tmp_path / "jdk", version)
     for environ in ({"JAVA_HOME": str(home)}, {"PATH": str(home / "bin")}):
         with pytest.raises(Unavailable, match=reason) as raised:
@@ -100,22 +103,22 @@ def test_unfit_ones_are_refused(tmp_path, no_wheel, version, reason):
         assert "pip install 'pygazette[spark]'" in raised.value.hint
 
 
-def test_newer_ones_are_fine(tmp_path, no_wheel):
+def test_newer_ones_are_fine(tmp_path: Path, no_wheel) -> None:
     home = runtime(tmp_path / "jdk", "25.0.3")
     assert ensure_java({"JAVA_HOME": str(home)}) == home
 
 
-def test_what_somebody_chose_is_not_replaced_in_silence(tmp_path):
+def test_what_somebody_chose_is_not_replaced_in_silence(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"JAVA_HOME \(.*nowhere\) has no bin/java"):
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere")}, tmp_path / "cache")
 
 
-def test_without_any(tmp_path, no_wheel):
+def test_without_any(tmp_path: Path, no_wheel) -> None:
     with pytest.raises(Unavailable, match="JAVA_HOME is not set, no java is on the PATH"):
         ensure_java({"PATH": str(tmp_path)}, tmp_path / "cache")
 
 
-def test_the_wheel_runs(tmp_path):
+def test_the_wheel_runs(tmp_path: Path) -> None:
     """Without anything on the PATH, with the very argument that it does not know."""
     home = ensure_java({"PATH": str(tmp_path)}, tmp_path / "cache")
     done = subprocess.run(

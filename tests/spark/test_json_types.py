@@ -149,7 +149,7 @@ WRAPPED = {
 
 
 @pytest.fixture(autouse=True)
-def utc(request):
+def utc(request: pytest.FixtureRequest):
     """Set UTC: times without a zone are UTC in journals, and in Spark those of the session."""
     if "spark" not in request.fixturenames:
         yield
@@ -193,7 +193,7 @@ def shown(frame: Any) -> list[tuple[str | None, bool]]:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_value_as_every_type(spark, tmp_path, kind):
+def test_every_value_as_every_type(spark: Any, tmp_path: Path, kind) -> None:
     (tmp_path / "lines.json").write_bytes(lines_of(VALUES))
     write_journal(tmp_path, STORE, "topic/one", [lines_of(VALUES)])
     want = by_spark(spark, schema_of(kind), tmp_path / "lines.json")
@@ -226,7 +226,7 @@ def read_alone(kind: str, value: str) -> tuple[Any, bool]:
 @pytest.mark.parametrize(
     "kind", ["bigint", "double", "float", "string", "boolean", "struct<x:double>"]
 )
-def test_neighbours_of_a_line_change_nothing(tmp_path, kind):
+def test_neighbours_of_a_line_change_nothing(tmp_path: Path, kind: str) -> None:
     """Whether the scanner, Arrow or the specification reads a line depends on those around it."""
     from tests.spark.test_table import read
 
@@ -284,14 +284,14 @@ def _same(one: Any, other: Any) -> bool:
         ['{"a":null,"b":1}', '{"a":{"c":null}}'],
     ],
 )
-def test_what_is_inferred(spark, tmp_path, lines):
+def test_what_is_inferred(spark: Any, tmp_path: Path, lines: list[str]) -> None:
     path = tmp_path / "lines.json"
     path.write_text("\n".join(lines) + "\n")
     want = to_arrow_schema(spark.read.json(str(path)).schema, timezone="UTC")
     assert infer_json(line.encode() for line in lines) == want
 
 
-def test_modes(spark, tmp_path):
+def test_modes(spark: Any, tmp_path: Path) -> None:
     lines = [b'{"a":1,"z":0}\n', b'{"a":"x","z":1}\n', b"no json\n", b'{"a":2,"z":3}\n']
     write_journal(tmp_path, STORE, "topic/one", [b"".join(lines)])
     (tmp_path / "lines.json").write_bytes(b"".join(lines))
@@ -308,7 +308,7 @@ def test_modes(spark, tmp_path):
         failing.schema("a bigint").load().collect()
 
 
-def test_inferred_columns_do_not_lose_values(spark, tmp_path):
+def test_inferred_columns_do_not_lose_values(spark: Any, tmp_path: Path) -> None:
     """A value that no sampled message had is an error, unless a mode says otherwise."""
     early, late = b'{"a":1}\n' * 2000, b'{"a":12.75}\n'
     contents = [early, early + late + early, early]
@@ -323,7 +323,7 @@ def test_inferred_columns_do_not_lose_values(spark, tmp_path):
     assert whole.where("a = 12.75").count() == 1
 
 
-def test_days_agree_with_the_calendar():
+def test_days_agree_with_the_calendar() -> None:
     for text in ("2000-02-29", "1970-01-01", "0001-01-01", "9999-12-31", "1600-03-01"):
         want = datetime.date.fromisoformat(text)
         assert read_alone("date", f'"{text}"') == (want, False)

@@ -36,7 +36,7 @@ STORE = {"store": "file:///data/fragments", "journal": "topic/a"}
 BROKER = {"broker.address": "http://localhost:8080", "selector": "prefix=topic/"}
 
 
-def test_what_options_mean():
+def test_what_options_mean() -> None:
     options = ReadOptions.parse(
         {
             **STORE,
@@ -118,7 +118,7 @@ def test_what_options_mean():
         ({**STORE, "max_bytes": "1"}, "option max_bytes: there is no such option"),
     ],
 )
-def test_what_is_said_of_bad_options(options, message):
+def test_what_is_said_of_bad_options(options, message: str) -> None:
     with pytest.raises(Invalid, match=f"(?s){message}") as raised:
         ReadOptions.parse(options)
     assert raised.value.hint
@@ -136,20 +136,20 @@ def test_what_is_said_of_bad_options(options, message):
         ("0001-01-01T00:00:00Z", -62_135_596_800_000_000_000),
     ],
 )
-def test_times_have_zones_and_no_rounding(text, unix_ns):
+def test_times_have_zones_and_no_rounding(text: str, unix_ns: int) -> None:
     options = ReadOptions.parse({**STORE, "begin_time": text})
     assert options.clock_begin == clock_at(unix_ns)
     assert options.clock_begin >> 64 == 0
 
 
-def test_what_to_do_is_told():
+def test_what_to_do_is_told() -> None:
     """Tracebacks are all that Spark shows."""
     with pytest.raises(Invalid) as raised:
         GazetteDataSource({**STORE, "stor": "x"}).schema()
     assert raised.value.__notes__ == ["What to do: Did you mean store?"]
 
 
-def test_streams():
+def test_streams() -> None:
     options = StreamOptions.parse({**STORE, "max_bytes": "1000", "refresh": "0.5"})
     assert (options.max_bytes, options.refresh_s, options.starting) == (1000, 0.5, "earliest")
     with pytest.raises(Invalid, match="option end_time: is for tables"):
@@ -158,7 +158,7 @@ def test_streams():
         StreamOptions.parse({**STORE, "max_bytes": "1", "max_fragments": "1"})
 
 
-def test_writes():
+def test_writes() -> None:
     options = WriteOptions.parse(
         {**BROKER, "checkpointLocation": "file:///cp/", "mapping": "modulo", "key": "word"},
         streaming=True,
@@ -197,11 +197,11 @@ def test_writes():
         (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
     ],
 )
-def test_errors_are_told_without_what_led_to_them(error, hint):
+def test_errors_are_told_without_what_led_to_them(error, hint: str) -> None:
     """Their traceback is in the middle of Java's."""
 
     @with_hints()
-    def fails():
+    def fails() -> None:
         try:
             int("x")
         except ValueError as cause:
@@ -215,9 +215,9 @@ def test_errors_are_told_without_what_led_to_them(error, hint):
     assert lines[-1].startswith(f"What to do: {hint}")
 
 
-def test_a_defect_keeps_what_led_to_it():
+def test_a_defect_keeps_what_led_to_it() -> None:
     @with_hints()
-    def fails():
+    def fails() -> None:
         try:
             int("x")
         except ValueError as cause:
@@ -231,7 +231,7 @@ def test_a_defect_keeps_what_led_to_it():
 @pytest.mark.parametrize(
     "kind", ["interval day to second", "array<interval year to month>", "void"]
 )
-def test_types_that_messages_do_not_have(kind, tmp_path):
+def test_types_that_messages_do_not_have(kind: str, tmp_path: Path) -> None:
     write_journal(tmp_path, "file:///", "topic/a", [b"{}\n"])
     given = {"store": f"file://{tmp_path}/", "journal": "topic/a", "isolation": "read_uncommitted"}
     types = {
@@ -245,7 +245,7 @@ def test_types_that_messages_do_not_have(kind, tmp_path):
 
 
 @pytest.mark.parametrize("entry", ["schema", "read", "stream", "write"])
-def test_a_broker_that_is_not_there_is_told(entry, monkeypatch):
+def test_a_broker_that_is_not_there_is_told(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not waited for, whichever asks first: a driver, or a task."""
     monkeypatch.setattr(access, "_PATIENCE_S", 0.2)
     given = {"broker.address": "http://127.0.0.1:1,http://127.0.0.1:2", "journal": "topic/a"}

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
 from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
 from gazette.history.read import fold_locally, read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -33,7 +35,7 @@ JSON = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 
 
 @pytest.fixture
-async def broker(etcd, tmp_path):
+async def broker(etcd: Etcd, tmp_path: Path):
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(
             journal_spec("topic/a", labels=JSON), journal_spec("topic/b", labels=JSON)
@@ -80,7 +82,7 @@ def words(broker) -> tuple[list[str], int]:
     return [message["word"] for message in found], pending
 
 
-async def test_a_table_becomes_visible_when_the_driver_commits(broker):
+async def test_a_table_becomes_visible_when_the_driver_commits(broker) -> None:
     data = batch(word=["x", "y"], n=[1, None], uuid=["old", "old"])
 
     def play() -> None:
@@ -104,7 +106,7 @@ async def test_a_table_becomes_visible_when_the_driver_commits(broker):
     assert found[0]["uuid"] != "old"
 
 
-async def test_a_task_that_fails_rolls_back(broker):
+async def test_a_task_that_fails_rolls_back(broker) -> None:
     def batches():
         yield batch(word=["x"])
         raise RuntimeError("the task")
@@ -118,7 +120,7 @@ async def test_a_task_that_fails_rolls_back(broker):
     await asyncio.to_thread(play)
 
 
-async def test_keys_go_where_applications_send_them(broker):
+async def test_keys_go_where_applications_send_them(broker) -> None:
     keys = [f"word-{n}" for n in range(20)]
     data = batch(word=keys)
 
@@ -140,7 +142,9 @@ async def test_keys_go_where_applications_send_them(broker):
         assert held == [key for key in keys if mapping(key).journal == journal]
 
 
-async def test_a_batch_of_a_stream_is_committed_once(broker, tmp_path, monkeypatch):
+async def test_a_batch_of_a_stream_is_committed_once(
+    broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver dies between two acknowledgements; the next one runs the batch once more."""
     commits = tmp_path / "commits"
     data = batch(word=["x"])
@@ -154,7 +158,7 @@ async def test_a_batch_of_a_stream_is_committed_once(broker, tmp_path, monkeypat
         assert len(attempt.attempt.commits) == 2, "both journals"
         append = publishing._append
 
-        def dies(access, contents):
+        def dies(access, contents) -> None:
             append(access, dict(list(contents.items())[:1]))
             raise Unavailable("the driver")
 
@@ -182,7 +186,7 @@ async def test_a_batch_of_a_stream_is_committed_once(broker, tmp_path, monkeypat
     await asyncio.to_thread(play)
 
 
-async def test_a_table_may_be_written_once_by_name(broker, tmp_path):
+async def test_a_table_may_be_written_once_by_name(broker, tmp_path: Path) -> None:
     data = batch(word=["x"])
 
     def play() -> None:
@@ -195,7 +199,7 @@ async def test_a_table_may_be_written_once_by_name(broker, tmp_path):
     await asyncio.to_thread(play)
 
 
-async def test_records_of_long_ago_are_removed(tmp_path):
+async def test_records_of_long_ago_are_removed(tmp_path: Path) -> None:
     for number in (*range(3), 150, "other"):
         (tmp_path / f"query-{number}.json").write_text("{}")
     publishing._Record(tmp_path, "query-151").tidy()
@@ -208,7 +212,7 @@ async def test_records_of_long_ago_are_removed(tmp_path):
         publishing._Record(tmp_path, "query-7").decide({})
 
 
-async def test_csv_and_protobuf(broker):
+async def test_csv_and_protobuf(broker) -> None:
     await broker.create(
         journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))),
         journal_spec("topic/proto", labels=LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))),
@@ -231,7 +235,7 @@ async def test_csv_and_protobuf(broker):
     await asyncio.to_thread(play)
 
 
-async def test_what_csv_holds_is_read_as_the_same(broker):
+async def test_what_csv_holds_is_read_as_the_same(broker) -> None:
     await broker.create(journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))))
     noon = datetime.datetime(2024, 1, 31, 12, 0, 0, 123456)  # noqa: DTZ001 - one without a zone
     row = {
@@ -268,7 +272,7 @@ async def test_what_csv_holds_is_read_as_the_same(broker):
     await asyncio.to_thread(play)
 
 
-async def test_nested_values(broker):
+async def test_nested_values(broker) -> None:
     rows = pa.RecordBatch.from_pylist(
         [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi"}],
         pa.schema(
@@ -290,7 +294,7 @@ async def test_nested_values(broker):
     await asyncio.to_thread(play)
 
 
-async def test_what_cannot_be_written(broker):
+async def test_what_cannot_be_written(broker) -> None:
     data = batch(word=["x"])
     proto = LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))
     await broker.create(journal_spec("topic/plain"), journal_spec("topic/proto", labels=proto))

@@ -8,6 +8,7 @@ import json
 import pickle
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import Corrupt, NotFound
+from gazette.etcd.client import Etcd
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import take_snapshot
@@ -89,7 +91,7 @@ def options(root, **more: str) -> dict[str, str]:
     }
 
 
-def test_messages_come_when_they_commit(tmp_path):
+def test_messages_come_when_they_commit(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, CONTINUE_TXN, n=1), line(2, 1, OUTSIDE_TXN, n=10))
     query = Query(options(tmp_path))
@@ -105,7 +107,7 @@ def test_messages_come_when_they_commit(tmp_path):
     assert query.step() is None
 
 
-def test_a_batch_is_planned_again_after_a_restart(tmp_path):
+def test_a_batch_is_planned_again_after_a_restart(tmp_path: Path) -> None:
     """By another process, when the journal has grown, and its fragments were joined."""
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, CONTINUE_TXN, n=1))
@@ -122,7 +124,7 @@ def test_a_batch_is_planned_again_after_a_restart(tmp_path):
     assert second.step() == [9]
 
 
-def test_admission(tmp_path):
+def test_admission(tmp_path: Path) -> None:
     for name in ("topic/a", "topic/b"):
         journal = Journal(tmp_path, name)
         for at in range(1, 4):
@@ -140,7 +142,7 @@ def test_admission(tmp_path):
     assert query.step(ReadAllAvailable()) == [1, 2, 3] * 2
 
 
-def test_available_now_ends(tmp_path):
+def test_available_now_ends(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
     journal.add(line(1, 2, OUTSIDE_TXN, n=2))
@@ -155,7 +157,7 @@ def test_available_now_ends(tmp_path):
     assert [again.step(), again.step()] == [[3], None]
 
 
-def test_where_a_query_begins(tmp_path):
+def test_where_a_query_begins(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
     at = journal.end
@@ -167,7 +169,7 @@ def test_where_a_query_begins(tmp_path):
     assert latest.step() == [3]
 
 
-def test_uncommitted(tmp_path):
+def test_uncommitted(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, CONTINUE_TXN, n=1), line(1, 1, CONTINUE_TXN, n=1))
     query = Query(options(tmp_path, isolation="read_uncommitted"))
@@ -175,7 +177,7 @@ def test_uncommitted(tmp_path):
     assert decode_offset(query.log[-1])["topic/a"].producers == {}
 
 
-def test_silent_producers_are_forgotten(tmp_path):
+def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
     """What a task that died has left pending must not be carried along for ever."""
     journal = Journal(tmp_path, "topic/a")
     second = 16 * 10**7
@@ -188,7 +190,7 @@ def test_silent_producers_are_forgotten(tmp_path):
     assert len(decode_offset(query.log[-1])["topic/a"].producers) == 1
 
 
-def test_offsets_are_texts_that_compare():
+def test_offsets_are_texts_that_compare() -> None:
     sources = {
         "b": SourceCheckpoint(
             7, {b"\2" * 6: ProducerState(255, 3), b"\1" * 6: ProducerState(1, None)}
@@ -208,7 +210,7 @@ def test_offsets_are_texts_that_compare():
             decode_offset(wrong)
 
 
-def test_a_journal_that_was_made_anew(tmp_path):
+def test_a_journal_that_was_made_anew(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(1, 2, OUTSIDE_TXN, n=2))
     query = Query(options(tmp_path))
@@ -221,7 +223,7 @@ def test_a_journal_that_was_made_anew(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_batches_give_what_one_table_gives(tmp_path, seed):
+def test_any_batches_give_what_one_table_gives(tmp_path: Path, seed: int) -> None:
     """Each committed message in one batch, whatever the batches, with restarts between them."""
     rng = random.Random(seed)
     lines: list[bytes] = []
@@ -251,7 +253,7 @@ def test_any_batches_give_what_one_table_gives(tmp_path, seed):
     assert sorted(found) == sorted(want)
 
 
-def test_each_journal_has_its_turn(tmp_path):
+def test_each_journal_has_its_turn(tmp_path: Path) -> None:
     """The first one always has more; and still the last one is read."""
     first, last = Journal(tmp_path, "topic/a"), Journal(tmp_path, "topic/b")
     last.add(line(1, 1, OUTSIDE_TXN, n=100))
@@ -267,7 +269,9 @@ def test_each_journal_has_its_turn(tmp_path):
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED", "FAILFAST"])
-def test_a_message_that_goes_on_in_other_fragments(tmp_path, isolation, mode):
+def test_a_message_that_goes_on_in_other_fragments(
+    tmp_path: Path, isolation: str, mode: str
+) -> None:
     """Its publisher appended it in parts: it is in the batch that has its end, and whole."""
     journal = Journal(tmp_path, "topic/a")
     long = line(1, 2, OUTSIDE_TXN, n=2, text="x" * 100)
@@ -284,7 +288,9 @@ def test_a_message_that_goes_on_in_other_fragments(tmp_path, isolation, mode):
     assert [again.step(), again.step()] == [[4], None]
 
 
-def test_a_journal_that_was_made_anew_is_told_before_more_is_read(tmp_path, monkeypatch):
+def test_a_journal_that_was_made_anew_is_told_before_more_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be read on from its middle as soon as it is long enough."""
     monkeypatch.setattr(stream, "_LAG_S", 0.2)
     journal = Journal(tmp_path, "topic/a")
@@ -305,7 +311,9 @@ def test_a_journal_that_was_made_anew_is_told_before_more_is_read(tmp_path, monk
         assert "another checkpointLocation" in raised.value.__notes__[0]
 
 
-def test_a_listing_that_lags_is_asked_again(tmp_path, monkeypatch):
+def test_a_listing_that_lags_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not every broker knows of an append at once."""
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
@@ -326,7 +334,7 @@ def test_a_listing_that_lags_is_asked_again(tmp_path, monkeypatch):
     assert next(lagging, None) is None
 
 
-def test_fragments_that_were_joined_cut_and_pruned(tmp_path):
+def test_fragments_that_were_joined_cut_and_pruned(tmp_path: Path) -> None:
     """The batches that are logged give the same rows, whatever of the journal is in which files."""
     journal = Journal(tmp_path, "topic/a")
     parts = [
@@ -364,7 +372,7 @@ def test_fragments_that_were_joined_cut_and_pruned(tmp_path):
         again.batch(query.log[2], query.log[3])
 
 
-def test_messages_whose_fields_change(tmp_path):
+def test_messages_whose_fields_change(tmp_path: Path) -> None:
     """New ones are not seen, missing ones are null; another type is null, or an error that names it."""
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
@@ -380,7 +388,7 @@ def test_messages_whose_fields_change(tmp_path):
     assert Query(options(tmp_path, mode="DROPMALFORMED"), before).step() == [5]
 
 
-async def test_journals_come_and_go(etcd, tmp_path):
+async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
     """Through a broker, by a selector: one is made in mid-query, one deleted, and named ones are missed."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
+from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import (
@@ -67,7 +69,7 @@ def history(first: int = 0) -> list[bytes]:
 
 
 @pytest.fixture
-def options(tmp_path) -> dict[str, str]:
+def options(tmp_path: Path) -> dict[str, str]:
     write_journal(tmp_path, STORE, "topic/a", history(), Codec.GZIP)
     write_journal(tmp_path, STORE, "topic/b", history(10), Codec.ZSTANDARD)
     return {
@@ -95,7 +97,7 @@ def read(options, schema: str | None = None, filters=()):
     return rows, len(partitions)
 
 
-def test_what_has_committed(options):
+def test_what_has_committed(options: dict[str, str]) -> None:
     rows, count = read(options)
     assert [row["word"] for row in rows] == ["a", "b", "c"] * 2
     assert [row["n"] for row in rows] == [0, 1, 2, 10, 11, 12]
@@ -107,7 +109,7 @@ def test_what_has_committed(options):
     assert list(rows[0]) == ["word", "offset"]
 
 
-def test_columns(options):
+def test_columns(options: dict[str, str]) -> None:
     rows, _ = read({**options, "columns": "n,offset"})
     assert list(rows[0]) == ["n", "offset"]
     schema = GazetteDataSource(options).schema()
@@ -135,7 +137,7 @@ def test_columns(options):
         GazetteDataSource(options).reader(required).partitions()
 
 
-def test_text(options):
+def test_text(options: dict[str, str]) -> None:
     rows, _ = read({**options, "value": "text", "columns": "value"})
     assert rows[0]["value"].startswith('{"uuid":"')
 
@@ -154,7 +156,9 @@ def test_text(options):
         ([LessThan(("clock",), NOON + 320)], [0, 10], 2),
     ],
 )
-def test_filters_leave_out_runs_and_rows(options, filters, words, partitions):
+def test_filters_leave_out_runs_and_rows(
+    options: dict[str, str], filters, words, partitions: int
+) -> None:
     """And never what commits the rest: an acknowledgement may be behind the last offset asked for."""
     filters = [*filters]
     rows, count = read({**options, "pushdown": "true"}, "n bigint, offset bigint", filters)
@@ -162,7 +166,7 @@ def test_filters_leave_out_runs_and_rows(options, filters, words, partitions):
     assert count == partitions
 
 
-def test_time_filters(options):
+def test_time_filters(options: dict[str, str]) -> None:
     import datetime
 
     time = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
@@ -179,7 +183,7 @@ def test_time_filters(options):
     assert [row["n"] for row in rows] == [2, 12]
 
 
-def test_a_reader_offers_filters_only_where_spark_takes_them(options):
+def test_a_reader_offers_filters_only_where_spark_takes_them(options: dict[str, str]) -> None:
     """Spark refuses a reader that does while the setting is off, and it is by default."""
     schema = struct("n int")
     from pyspark.sql.datasource import DataSourceReader
@@ -190,7 +194,7 @@ def test_a_reader_offers_filters_only_where_spark_takes_them(options):
     assert type(pushing).pushFilters is not DataSourceReader.pushFilters
 
 
-def test_what_cannot_be_told_committed(options):
+def test_what_cannot_be_told_committed(options: dict[str, str]) -> None:
     with pytest.raises(Invalid, match="UUIDs of protobuf messages cannot be read"):
         read({**options, "content_type": "application/x-protobuf-fixed"}, "value binary")
     with pytest.raises(Invalid, match="raw bytes cannot be read committed"):
@@ -207,14 +211,14 @@ def test_what_cannot_be_told_committed(options):
     assert b"".join(row["value"] for row in rows) == b"".join(history())
 
 
-def test_nothing_to_infer_from(options):
+def test_nothing_to_infer_from(options: dict[str, str]) -> None:
     with pytest.raises(
         Invalid, match="option fields: there is no message to infer the fields from"
     ):
         GazetteDataSource({**options, "journal": "topic/a", "end": "0"}).schema()
 
 
-def test_a_journal_that_the_store_does_not_have(options):
+def test_a_journal_that_the_store_does_not_have(options: dict[str, str]) -> None:
     """A name that is mistyped is no empty table."""
     for name in ("topic/none", "topic/a,topic/none"):
         given = {**options, "journal": name}
@@ -225,12 +229,12 @@ def test_a_journal_that_the_store_does_not_have(options):
                 read({**given, "isolation": isolation}, "word string")
 
 
-def test_not_a_plan():
+def test_not_a_plan() -> None:
     with pytest.raises(Invalid, match="option plan: not a plan"):
         decode_plan("nonsense")
 
 
-def test_csv_rows_and_a_header(tmp_path):
+def test_csv_rows_and_a_header(tmp_path: Path) -> None:
     """The first column is the UUID, whatever a first line calls it: CSV of journals has no header."""
     uuids = [uuid_text(build_uuid(ALPHA, NOON + at * 160, OUTSIDE_TXN)) for at in (1, 2)]
     rows = [f'{uuids[0]},"a, ""b""",1\n'.encode(), f"{uuids[1]},,\n".encode()]
@@ -260,7 +264,7 @@ def test_csv_rows_and_a_header(tmp_path):
     assert [row["c1"] for row in read({**inferred, "columns": "c1"})[0]] == ['a, "b"', ""]
 
 
-async def test_journals_of_brokers(etcd, tmp_path):
+async def test_journals_of_brokers(etcd: Etcd, tmp_path: Path) -> None:
     """By selectors of labels: of several content types, empty ones, and ones that nothing is stored of."""
     auth = KeyedAuth.parse(SystemClock(), KEYS)
     json_type, csv_type = (
