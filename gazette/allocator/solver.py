@@ -1,7 +1,7 @@
 """Desired assignments by minimum-cost flow.
 
-``SimpleMinCostFlow`` holds the interpreter lock while it works. 10,000 items × 100 members × 3 replicas take
-about a second. So a large problem is solved in a child process: see ``solver_process``.
+The solver holds the interpreter lock most of the time. 10,000 items × 100 members × 3 replicas take about a
+second. So a large problem is solved in a child process: see ``solver_process``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
-
-from gazette.allocator.flow_network import FlowItem, FlowMember, FlowNetwork, share_bounds
-from gazette.errors import Broken
+from gazette.allocator.exchange import Exchange
+from gazette.allocator.flow_network import FlowItem, FlowMember, share_bounds
 
 ITEMS_PER_NETWORK = 10_000
 ARCS_PER_NETWORK = 3_000_000
-"""Bound on the memory of a solve, which is about 150 bytes for each (item, member)."""
-
-_COST_MAX = 1 << 62  # the solver multiplies costs by the number of nodes
+"""Bound on the memory of a solve, in pairs of an item and a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,7 @@ def solve(problem: Problem, items_per_network: int = ITEMS_PER_NETWORK) -> Solut
     """Return the desired members of every item, as a pure function of the problem.
 
     Many items are solved in several networks, in order. A member's share grows with the demand so far, so
-    that each network leaves a part of every member to the next. Raise ``Broken`` if the solver fails.
+    that each network leaves a part of every member to the next. Raise ``Broken`` if the problem is too large.
     """
     if not problem.members:
         return [() for _ in problem.items]
@@ -78,28 +73,11 @@ def _budgets(problem: Problem, end: int, used: Sequence[int]) -> list[list[int]]
 def _solve_network(
     members: tuple[FlowMember, ...], items: tuple[FlowItem, ...], bounds: list[list[int]]
 ) -> Solution:
-    network = FlowNetwork(members, items, bounds, ranked=False)
-    chosen = _cheapest_flow(network)
-    if sum(map(len, chosen)) < network.wanted:
+    current = [item.current for item in items]
+    exchange = Exchange(members, items, bounds, current, ranked=False)
+    exchange.improve()
+    if exchange.missing:
         # Capacity is too small. Leave the last items short, and serve the others in full.
-        network = FlowNetwork(members, items, bounds, ranked=True)
-        chosen = _cheapest_flow(network)
-    return chosen
-
-
-def _cheapest_flow(network: FlowNetwork) -> Solution:
-    arcs = network.arcs()
-    nodes = len(arcs.supply)
-    if int(arcs.cost.max()) * (nodes + 1) > _COST_MAX:
-        raise Broken("the network is too large for its costs", nodes=nodes, arcs=len(arcs.cost))
-    flow = SimpleMinCostFlow()
-    indices = flow.add_arcs_with_capacity_and_unit_cost(
-        arcs.tail.astype(np.int32), arcs.head.astype(np.int32), arcs.capacity, arcs.cost
-    )
-    flow.set_nodes_supplies(np.arange(nodes, dtype=np.int32), arcs.supply)
-    status = flow.solve()
-    if status != flow.OPTIMAL:
-        # "Not assigned" can take every unit, so a flow always exists. Do not raise ``Bug``: it would
-        # end the leader, and then each member that becomes the leader.
-        raise Broken("the solver found no flow", status=status, nodes=nodes, arcs=len(arcs.cost))
-    return network.chosen(flow.flows(indices[arcs.choice]))
+        exchange = Exchange(members, items, bounds, exchange.solution(), ranked=True)
+        exchange.improve()
+    return exchange.solution()
