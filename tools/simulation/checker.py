@@ -287,12 +287,16 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     their leases, before it was stored.
 
     It may not be gone if everything worked for long enough in between. What is left
-    of the replicas uploads it then.
+    of the replicas uploads it then. It may be gone if an operator gave up its offsets.
     """
+    assert append.begin is not None
+    for one in history.confirmed:
+        if one.life.journal == append.journal and one.life.has(append.revision):
+            if one.head <= append.begin and append.ended is not None and append.ended <= one.time:
+                return True
     ends = replicas_ended(history, append)
     if ends is None:
         return False
-    assert append.begin is not None
     spans = _joined(
         (one.begin, one.end) for one in stored if one.time <= max(ends) and one.removed is None
     )

@@ -127,6 +127,18 @@ class Assigned:
     processes: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """An operator confirms that a journal continues at ``head``, although all of its brokers ended.
+
+    A broker that was taken from the journal before may still have bytes behind ``head``.
+    """
+
+    life: Life
+    time: float
+    head: int
+
+
 @dataclass(slots=True)
 class History:
     """Everything, in the order in which it happened."""
@@ -139,6 +151,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     unlisted: list[Fault] = field(default_factory=list)
     """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
+    confirmed: list[Confirmed] = field(default_factory=list)
     assigned: list[Assigned] = field(default_factory=list)
     """The assignments of all journals, whenever they changed."""
     members: dict[str, tuple[int, float]] = field(default_factory=dict)

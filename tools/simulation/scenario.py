@@ -30,7 +30,7 @@ from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope, settled
 from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
 from tools.simulation.etcd.watches import WatchStream
-from tools.simulation.history import Append, Fault, Jump, Piece
+from tools.simulation.history import Append, Confirmed, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.storage import Threads
 from tools.simulation.world import ETCD, BrokerProcess, World
@@ -828,6 +828,10 @@ class Scenario:
             head = reader.write_head
             reader.close()
             self.world.say("op", f"resets the head of {journal} to {head}")
+            history = self.world.history
+            life = history.last_life(journal)
+            if life is not None and assigned_ended(history, life, history.hurried):
+                history.confirmed.append(Confirmed(life, self.world.loop.now, head))
             if head:
                 await client.append(AppendParams(journal, offset=head, suspend=SuspendControl.KEEP))
 
