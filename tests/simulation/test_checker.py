@@ -255,18 +255,18 @@ def test_what_a_primary_served_before_all_had_it_is_no_violation() -> None:
     assert "other bytes" in story.found()
 
 
-def test_an_operator_may_give_up_what_a_former_broker_still_has():
-    told = Told()
-    told.append(b"aaaa", 0, time=3.0)
-    told.append(b"bbbb", 0, time=9.0)
-    assert "overlap" in told.found()
-    life = told.history.lives[0]
-    told.history.confirmed.append(Confirmed(life, 2.0, 0))
-    assert "overlap" in told.found(), "it was acknowledged after that"
-    told.history.confirmed.append(Confirmed(life, 5.0, 4))
-    assert "overlap" in told.found(), "its offsets were not given up"
-    told.history.confirmed.append(Confirmed(life, 5.0, 0))
-    assert told.found() == ""
+def test_an_operator_may_give_up_what_a_former_broker_still_has() -> None:
+    story = Story()
+    story.append(b"aaaa", 0, time=3.0)
+    story.append(b"bbbb", 0, time=9.0)
+    assert "overlap" in story.found()
+    life = story.history.lives[0]
+    story.history.confirmed.append(Confirmed(life, 2.0, 0))
+    assert "overlap" in story.found(), "it was acknowledged after that"
+    story.history.confirmed.append(Confirmed(life, 5.0, 4))
+    assert "overlap" in story.found(), "its offsets were not given up"
+    story.history.confirmed.append(Confirmed(life, 5.0, 0))
+    assert story.found() == ""
 
 
 def test_a_process_leads_at_a_revision_at_which_it_is_a_member() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from tools.simulation.history import Append, History, Life, Piece, Stored
+from tools.simulation.history import Append, Confirmed, History, Life, Piece, Stored
 
 LifeKey: TypeAlias = "tuple[str, int]"
 
@@ -290,10 +290,8 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     of the replicas uploads it then. It may be gone if an operator gave up its offsets.
     """
     assert append.begin is not None
-    for one in history.confirmed:
-        if one.life.journal == append.journal and one.life.has(append.revision):
-            if one.head <= append.begin and append.ended is not None and append.ended <= one.time:
-                return True
+    if any(_gives_up(one, append) for one in history.confirmed):
+        return True
     ends = replicas_ended(history, append)
     if ends is None:
         return False
@@ -303,6 +301,15 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     if any(begin <= append.begin and append.end <= end for begin, end in spans):
         return False
     return _quiet(history, min(ends), max(ends)) < UPLOAD_S
+
+
+def _gives_up(confirmed: Confirmed, append: Append) -> bool:
+    life = confirmed.life
+    if life.journal != append.journal or not life.has(append.revision):
+        return False
+    assert append.begin is not None
+    assert append.ended is not None
+    return confirmed.head <= append.begin and append.ended <= confirmed.time
 
 
 def replicas_ended(
