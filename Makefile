@@ -54,7 +54,7 @@ demo: $(STAMP)
 check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy gazette examples tools
+	$(BIN)/mypy gazette examples tools tests
 	$(BIN)/lint-imports
 
 fmt: $(DEV_STAMP)

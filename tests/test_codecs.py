@@ -113,7 +113,9 @@ def test_numbers_are_those_of_the_protocol() -> None:
     longest=st.sampled_from([3000, 100_000, 1 << 20]),
     most=st.sampled_from([100, 4096, 1 << 20]),
 )
-def test_both_directions_agree_with_independent_tools(codec, seed, length, longest, most) -> None:
+def test_both_directions_agree_with_independent_tools(
+    codec: Codec, seed: int, length: int, longest: int, most: int
+) -> None:
     """What we write others read, and what others write we read, however it is cut."""
     rng = random.Random(seed)
     content = some_content(seed, length)
@@ -129,7 +131,7 @@ def test_both_directions_agree_with_independent_tools(codec, seed, length, longe
 @pytest.mark.parametrize(
     ("codec", "tool"), [(Codec.GZIP, "gzip"), (Codec.ZSTANDARD, "zstd")], ids=["gzip", "zstd"]
 )
-def test_command_line_tools_agree(codec, tool: str) -> None:
+def test_command_line_tools_agree(codec: Codec, tool: str) -> None:
     """Operators read fragments with these, and may write them."""
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
@@ -157,7 +159,7 @@ def test_gzip_closes_a_member_per_batch() -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec) -> None:
+def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec: Codec) -> None:
     """No prefix passes for a whole file, but the empty one and one that ends between two chunks."""
     content = some_content(3, 2000)
     data = oneshot_encode(codec, content)
@@ -172,7 +174,7 @@ def test_a_cut_file_is_corrupt_wherever_it_is_cut(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY])
-def test_flipped_bits_are_never_content(codec) -> None:
+def test_flipped_bits_are_never_content(codec: Codec) -> None:
     """Checksums of gzip and snappy catch what decoding itself does not."""
     content = some_content(4, 3000)
     data = oneshot_encode(codec, content)
@@ -189,7 +191,7 @@ def test_flipped_bits_are_never_content(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_rubbish_is_corrupt(codec) -> None:
+def test_rubbish_is_corrupt(codec: Codec) -> None:
     """Bytes of another format are refused; so is what follows a whole file."""
     if codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION:
         with pytest.raises(Corrupt):
@@ -199,7 +201,7 @@ def test_rubbish_is_corrupt(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_files_can_be_joined(codec) -> None:
+def test_files_can_be_joined(codec: Codec) -> None:
     """Files one behind the other are the file of their contents."""
     data = b"".join(oneshot_encode(codec, bytes([n]) * 70_000) for n in range(4))
     expected = b"".join(bytes([n]) * 70_000 for n in range(4))
@@ -273,7 +275,7 @@ def test_offload_reads_what_was_decoded_already() -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_bomb_stays_in_its_bounds(codec) -> None:
+def test_a_bomb_stays_in_its_bounds(codec: Codec) -> None:
     """256 MiB of zeros are given in pieces, of which few are held at any time."""
     compressor = new_compressor(codec)
     zeros = bytes(1 << 20)

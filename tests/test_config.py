@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,12 @@ def cache() -> Schema:
     return Schema("prog", {"broker": CacheFlags}, file_stem="prog")
 
 
-def load(schema: Schema, argv=(), environ=None, directory: Path | None = None) -> CacheFlags:
+def load(
+    schema: Schema,
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> CacheFlags:
     return schema.load(argv, environ or {}, directory=directory or Path("/nonexistent")).group(
         CacheFlags
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -123,13 +123,13 @@ def _given(loaded: Loaded) -> int:
     return sum(source.startswith("file ") for source in loaded.sources.values())
 
 
-class _Nothing(Application):
+class _Nothing(Application[Any]):
     message_type = bytes
 
-    def new_store(self, shard, recorder) -> NoReturn:
+    def new_store(self, shard: Any, recorder: Any) -> NoReturn:
         raise NotImplementedError
 
-    def consume_message(self, shard, store, envelope, publisher) -> NoReturn:
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> NoReturn:
         raise NotImplementedError
 
 
@@ -149,7 +149,7 @@ def test_every_key_of_a_configuration_file_of_the_original_is_understood(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_key_of_gazctl_ini_is_understood_by_the_commands_that_it_is_for(
-    command, tmp_path: Path
+    command: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "gazctl.ini").write_text(_ini(GAZCTL))
     loaded = command.schema().load([], {}, directory=tmp_path)

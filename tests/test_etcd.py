@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ async def test_connecting_waits_for_an_etcd_that_starts_a_little_later(tmp_path:
 
 
 @pytest.fixture
-def dead_end():
+def dead_end() -> Iterator[str]:
     """Yield an endpoint where connections are accepted (by the kernel) and nothing ever answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -276,7 +277,7 @@ async def test_a_write_whose_answer_is_lost_is_unknown_and_happens_once(
             assert (await client.txn([], [Op.get("once")])).results[0].count == 1
 
 
-async def failure_of(operation) -> GazetteError:
+async def failure_of(operation: Any) -> GazetteError:
     with pytest.raises(GazetteError) as caught:
         await operation
     return caught.value

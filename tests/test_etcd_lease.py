@@ -10,14 +10,14 @@ import pytest
 
 from gazette.errors import Closed
 from gazette.etcd.client import Etcd, EtcdSettings, LeaseLost
-from gazette.runtime.clock import SystemClock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
 
 
-async def connected(server: EtcdServer, clock=None) -> Etcd:
+async def connected(server: EtcdServer, clock: Clock | None = None) -> Etcd:
     return await Etcd.connect(EtcdSettings(endpoints=(server.endpoint,)), clock or SystemClock())
 
 

@@ -95,7 +95,7 @@ def test_blocks_are_fed_together() -> None:
     [b"no zstd" * 1000, zstandard.compress(b"x" * 10)[:6] + b"\xff" * 5000],
     ids=["magic", "block"],
 )
-def test_what_is_no_zstd_is_fed_in_small_slices(data) -> None:
+def test_what_is_no_zstd_is_fed_in_small_slices(data: bytes) -> None:
     blocks, at = ZstdBlocks(), 0
     while at < len(data):
         taken = blocks.take(memoryview(data)[at:])

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from prometheus_client import REGISTRY
@@ -21,14 +22,14 @@ from gazette.testing.clock import ManualClock
 class Switch(MemoryStore):
     """A store that can be turned off, or held."""
 
-    def __init__(self, now) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         super().__init__(now)
         self.error: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.puts = 0
 
-    def put(self, path, source, *, content_encoding="") -> None:
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         self.puts += 1
         self.gate.wait(10)
         if self.error is not None:
@@ -50,7 +51,7 @@ def switch(clock: ManualClock) -> Switch:
 
 @pytest.fixture
 def stores(clock: ManualClock, switch: Switch) -> Iterator[BlobStores]:
-    def bucket(url):
+    def bucket(url: str) -> Switch:
         if url.host == "forbidden":
             raise NotAllowed("no credentials", bucket=url.host)
         return switch
@@ -63,7 +64,7 @@ def stores(clock: ManualClock, switch: Switch) -> Iterator[BlobStores]:
     stores.close()
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until something in a thread has happened."""
     clock = ManualClock()
     while not condition():
@@ -262,7 +263,7 @@ async def test_signing_takes_no_thread_where_it_is_computed(
     class Asks(Switch):
         sign_now = None  # type: ignore[assignment]
 
-        def sign_get(self, path, ttl_s):
+        def sign_get(self, path: str, ttl_s: float) -> str:
             return f"{threading.current_thread().name} {path}"
 
     asking = BlobStores(BlobSettings(), clock, constructors={"s3": lambda _: Asks(clock.now)})

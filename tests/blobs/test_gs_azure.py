@@ -17,6 +17,7 @@ import os
 import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -224,7 +225,7 @@ class Delegations:
         self.get_blob_client = self.client.get_blob_client
         self.keys: list[float] = []
 
-    async def get_user_delegation_key(self, start, expiry):
+    async def get_user_delegation_key(self, start: Any, expiry: Any) -> Any:
         from azure.storage.blob import UserDelegationKey
 
         key = UserDelegationKey()
@@ -243,7 +244,7 @@ def test_azure_ad_signs_with_delegated_keys(clock: ManualClock) -> None:
     files = Delegations()
 
     class Store(AzureStore):
-        def make_files(self):
+        def make_files(self) -> Any:
             return files
 
     store = Store(url, environ=environ, clock=clock)

@@ -4,10 +4,12 @@ import http.server
 import random
 import threading
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import pytest
 
 from gazette.blobs import health
+from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.memory import MemoryStore
 from gazette.errors import Broken, GazetteError, NotAllowed, Unavailable
 from gazette.testing.clock import ManualClock
@@ -21,30 +23,30 @@ class SickStore(MemoryStore):
         self.sick = sick
         self.url = url
 
-    def open(self, path):
+    def open(self, path: str) -> BinaryIO:
         if self.sick == "open":
             raise NotAllowed("may not read")
         return super().open(path)
 
-    def put(self, path, source, *, content_encoding="") -> None:
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         if self.sick == "put":
             raise Unavailable("down", bucket="b")
         if self.sick == "change":
             source.read(1)
         super().put(path, source, content_encoding=content_encoding)
 
-    def list(self, prefix):
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
         if self.sick == "list":
             raise NotAllowed("may not list")
         if self.sick != "forget":
             yield from super().list(prefix)
 
-    def remove(self, path) -> None:
+    def remove(self, path: str) -> None:
         if self.sick == "remove":
             raise NotAllowed("may not delete")
         super().remove(path)
 
-    def sign_get(self, path, ttl_s):
+    def sign_get(self, path: str, ttl_s: float) -> str:
         if self.sick == "sign":
             raise NotAllowed("no key")
         return self.url

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ async def test_while_all_threads_hang_calls_fail_at_once(
     assert not second.future.done()
 
 
-async def _outcome(calls: StoreCalls, call) -> str:
+async def _outcome(calls: StoreCalls, call: Any) -> str:
     try:
         return await calls.answer(call)
     except Unavailable as error:

@@ -3,10 +3,13 @@ from __future__ import annotations
 import io
 import os
 import random
+from collections.abc import Iterator
+from typing import BinaryIO
 
 import pytest
 from prometheus_client import REGISTRY
 
+from gazette.blobs.blob_store import BlobInfo, BlobStore
 from gazette.blobs.memory import MemoryStore
 from gazette.blobs.wrappers import ATTEMPTS_MAX, InstrumentedStore, RetryingStore
 from gazette.errors import NotAllowed, NotFound, Unavailable
@@ -16,14 +19,14 @@ from gazette.testing.clock import ManualClock
 
 class TestInstrumentedStore(BlobStoreTests):
     @pytest.fixture
-    def store(self):
+    def store(self) -> BlobStore:
         clock = ManualClock()
         return InstrumentedStore(MemoryStore(clock.now), "memory://conformance/", clock.monotonic)
 
 
 class TestRetryingStore(BlobStoreTests):
     @pytest.fixture
-    def store(self):
+    def store(self) -> BlobStore:
         store = MemoryStore(ManualClock().now)
         return RetryingStore(store, random.Random(1), lambda seconds: None)
 
@@ -42,29 +45,29 @@ class FlakyStore(MemoryStore):
         if self.calls <= self.failures:
             raise self.error("flaky")
 
-    def exists(self, path):
+    def exists(self, path: str) -> bool:
         self._maybe_fail()
         return super().exists(path)
 
-    def open(self, path):
+    def open(self, path: str) -> BinaryIO:
         self._maybe_fail()
         return super().open(path)
 
-    def put(self, path, source, *, content_encoding="") -> None:
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         source.read(2)  # Some is gone when it fails.
         self._maybe_fail()
         source.seek(-2, io.SEEK_CUR)
         super().put(path, source, content_encoding=content_encoding)
 
-    def list(self, prefix):
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
         self._maybe_fail()
         yield from super().list(prefix)
 
-    def remove(self, path) -> None:
+    def remove(self, path: str) -> None:
         self._maybe_fail()
         super().remove(path)
 
-    def sign_get(self, path, ttl_s):
+    def sign_get(self, path: str, ttl_s: float) -> str:
         self._maybe_fail()
         return super().sign_get(path, ttl_s)
 
@@ -135,7 +138,7 @@ def test_a_listing_that_broke_midway_is_not_repeated() -> None:
     """Its reader has seen objects already, and must start over without help."""
 
     class Broken(MemoryStore):
-        def list(self, prefix):
+        def list(self, prefix: str) -> Iterator[BlobInfo]:
             yield from super().list(prefix)
             raise Unavailable("page two")
 

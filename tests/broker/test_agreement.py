@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,7 @@ def agreement(uploads: Uploads) -> Agreement:
 
 
 @pytest.fixture
-def make(tmp_path: Path, pool: BlockingPool):
+def make(tmp_path: Path, pool: BlockingPool) -> Callable[..., CompletedSpool]:
     def make(begin: int, content: bytes = b"content", codec: Codec = Codec.NONE) -> CompletedSpool:
         file = LocalFile(tmp_path)
         file.pwrite(content, 0)
@@ -84,7 +84,7 @@ def make(tmp_path: Path, pool: BlockingPool):
 
 
 async def test_who_follows_gives_everything_on(
-    agreement: Agreement, uploads: Uploads, make
+    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
     agreement.agree(3)
     assert agreement.end is None
@@ -95,7 +95,7 @@ async def test_who_follows_gives_everything_on(
 
 
 async def test_who_follows_leaves_the_same_bytes_to_the_primary(
-    agreement: Agreement, uploads: Uploads, make
+    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
     """Not other bytes at the same offsets, and not more or fewer of them."""
     same, other = make(0), make(0, b"CONTENT")
@@ -112,7 +112,7 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(
 
 
 async def test_who_leads_gives_on_what_is_agreed(
-    agreement: Agreement, uploads: Uploads, make
+    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
     agreement.lead(7, 8)
     agreement.lead(0, 8)  # Of no effect: it leads.
@@ -135,7 +135,10 @@ async def test_who_leads_gives_on_what_is_agreed(
 
 
 async def test_what_never_was_agreed_is_cut_off(
-    agreement: Agreement, uploads: Uploads, make, caplog: pytest.LogCaptureFixture
+    agreement: Agreement,
+    uploads: Uploads,
+    make: Callable[..., CompletedSpool],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     end = 100 + len(CONTENT)
     agreement.lead(0, 8)
@@ -158,7 +161,9 @@ async def test_what_never_was_agreed_is_cut_off(
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-async def test_the_part_of_a_spool_is_a_spool(make, pool: BlockingPool, codec) -> None:
+async def test_the_part_of_a_spool_is_a_spool(
+    make: Callable[..., CompletedSpool], pool: BlockingPool, codec: Codec
+) -> None:
     spool = make(100, CONTENT, codec)
     if spool.compression is not None:
         spool.compression.advance(len(CONTENT))  # All of it, and it must not be used.
@@ -171,7 +176,9 @@ async def test_the_part_of_a_spool_is_a_spool(make, pool: BlockingPool, codec) -
     assert CONTENT[:-1] == (stored if codec is Codec.NONE else gzip.decompress(stored))
 
 
-async def test_a_damaged_spool_is_not_cut_to_a_good_one(make, pool: BlockingPool) -> None:
+async def test_a_damaged_spool_is_not_cut_to_a_good_one(
+    make: Callable[..., CompletedSpool], pool: BlockingPool
+) -> None:
     """The digest of the part would be that of the damaged bytes."""
     spool = make(0, CONTENT)
     spool.file.pwrite(b"damaged", 1000)

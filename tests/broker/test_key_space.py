@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_a_name_that_is_none_stays_hidden(name: str) -> None:
         decode_journal(name, pb.SerializeToString())
 
 
-def decode(key: str, value: bytes):
+def decode(key: str, value: bytes) -> Any:
     return broker_decoder("/root", 3)(KeyValue(f"/root/{key}".encode(), value, 1, 1, 1)).value
 
 

@@ -149,7 +149,9 @@ def item(spec: JournalSpec) -> tuple[str, bytes]:
     return item_key(ROOT, spec.name), spec.to_pb().SerializeToString()
 
 
-def assigned(process: ProcessId, slot: int, journal: str = JOURNAL, route: Route | None = None):
+def assigned(
+    process: ProcessId, slot: int, journal: str = JOURNAL, route: Route | None = None
+) -> tuple[str, bytes]:
     key = assignment_key(ROOT, journal, process.zone, process.suffix, slot)
     return key, b"" if route is None else route.to_pb().SerializeToString()
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,12 @@ from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Fail, StubBroker
 
 A, B = (AppendParams(f"journal/{name}") for name in "AB")
-NO_DEPS: frozenset[OpFuture] = frozenset()
+NO_DEPS: frozenset[OpFuture[Any]] = frozenset()
 
 
-def put(service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture) -> OpFuture:
+def put(
+    service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture[Any]
+) -> OpFuture[Any]:
     with service.start_append(params, deps) as txn:
         txn.write(content)
         return txn.release()
@@ -227,7 +230,7 @@ async def test_one_large_append_is_spilled_while_it_is_written(
 ) -> None:
     content = bytes(range(250)) * 10_000
 
-    def work() -> OpFuture:
+    def work() -> OpFuture[Any]:
         with small.start_append(A) as txn:
             txn.write(b"head;")
             txn.write(memoryview(content))
@@ -330,7 +333,7 @@ async def test_a_full_disk_makes_threads_wait_for_the_brokers(
 
 
 async def test_closing_lets_waiting_threads_go(small: AppendService, broker: StubBroker) -> None:
-    def work() -> OpFuture:
+    def work() -> OpFuture[Any]:
         for _ in range(100):
             future = put(small, A, bytes(100_000), OpFuture())
         return future

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +37,9 @@ from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 A, B, C = (AppendParams(f"journal/{name}") for name in "ABC")
 
 
-def put(service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture) -> OpFuture:
+def put(
+    service: AppendService, params: AppendParams, content: bytes, *deps: OpFuture[Any]
+) -> OpFuture[Any]:
     with service.start_append(params, deps) as txn:
         txn.write(content)
         return txn.release()
@@ -163,7 +166,7 @@ async def test_journals_may_depend_on_each_other_back_and_forth(
     service: AppendService, broker: StubBroker
 ) -> None:
     """A → B → A → B …: no circle can arise, whatever joins what."""
-    last: OpFuture = put(service, A, b"0")
+    last: OpFuture[Any] = put(service, A, b"0")
     for i in range(1, 20):
         last = put(service, (A, B)[i % 2], b"%d," % i, last)
         put(service, (B, A)[i % 2], b"x")
@@ -199,7 +202,7 @@ async def test_any_plan_of_appends_keeps_order_and_dependencies(
     """Oracle: per journal the order of release; an RPC begins after its dependencies' commits."""
     async with StubBroker() as broker, Client(broker.endpoint) as client:
         service = AppendService(client)
-        futures: list[OpFuture] = []
+        futures: list[OpFuture[Any]] = []
         chosen: list[set[int]] = []
         expected: dict[str, list[int]] = {}
         for number, (journal, back, pause) in enumerate(plan):

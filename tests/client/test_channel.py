@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -160,7 +161,7 @@ async def test_a_server_that_refuses_pings_gets_half_as_many(
     opened: list[int] = []
 
     class Recorded(GrpcTransport):
-        def channel(self, target, credentials, options):
+        def channel(self, target: str, credentials: Any, options: Any) -> Any:
             opened.append(dict(options)["grpc.keepalive_time_ms"])
             return super().channel(target, credentials, options)
 
@@ -186,7 +187,9 @@ def test_servers_of_ours_accept_any_pings() -> None:
 
 
 @asynccontextmanager
-async def serving(stub: StubBroker, options=(), interceptors=()) -> AsyncIterator[str]:
+async def serving(
+    stub: StubBroker, options: Sequence[tuple[str, Any]] = (), interceptors: Sequence[Any] = ()
+) -> AsyncIterator[str]:
     """Serve a stub with options of gRPC; the endpoint."""
     server = grpc.aio.server(options=options, interceptors=interceptors)
     broker_pb2_grpc.add_JournalServicer_to_server(stub, server)
@@ -230,13 +233,13 @@ async def test_a_peer_that_falls_silent_is_given_up(
         await client.channels.journal(endpoint).ListFragments(FRAGMENTS)
 
 
-class Asked(grpc.aio.ServerInterceptor):
+class Asked(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Notes the methods that a server is called by."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
 
-    async def intercept_service(self, continuation, details):
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
         self.methods.append(details.method)
         return await continuation(details)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ ONE, TWO, THREE = (
 ROUTE = Route((ONE, TWO, THREE), 1, ("http://1", "http://2", "http://3"))
 
 
-def ready(**states: Health):
+def ready(**states: Health) -> Callable[[str], Health]:
     return lambda endpoint: states.get("h" + endpoint[-1], Health.IDLE)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -225,7 +226,7 @@ async def test_claims_and_parameters_are_sent(broker: StubBroker, journal: StubJ
     seen = []
     original = broker.Read
 
-    async def read(request, context) -> AsyncIterator[broker_pb2.ReadResponse]:
+    async def read(request: Any, context: Any) -> AsyncIterator[broker_pb2.ReadResponse]:
         seen.append(dict(context.invocation_metadata()))
         async for response in original(request, context):
             yield response

@@ -645,7 +645,7 @@ def test_a_begun_transaction_is_always_told_of_its_end(tmp_path: Path, where: st
         elif where == "finalize_transaction":
             application.finalize_transaction = fail  # type: ignore[method-assign]
         elif where == "Store.start_commit":
-            store.start_commit = fail  # type: ignore[method-assign]
+            store.start_commit = fail
         driver.publish(SOURCE, *words("a"))
         if where == "consume":
             with pytest.raises(ApplicationFailed):

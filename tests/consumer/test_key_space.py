@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gazette.consumer.key_space import consumer_decoder
@@ -12,7 +14,7 @@ from gazette.protocol.shard import ReplicaCode
 from gazette.protocol.text.duration import SECOND
 
 
-def decode(key: str, value: bytes):
+def decode(key: str, value: bytes) -> Any:
     return consumer_decoder("/root", 3)(KeyValue(f"/root/{key}".encode(), value, 1, 1, 1)).value
 
 

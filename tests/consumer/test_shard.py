@@ -302,7 +302,7 @@ async def test_a_journal_that_a_broker_has_not_heard_of_yet_is_asked_for_again(
         found.add(name)
         return await get(name)
 
-    client.get_journal = hesitant  # type: ignore[method-assign]
+    client.get_journal = hesitant
     await member.create(shard_spec(SHARD, SOURCE))
     assert asked.count(SOURCE) == 3
     assert asked.count(f"recovery/test/{SHARD}") == 3

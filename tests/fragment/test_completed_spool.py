@@ -73,7 +73,7 @@ class FullFile(LocalFile):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_file_is_the_fragment(tmp_path: Path, pool: BlockingPool, codec) -> None:
+async def test_a_file_is_the_fragment(tmp_path: Path, pool: BlockingPool, codec: Codec) -> None:
     """Its bytes decode to the committed ones, as often as it is opened, and it can be re-read."""
     spool = completed(tmp_path, pool, codec)
     for _ in range(2):
@@ -90,7 +90,9 @@ async def test_a_file_is_the_fragment(tmp_path: Path, pool: BlockingPool, codec)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_a_damaged_spool_is_not_given(tmp_path: Path, pool: BlockingPool, codec) -> None:
+async def test_a_damaged_spool_is_not_given(
+    tmp_path: Path, pool: BlockingPool, codec: Codec
+) -> None:
     """One byte that changed on disk makes every attempt to persist fail."""
     for at in (0, len(CONTENT) // 2, len(CONTENT) - 1):
         spool = completed(tmp_path, pool, codec)
@@ -104,7 +106,7 @@ async def test_a_damaged_spool_is_not_given(tmp_path: Path, pool: BlockingPool, 
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_a_spool_that_is_too_short_is_not_given(
-    tmp_path: Path, pool: BlockingPool, codec
+    tmp_path: Path, pool: BlockingPool, codec: Codec
 ) -> None:
     """A file that lost its end fails, too."""
     spool = completed(tmp_path, pool, codec)
@@ -118,7 +120,7 @@ async def test_a_spool_that_is_too_short_is_not_given(
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec is not Codec.NONE])
 @pytest.mark.parametrize("room", [0, 3000])
 async def test_without_room_it_is_compressed_while_read(
-    tmp_path: Path, pool: BlockingPool, codec, room: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pool: BlockingPool, codec: Codec, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk must not keep us from persisting: that is what will free it."""
     monkeypatch.setattr(LocalFile, "sibling", lambda file: FullFile(file.directory))
@@ -151,7 +153,7 @@ async def test_without_room_it_is_compressed_while_read(
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
 async def test_compression_follows_commits_by_the_megabyte(
-    tmp_path: Path, pool: BlockingPool, codec
+    tmp_path: Path, pool: BlockingPool, codec: Codec
 ) -> None:
     """Less is not worth a batch; what a batch left is done at the end."""
     content = os.urandom(3 << 20)

@@ -52,7 +52,7 @@ def bounds(cover: CoverSet[Piece]) -> list[tuple[int, int]]:
 
 
 @given(st.lists(pieces, max_size=10), st.integers(0, 40), st.integers(0, 12))
-def test_an_overlap_is_any_offset_in_common(added, begin, length) -> None:
+def test_an_overlap_is_any_offset_in_common(added: list[Piece], begin: int, length: int) -> None:
     cover = CoverSet(added)
     offsets = {at for piece in cover for at in range(piece.begin, piece.end)}
     assert cover.overlaps(begin, begin + length) == any(
@@ -61,7 +61,7 @@ def test_an_overlap_is_any_offset_in_common(added, begin, length) -> None:
 
 
 @given(st.lists(pieces, max_size=25))
-def test_any_order_of_adding_gives_the_brute_force_cover(added) -> None:
+def test_any_order_of_adding_gives_the_brute_force_cover(added: list[Piece]) -> None:
     """The set is the same as if all pieces were compared with each other."""
     cover: CoverSet[Piece] = CoverSet()
     for piece in added:
@@ -75,7 +75,7 @@ def test_any_order_of_adding_gives_the_brute_force_cover(added) -> None:
 
 
 @given(st.lists(pieces, max_size=25), st.integers(0, 45))
-def test_look_up_agrees_with_a_scan(added, offset) -> None:
+def test_look_up_agrees_with_a_scan(added: list[Piece], offset: int) -> None:
     """The covering piece that reaches farthest, or else the next one."""
     cover = CoverSet(added)
     at, found = cover.longest_overlapping(offset)
@@ -90,7 +90,7 @@ def test_look_up_agrees_with_a_scan(added, offset) -> None:
 
 
 @given(st.lists(pieces, max_size=20), st.lists(pieces, max_size=20))
-def test_uncovered_agrees_with_single_offsets(local, remote) -> None:
+def test_uncovered_agrees_with_single_offsets(local: list[Piece], remote: list[Piece]) -> None:
     """A local piece goes only if every one of its offsets is in some remote piece."""
     remote_offsets = {offset for piece in remote for offset in range(piece.begin, piece.end)}
     local_set, remote_set = CoverSet(local), CoverSet(remote)

@@ -41,7 +41,7 @@ def read_all(file: DecodedFile, most: int = 10_000) -> bytes:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_fragment_is_read(codec) -> None:
+def test_a_fragment_is_read(codec: Codec) -> None:
     """Whole, or from an offset on, in pieces that are no longer than asked for."""
     rng = random.Random(1)
     for offset in (0, 1, 12_345, len(CONTENT)):
@@ -58,7 +58,7 @@ def test_a_fragment_is_read(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_bytes_in_bytes_out(codec) -> None:
+def test_bytes_in_bytes_out(codec: Codec) -> None:
     """The decoder does not care how the file arrives."""
     data, at, rng = encoded(codec), 0, random.Random(2)
     decoder, got = FragmentDecoder(fragment(codec)), b""
@@ -74,7 +74,7 @@ def test_bytes_in_bytes_out(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_first_byte_too_many_is_an_error(codec) -> None:
+def test_the_first_byte_too_many_is_an_error(codec: Codec) -> None:
     """Bombs are not unpacked: the length is known from the name."""
     with pytest.raises(Corrupt, match="more than its fragment") as raised:
         read_all(
@@ -93,7 +93,7 @@ def test_the_first_byte_too_many_is_an_error(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_cut_file_is_an_error(codec) -> None:
+def test_a_cut_file_is_an_error(codec: Codec) -> None:
     """The error says where, in the journal and in the store."""
     data = encoded(codec)
     for length in (0, 1, len(data) // 2, len(data) - 1):
@@ -106,7 +106,7 @@ def test_a_cut_file_is_an_error(codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_another_content_is_an_error(codec) -> None:
+def test_another_content_is_an_error(codec: Codec) -> None:
     """Of the same length, it is found by its digest when it was read whole."""
     other = CONTENT[:-1] + b"?"
     file = DecodedFile(io.BytesIO(encoded(codec, other)), FragmentDecoder(fragment(codec)))
@@ -122,7 +122,9 @@ LONG = CONTENT * 12
 
 @pytest.mark.parametrize("damaged_at", [None, 0, len(LONG) // 2, len(LONG) - 1])
 @pytest.mark.parametrize("closes_at", [None, 0, 3_000_000])
-def test_the_digest_may_be_computed_by_another_thread(damaged_at, closes_at: int | None) -> None:
+def test_the_digest_may_be_computed_by_another_thread(
+    damaged_at: int | None, closes_at: int | None
+) -> None:
     """All of the content is in it, also if that thread is taken away on the way."""
     content = bytearray(LONG)
     if damaged_at is not None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,16 +255,16 @@ async def test_closing_ends_all_waits(index: Index, file: LocalFile, clock: Manu
         await index.wait_first_refresh()
 
 
-class CountingHeap(list):
+class CountingHeap(list[Any]):
     """Counts how often an entry is looked at."""
 
     looks = 0
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         self.looks += 1
         return super().__getitem__(index)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         self.looks += len(self)
         return super().__iter__()
 

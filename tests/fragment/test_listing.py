@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import NoReturn
 
 import pytest
 
+from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import NotAllowed, Unavailable
@@ -107,7 +108,7 @@ async def test_one_store_that_fails_fails_all(
     """Half of the fragments is worse than none: the head would be wrong."""
     put(buckets["one"], f"a/journal/{name(0, 10)}")
 
-    def broken(prefix):
+    def broken(prefix: str) -> Iterator[BlobInfo]:
         yield from MemoryStore.list(buckets["two"], prefix)
         raise Unavailable("down")
 
@@ -116,7 +117,7 @@ async def test_one_store_that_fails_fails_all(
     with pytest.raises(Unavailable):
         await list_fragments(stores, spec("one", "two"))
 
-    def forbidden(prefix) -> NoReturn:
+    def forbidden(prefix: str) -> NoReturn:
         raise NotAllowed("may not list")
 
     buckets["two"].list = forbidden
@@ -174,7 +175,7 @@ async def test_journals_below_a_journal(
         ("v.1", "vx1", False),
     ],
 )
-def test_which_postfixes_are_a_journals_own(template, postfix: str, owned: bool) -> None:
+def test_which_postfixes_are_a_journals_own(template: str, postfix: str, owned: bool) -> None:
     """By the shape of its template, or as key=value; see the module."""
     assert FragmentOwner("a/journal", template, ()).owns(postfix) is owned
     # Case: never those of a journal that exists.

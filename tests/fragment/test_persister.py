@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from prometheus_client import REGISTRY
@@ -50,7 +51,7 @@ class Bucket(MemoryStore):
         self.active_max = 0
         self._count = threading.Lock()
 
-    def exists(self, path):
+    def exists(self, path: str) -> bool:
         with self._count:
             self.attempts += 1
         opened = self.looks.wait(10)
@@ -60,7 +61,7 @@ class Bucket(MemoryStore):
             raise self.error
         return super().exists(path)
 
-    def put(self, path, source, *, content_encoding="") -> None:
+    def put(self, path: str, source: BinaryIO, *, content_encoding: str = "") -> None:
         with self._count:
             self.puts += 1
             self.active += 1
@@ -106,7 +107,12 @@ class Bench:
         )
         self.spec()
 
-    def spec(self, journal: str = "a/journal", stores=("s3://one/",), template: str = "") -> None:
+    def spec(
+        self,
+        journal: str = "a/journal",
+        stores: tuple[str, ...] = ("s3://one/",),
+        template: str = "",
+    ) -> None:
         fragment = FragmentSpec(stores=tuple(stores), path_postfix_template=template)
         self.specs[journal] = JournalSpec(journal, fragment=fragment)
 
@@ -613,7 +619,7 @@ async def test_an_upload_that_hangs_in_a_store_that_was_taken_out_is_given_up(
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTANDARD])
 async def test_a_damaged_spool_stays_out_of_the_store(
-    bench: Bench, codec, caplog: pytest.LogCaptureFixture
+    bench: Bench, codec: Codec, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is kept, and reported as an error; another replica has the right bytes."""
     spool = bench.spool(codec=codec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ class Held:
         self.state = SpoolState(fragment(begin, committed), REGISTERS, len(pending), first)
         self.state._check()
 
-    def propose(self, proposed: Fragment, registers: LabelSet = REGISTERS):
+    def propose(self, proposed: Fragment, registers: LabelSet = REGISTERS) -> Any:
         effects = self.state.propose(Proposal(proposed, registers), lambda: sha(self.content), NOW)
         self.state._check()
         return effects
@@ -169,7 +170,7 @@ def test_another_journal_is_refused() -> None:
     assert held.state == Held(100, b"abc", b"de").state
 
 
-def propose(length: int, **changes) -> Fragment:
+def propose(length: int, **changes: Any) -> Fragment:
     arguments = {
         "roll_to": 0,
         "fragment_length": 1000,
@@ -211,7 +212,7 @@ def test_a_primary_rolls() -> None:
     ],
 )
 def test_flush_intervals_are_buckets_of_the_epoch(
-    interval_ns, first: float, now: float, rolls: bool
+    interval_ns: int, first: float, now: float, rolls: bool
 ) -> None:
     """Not times since the first append: all journals flush at the same moments."""
     kept = propose(10, flush_interval_ns=interval_ns, first_append_time=first, now=now)

@@ -180,13 +180,13 @@ class SpoolMachine(RuleBasedStateMachine):
             assert result == SpoolResult(expected, model.fragment, model.registers)
 
     @rule(delay_s=st.sampled_from([0.0, 1.0]))
-    def pace(self, delay_s) -> None:
+    def pace(self, delay_s: float) -> None:
         """Make the disk slow, or fast."""
         self.disk.delay_s = delay_s
         self.disk.clock.advance(5.0)
 
     @rule(hearers=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
-    def extend(self, hearers, leader, content) -> None:
+    def extend(self, hearers: set[int], leader: int, content: bytes) -> None:
         """Let the leader send content; a replica with another delta refuses it."""
         delta = len(self.models[leader].pending)
         for replica in hearers | {leader}:
@@ -200,11 +200,11 @@ class SpoolMachine(RuleBasedStateMachine):
                     self.runner.run(request)
 
     @rule(hearers=subsets, leader=replicas, registers=st.sampled_from(REGISTERS))
-    def commit(self, hearers, leader, registers) -> None:
+    def commit(self, hearers: set[int], leader: int, registers: LabelSet) -> None:
         self.propose(hearers | {leader}, Proposal(self.models[leader].next, registers), leader)
 
     @rule(hearers=subsets, leader=replicas)
-    def synchronize(self, hearers, leader) -> None:
+    def synchronize(self, hearers: set[int], leader: int) -> None:
         model = self.models[leader]
         self.propose(hearers | {leader}, Proposal(model.fragment, model.registers), leader)
 
@@ -215,7 +215,9 @@ class SpoolMachine(RuleBasedStateMachine):
         jump=st.sampled_from([0, 0, 0, 50]),
         registers=st.none() | st.sampled_from(REGISTERS),
     )
-    def complete(self, hearers, leader, codec, jump, registers) -> None:
+    def complete(
+        self, hearers: set[int], leader: int, codec: Codec, jump: bool, registers: LabelSet
+    ) -> None:
         model = self.models[leader]
         end = model.fragment.end + jump
         proposal = Proposal(Fragment(JOURNAL, end, end, codec=codec), registers or model.registers)
@@ -223,7 +225,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(model.committed for model in self.models))
     @rule(hearers=subsets, field=st.sampled_from(["begin", "end", "sum", "codec"]), leader=replicas)
-    def disagree(self, hearers, leader, field) -> None:
+    def disagree(self, hearers: set[int], leader: int, field: str) -> None:
         """Propose what is not quite ours. Never propose beyond our end, which would roll us."""
         model = self.models[leader]
         change = {
@@ -296,7 +298,9 @@ async def test_long_content_is_written_in_a_thread(spool: Spool, observer: Obser
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-async def test_a_primary_compresses_as_it_goes(spool: Spool, observer: Observer, codec) -> None:
+async def test_a_primary_compresses_as_it_goes(
+    spool: Spool, observer: Observer, codec: Codec
+) -> None:
     """In threads, while commits go on; a replica does not."""
     await roll(spool, codec)
     content = b"".join(b"some line number %d\n" % n for n in range(200_000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class Item(NamedTuple):
     flags: int
 
 
-def envelopes_of(items: list[Item]) -> list[Envelope]:
+def envelopes_of(items: list[Item]) -> list[Envelope[Any]]:
     found, offset = [], 0
     for number, item in enumerate(items):
         end = offset + 8 + number % 5
@@ -49,7 +49,7 @@ def envelopes_of(items: list[Item]) -> list[Envelope]:
     return found
 
 
-def columns_of(envelopes: list[Envelope]) -> Columns:
+def columns_of(envelopes: list[Envelope[Any]]) -> Columns:
     uuids = b"".join(build_uuid(e.producer, e.clock, e.flags) for e in envelopes)
     return Columns(
         np.array([e.begin for e in envelopes], np.int64),
@@ -61,7 +61,7 @@ def columns_of(envelopes: list[Envelope]) -> Columns:
 class History:
     """A journal whose bytes were given out in pieces, of which some may be gone."""
 
-    def __init__(self, envelopes: list[Envelope], chunk: int) -> None:
+    def __init__(self, envelopes: list[Envelope[Any]], chunk: int) -> None:
         self.envelopes = envelopes
         self.chunk = chunk
 
@@ -79,7 +79,7 @@ class History:
             assert offset is not None
             return offset
 
-        def summaries(runs):
+        def summaries(runs: Any) -> Any:
             return [summarise(run, self.columns(run)) for run in reversed(runs)]
 
         return fold_snapshot(snapshot, summaries, resolve, run_bytes)
@@ -116,12 +116,12 @@ class History:
 
 
 def sequenced(
-    envelopes: list[Envelope], source: SourceCheckpoint | None, begin: int, end: int
-) -> tuple[list[Envelope], SourceCheckpoint]:
+    envelopes: list[Envelope[Any]], source: SourceCheckpoint | None, begin: int, end: int
+) -> tuple[list[Envelope[Any]], SourceCheckpoint]:
     """Return what a sequencer makes of the messages within a range of offsets."""
     sources = {} if source is None else {JOURNAL: source}
     sequencer: Sequencer[int] = Sequencer(sources, 4)
-    delivered: list[Envelope] = []
+    delivered: list[Envelope[Any]] = []
     for envelope in envelopes:
         if not begin <= envelope.begin or envelope.end > end:
             continue
@@ -224,7 +224,15 @@ histories = st.one_of(
     run_bytes=1,
     chunk=9,
 )
-def test_two_passes_are_one_sequencer(items, middle, last, cuts, lost, run_bytes, chunk) -> None:
+def test_two_passes_are_one_sequencer(
+    items: list[Item],
+    middle: int,
+    last: int,
+    cuts: set[int],
+    lost: set[int],
+    run_bytes: int,
+    chunk: int,
+) -> None:
     """From any checkpoint, to any end, over any runs: the same messages and the same checkpoint."""
     envelopes = envelopes_of(items)
     count = len(envelopes)
@@ -287,7 +295,7 @@ def test_runs_that_repeat_nothing_are_known_to() -> None:
     assert [run.fresh for run in folded.runs] == [True] * 5 + [False, True, False]
 
 
-def snapshot_of(pieces, begin, end, prior) -> Snapshot:
+def snapshot_of(pieces: Any, begin: int, end: int, prior: Any) -> Snapshot:
     producers = {} if prior is None else prior.producers
     journal = JournalSnapshot(JOURNAL, MessageFormat(), begin, end, (), producers)
     held = cover(pieces, journal.pieces_begin, end)
@@ -318,7 +326,7 @@ def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it() -> None:
     assert folded.open == {}
 
 
-def _fields(envelope: Envelope, *, clock: int) -> tuple:
+def _fields(envelope: Envelope[Any], *, clock: int) -> tuple[Any, ...]:
     return (
         envelope.journal,
         envelope.begin,

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from gazette.history import json_kernel, json_lines
 from gazette.history.columns import ColumnDecoder, MessageFormat
@@ -121,7 +122,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", " :\r ")])
 
 
 @st.composite
-def lines(draw) -> bytes:
+def lines(draw: DrawFn) -> bytes:
     """Draw lines as publishers write them, in any order of keys; some of them with what does not fit."""
     found = []
     for _ in range(draw(st.integers(1, 5))):
@@ -135,7 +136,7 @@ def lines(draw) -> bytes:
 
 @settings(max_examples=200, deadline=None)
 @given(buffer=lines())
-def test_what_is_accepted_is_what_the_specification_gives(buffer) -> None:
+def test_what_is_accepted_is_what_the_specification_gives(buffer: bytes) -> None:
     if scanned(buffer) is not None:
         assert_same(buffer)
 
@@ -155,7 +156,9 @@ def test_what_is_accepted_is_what_the_specification_gives(buffer) -> None:
 )
 @example(buffer=b'{"text":"a"}\n', edits=[(9, b"\xff", 1)])
 @example(buffer=b'{"text":"a"}\n', edits=[(2, b"\\u0074", 1)])
-def test_damaged_bytes_are_declined_or_read_alike(buffer, edits) -> None:
+def test_damaged_bytes_are_declined_or_read_alike(
+    buffer: bytes, edits: list[tuple[int, bytes, int]]
+) -> None:
     """It never accepts what would have been an error, nor reads beyond the buffer."""
     for at, new, drop in edits:
         at = min(at, len(buffer))

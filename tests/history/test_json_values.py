@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -77,7 +78,7 @@ def convert(kind: pa.DataType, value: str) -> object:
         (pa.struct([("x", pa.int64())]), "[1]", MISFIT),
     ],
 )  # fmt: skip
-def test_a_value_is_what_it_is_to_spark(kind, value: str, want) -> None:
+def test_a_value_is_what_it_is_to_spark(kind: pa.DataType, value: str, want: Any) -> None:
     assert convert(kind, value) == want
 
 

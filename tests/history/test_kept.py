@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -84,14 +85,16 @@ class Subject:
         paths: dict[int, str] = {}
         with self.access.open() as opened:
 
-            def summaries(runs):
+            def summaries(runs: Any) -> Any:
                 found = [summarise_keeping(opened, run, keeping, self.directory) for run in runs]
                 paths.update((summary.number, path) for summary, path in found)
                 return [summary for summary, _ in found]
 
             return fold_snapshot(self.snapshot, summaries, resolver(opened), 1), paths
 
-    def second_pass(self, folded: Folded, keeping: Keeping, paths: dict[int, str]) -> list[dict]:
+    def second_pass(
+        self, folded: Folded, keeping: Keeping, paths: dict[int, str]
+    ) -> list[dict[str, Any]]:
         with self.access.open() as opened:
             found = [
                 batch
@@ -100,7 +103,7 @@ class Subject:
             ]
         return pa.Table.from_batches(found, keeping.format.schema).to_pylist()
 
-    def read_twice(self, format: RowFormat) -> list[dict]:
+    def read_twice(self, format: RowFormat) -> list[dict[str, Any]]:
         folded = fold_locally(self.access, self.snapshot, run_bytes=1)
         with self.access.open() as opened:
             found = [batch for run in folded.runs for batch in read_rows(opened, run, format)]
@@ -112,7 +115,7 @@ def counted(rows: pa.Table) -> pa.Table:
     return made.rename_columns(rows.schema.names)
 
 
-def sums(rows: list[dict]) -> Counter[str]:
+def sums(rows: list[dict[str, Any]]) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in rows:
         found[row["word"]] += row["n"]
@@ -342,7 +345,7 @@ def test_rows_that_stay_as_many_are_not_held() -> None:
     "combine",
     [lambda rows: None, lambda rows: rows.drop_columns("n"), lambda rows: rows.to_batches()[0]],
 )
-def test_a_combine_that_gives_something_else(combine) -> None:
+def test_a_combine_that_gives_something_else(combine: Any) -> None:
     with pytest.raises(Invalid, match="must return a table") as raised:
         combined(Combiner(combine, COUNTED.schema), batches(3))
     assert "word: string" in str(raised.value.hint)

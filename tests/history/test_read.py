@@ -14,7 +14,7 @@ import gazette
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.history.columns import ColumnDecoder, MessageFormat, uuid_bytes
 from gazette.history.read import fold_locally, read_columns, read_envelopes
-from gazette.history.snapshot import Run
+from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.message.codec import DictCodec
@@ -45,14 +45,14 @@ def line(producer: bytes, clock: int, flags: int, **fields: object) -> bytes:
     return json_line(fields, build_uuid(producer, clock, flags))
 
 
-def taken(root: Path, **options: Any):
+def taken(root: Path, **options: Any) -> tuple[Access, Snapshot]:
     access = Access.of(file_root=root, direct=True)
     selection = Selection(journals=(JOURNAL,), stores=(STORE,), **options)
     with access.open() as opened:
         return access, take_snapshot(opened, selection)
 
 
-def words(access: Access, folded) -> list[str]:
+def words(access: Access, folded: Any) -> list[str]:
     with access.open() as opened:
         return [
             envelope.message.word
@@ -63,7 +63,7 @@ def words(access: Access, folded) -> list[str]:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY])
-def test_what_has_committed_is_read(tmp_path: Path, codec) -> None:
+def test_what_has_committed_is_read(tmp_path: Path, codec: Codec) -> None:
     """Over fragments, runs of which hold one, and a second producer whose transaction is open."""
     write_journal(
         tmp_path,

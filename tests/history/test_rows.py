@@ -38,8 +38,12 @@ ALL_META = tuple((name, name) for name in META)
 
 
 def rows(
-    root, format: RowFormat, shape: MessageFormat = MessageFormat(), *, uncommitted: bool = False
-):
+    root: Path,
+    format: RowFormat,
+    shape: MessageFormat = MessageFormat(),
+    *,
+    uncommitted: bool = False,
+) -> list[dict[str, Any]]:
     access = Access.of(file_root=root, direct=True)
     selection = Selection(journals=(JOURNAL,), stores=(STORE,), shape=shape)
     format.validate()
@@ -50,7 +54,9 @@ def rows(
     return pa.Table.from_batches(found, format.schema).to_pylist()
 
 
-def json_format(*fields: tuple[str, pa.DataType], meta=(), **options: Any) -> RowFormat:
+def json_format(
+    *fields: tuple[str, pa.DataType], meta: tuple[str, ...] = (), **options: Any
+) -> RowFormat:
     schema = pa.schema([*((name, META[key]) for name, key in meta), *fields])
     return RowFormat("json", schema, meta, **options)
 

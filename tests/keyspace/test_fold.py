@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,11 @@ NEIGHBOURS = (kv("a", "10", 1, 1, 1), kv("z", "20", 2, 2, 1))
     ],
 )
 def test_every_kind_of_event(
-    before, event, after: tuple[int, ...] | None, problem: str | None, applied: bool | None
+    before: Any,
+    event: Any,
+    after: tuple[int, ...] | None,
+    problem: str | None,
+    applied: bool | None,
 ) -> None:
     current = entries(*sorted((*NEIGHBOURS, *([before] if before else [])), key=lambda i: i.key))
     copy = list(current)
@@ -185,7 +190,9 @@ WRITES = st.lists(
 
 
 @given(WRITES, st.data())
-def test_any_history_in_any_batches_folds_to_what_etcd_holds(writes, data) -> None:
+def test_any_history_in_any_batches_folds_to_what_etcd_holds(
+    writes: Any, data: st.DataObject
+) -> None:
     oracle = Oracle()
     for key, value in writes:
         oracle.write(key, value)
@@ -205,7 +212,7 @@ def test_any_history_in_any_batches_folds_to_what_etcd_holds(writes, data) -> No
 
 
 @given(WRITES, st.integers(0, 40))
-def test_replayed_events_change_nothing(writes, begin: int) -> None:
+def test_replayed_events_change_nothing(writes: Any, begin: int) -> None:
     oracle = Oracle()
     for key, value in writes:
         oracle.write(key, value)

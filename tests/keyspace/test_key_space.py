@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,9 @@ class Script:
     A part is a list of responses; an exception in it is raised, and after its end the watch is silent.
     """
 
-    def __init__(self, *parts: Sequence[WatchResponse | Exception], loads: Sequence = ()) -> None:
+    def __init__(
+        self, *parts: Sequence[WatchResponse | Exception], loads: Sequence[Any] = ()
+    ) -> None:
         self.clock = ManualClock()
         self.parts = list(parts)
         self.loads = list(loads)
@@ -216,7 +219,9 @@ async def yielded(scope: TaskScope) -> None:
         (put("a", 1, 11, at=9), "went back"),
     ],
 )
-async def test_an_etcd_that_cannot_be_the_same_ends_the_mirror(response, problem: str) -> None:
+async def test_an_etcd_that_cannot_be_the_same_ends_the_mirror(
+    response: WatchResponse, problem: str
+) -> None:
     script = Script([response])
     ks = await started(script)
     with pytest.raises(Broken, match=problem) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,9 @@ class Word(Message):
     word: str
 
 
-def written(content_type, count=30):
+def written(
+    content_type: str, count: int = 30
+) -> tuple[bytes, list[tuple[int, int, Any]], type[Any]]:
     """Draw bytes of a journal in which some frames are no messages; and what is in it."""
     kind = CSVRecord if content_type == CONTENT_CSV else Word
     framing = framing_of(content_type, kind)
@@ -51,7 +54,7 @@ def written(content_type, count=30):
     return bytes(buffer), found, kind
 
 
-def drain(decoder):
+def drain(decoder: EnvelopeDecoder[Any]) -> list[Any]:
     found = []
     while True:
         try:
@@ -70,7 +73,7 @@ def drain(decoder):
     content_type=st.sampled_from([CONTENT_JSON_LINES, CONTENT_CSV]),
     cuts=st.sets(st.integers(0, 3000), max_size=40),
 )
-def test_chunks_may_be_cut_anywhere(content_type, cuts) -> None:
+def test_chunks_may_be_cut_anywhere(content_type: str, cuts: set[int]) -> None:
     buffer, expected, kind = written(content_type)
     decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 1000)
     found = []
@@ -132,7 +135,7 @@ def test_an_error_repeats_until_it_is_skipped() -> None:
 
 
 def test_a_frame_in_many_chunks_is_not_decoded_again_with_each() -> None:
-    class Counting(EnvelopeDecoder):
+    class Counting(EnvelopeDecoder[Any]):
         pass
 
     framing = framing_of(CONTENT_PROTO_FIXED, bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -40,13 +41,13 @@ class Word(Message):
 class Writer:
     """Writes words of two producers into a journal."""
 
-    def __init__(self, broker) -> None:
+    def __init__(self, broker: StubBroker) -> None:
         self.journal = broker.journal(JOURNAL)
         clock = Clock(clock_at(10**18))
         self.mints = [UuidMint(b"\x01aaaaa", clock), UuidMint(b"\x01bbbbb", clock)]
         self.framing = framing_of(CONTENT_JSON_LINES, Word)
 
-    def write(self, word, flags=OUTSIDE_TXN, producer=0) -> None:
+    def write(self, word: str, flags: int = OUTSIDE_TXN, producer: int = 0) -> None:
         message = self.framing.codec.stamp(Word(word), self.mints[producer], flags)
         self.journal.append(self.framing.encode(message))
 
@@ -61,7 +62,7 @@ async def broker() -> AsyncIterator[StubBroker]:
             FragmentSpec(1024, Codec.NONE, (), 10**9, 0, 0, ""),
         )
 
-        def list_journals(request):
+        def list_journals(request: Any) -> Any:
             (label,) = request.selector.include.labels
             response = broker_pb2.ListResponse(header=broker.header().to_pb())
             if label.value == JOURNAL:
@@ -88,7 +89,7 @@ def writer(broker: StubBroker) -> Writer:
     return Writer(broker)
 
 
-async def words_of(reader):
+async def words_of(reader: Any) -> list[str]:
     return [envelope.message.word async for batch in reader.batches() for envelope in batch]
 
 
@@ -123,7 +124,7 @@ async def test_reading_from_the_head_gives_what_is_written_later(
     assert (envelope.message.word, envelope.begin) == ("after", begin)
 
 
-async def _next(batches):
+async def _next(batches: Any) -> Any:
     return await anext(batches)
 
 
@@ -236,10 +237,10 @@ async def test_reading_goes_on_behind_bytes_that_are_gone(
 class Source:
     """Bytes, jumps and failures, as given."""
 
-    def __init__(self, offset, *steps) -> None:
+    def __init__(self, offset: int, *steps: Any) -> None:
         self.offset, self.steps, self.closed = offset, list(steps), False
 
-    async def read(self, max_bytes=0):
+    async def read(self, max_bytes: int = 0) -> Any:
         step = self.steps.pop(0) if self.steps else b""
         if isinstance(step, OffsetJump):
             self.offset = step.offset
@@ -253,7 +254,7 @@ class Source:
 
 
 async def test_a_jump_within_a_message_gives_up_its_begin() -> None:
-    def source():
+    def source() -> Any:
         return Source(
             100,
             b'{"word":"a"}\n{"wo',
@@ -314,7 +315,7 @@ async def test_a_transaction_whose_begin_is_gone_is_corrupt(
 
     served = broker._served
 
-    def shortened(request):
+    def shortened(request: Any) -> Any:
         if request.end_offset:
             gone = original.content.index(b"\n") + 1
             del original.content[:gone]

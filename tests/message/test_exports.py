@@ -11,7 +11,7 @@ import gazette
 
 
 @pytest.mark.parametrize("name", gazette.__all__)
-def test_every_public_name_is_there(name) -> None:
+def test_every_public_name_is_there(name: str) -> None:
     assert getattr(gazette, name) is not None
     assert name in dir(gazette)
 

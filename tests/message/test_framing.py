@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.csv import format_record
-from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
+from gazette.message.framing.framing import Framing, MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import CSVRecord, Message
 from gazette.message.uuid import NIL_UUID, build_uuid, parse_text, uuid_text
 
@@ -27,7 +27,7 @@ class Word(Message):
     more: list[int] = msgspec.field(default_factory=list)
 
 
-def decode_all(framing, buffer, base=0):
+def decode_all(framing: Framing[Any], buffer: bytes, base: int = 0) -> tuple[list[Any], bytes]:
     """Return every message with its place, and the malformed frames between them; and what is left."""
     found, at = [], 0
     while True:
@@ -50,7 +50,7 @@ def decode_all(framing, buffer, base=0):
 # JSON lines.
 
 
-def json_framing():
+def json_framing() -> Framing[Any]:
     return framing_of(CONTENT_JSON_LINES, Word)
 
 
@@ -94,7 +94,9 @@ line = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(line, max_size=12), st.sampled_from([b"", b'{"word"', b"{}"]))
-def test_each_line_is_one_message_whatever_is_on_the_others(lines, rest) -> None:
+def test_each_line_is_one_message_whatever_is_on_the_others(
+    lines: list[bytes], rest: bytes
+) -> None:
     """The batch path never merges, splits or drops lines."""
     expected, at = [], 50
     single = json_framing()
@@ -156,7 +158,7 @@ def test_malformed_messages_say_where_and_what() -> None:
 # Fixed frames.
 
 
-def fixed_framing(**options: Any):
+def fixed_framing(**options: Any) -> Framing[Any]:
     return framing_of(CONTENT_PROTO_FIXED, bytes, **options)
 
 
@@ -166,7 +168,7 @@ def test_fixed_frames_have_magic_and_little_endian_length() -> None:
 
 
 @given(st.lists(st.binary(max_size=9), max_size=4), st.integers(0, 60))
-def test_fixed_frames_may_be_cut_anywhere(payloads, cut) -> None:
+def test_fixed_frames_may_be_cut_anywhere(payloads: list[bytes], cut: int) -> None:
     framing = fixed_framing()
     buffer = b"".join(map(framing.encode, payloads))
     first, rest = decode_all(framing, buffer[:cut], 10)
@@ -215,7 +217,7 @@ def test_lengths_that_nobody_writes_are_junk() -> None:
 # CSV.
 
 
-def csv_framing():
+def csv_framing() -> Framing[Any]:
     return framing_of(CONTENT_CSV, CSVRecord)
 
 
@@ -307,7 +309,7 @@ field_text = st.text(st.sampled_from('ab,"\n\r \u00fc\\.'), max_size=5)
 
 @settings(max_examples=250)
 @given(st.lists(st.lists(field_text, min_size=2, max_size=2), min_size=1, max_size=5), st.data())
-def test_csv_records_may_be_cut_anywhere(rows, data) -> None:
+def test_csv_records_may_be_cut_anywhere(rows: list[list[str]], data: st.DataObject) -> None:
     records = [CSVRecord([UUID, *fields]) for fields in rows]
     buffer = b"".join(map(csv_framing().encode, records))
     cut = data.draw(st.integers(0, len(buffer)))
@@ -350,7 +352,7 @@ class Ride(CSVRecord):
         return int(self[1])
 
     @classmethod
-    def from_csv(cls, fields):
+    def from_csv(cls, fields: Any) -> Any:
         if not fields[1].isdigit():
             raise ValueError("bike must be a number")
         return cls(fields)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -25,17 +27,17 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 
 
-def partitions_of(count):
+def partitions_of(count: int) -> Partitions:
     return Partitions(
         Partition(f"a/topic/part-{number:03d}", CONTENT_JSON_LINES) for number in range(count)
     )
 
 
-def number_of(partition):
+def number_of(partition: Partition) -> int:
     return int(partition.journal[-3:])
 
 
-def by_text(message):
+def by_text(message: Any) -> Any:
     return message
 
 
@@ -105,7 +107,7 @@ def test_without_partitions_there_is_no_mapping() -> None:
     assert fixed_mapping("a/journal", "text/csv")("key") == ("a/journal", "text/csv")
 
 
-def spec(name, content_type=CONTENT_JSON_LINES):
+def spec(name: str, content_type: str = CONTENT_JSON_LINES) -> JournalSpec:
     return JournalSpec(
         name,
         1,
@@ -127,7 +129,7 @@ class Snapshot:
 async def test_a_watch_gives_immutable_snapshots() -> None:
     seen = []
 
-    async def snapshots():
+    async def snapshots() -> AsyncIterator[Any]:
         yield Snapshot(())
         seen.append(watch())
         yield Snapshot((Listed(spec("b/journal", "text/csv")), Listed(spec("a/journal", ""))))

@@ -108,7 +108,7 @@ class Own:
     """A type that brings its codec, here that of another."""
 
     @classmethod
-    def gazette_codec(cls, content_type):
+    def gazette_codec(cls, content_type: str) -> Any:
         return framing_of(content_type, Word).codec
 
 
@@ -135,7 +135,7 @@ IDS = [f"{type(message).__name__}" for message, _ in CASES]
 
 
 @pytest.mark.parametrize(("message", "content_type"), CASES, ids=IDS)
-def test_a_published_message_is_read_with_its_uuid(message, content_type) -> None:
+def test_a_published_message_is_read_with_its_uuid(message: Any, content_type: str) -> None:
     framing = framing_of(content_type, type(message))
     stamped = framing.codec.stamp(message, mint(), CONTINUE_TXN)
     frames = framing.decode(framing.encode(stamped), 100)
@@ -145,7 +145,7 @@ def test_a_published_message_is_read_with_its_uuid(message, content_type) -> Non
 
 
 @pytest.mark.parametrize(("message", "content_type"), CASES, ids=IDS)
-def test_its_acknowledgement_is_read_beside_it(message, content_type) -> None:
+def test_its_acknowledgement_is_read_beside_it(message: Any, content_type: str) -> None:
     framing = framing_of(content_type, type(message))
     codec = framing.codec
     stamped = codec.stamp(message, mint(), CONTINUE_TXN)
@@ -185,7 +185,7 @@ def test_bytes_in_json_are_base64() -> None:
         (Counted(n=7), CONTENT_PROTO_FIXED),
     ],
 )
-def test_no_uuid_is_the_nil_uuid(message, content_type) -> None:
+def test_no_uuid_is_the_nil_uuid(message: Any, content_type: str) -> None:
     framing = framing_of(content_type, type(message))
     assert framing.decode(framing.encode(message), 0).uuids == NIL_UUID
 
@@ -271,7 +271,7 @@ class ConstrainedArray(msgspec.Struct, array_like=True):
 class Hooked(Message):
     positive: Annotated[int, msgspec.Meta(gt=0)]
 
-    def new_acknowledgement(self, journal):
+    def new_acknowledgement(self, journal: str) -> Hooked:
         return Hooked(len(journal))
 
 
@@ -279,7 +279,7 @@ class Hooked(Message):
     ("message", "other"),
     [(Constrained(4), Constrained(5)), (ModelWord(word="w"), ModelWord(word="x"))],
 )
-def test_an_acknowledgement_that_its_type_refuses_is_only_a_uuid(message, other) -> None:
+def test_an_acknowledgement_that_its_type_refuses_is_only_a_uuid(message: Any, other: Any) -> None:
     framing = framing_of(CONTENT_JSON_LINES, type(message))
     intent = framing.frame(framing.codec.acknowledgement(message, "a/journal")(ACK))
     if isinstance(message, Constrained):
@@ -380,7 +380,9 @@ class WrongModel(pydantic.BaseModel):
         (proto_class(9), CONTENT_PROTO_FIXED, "must be of type bytes"),
     ],
 )
-def test_types_that_do_not_fit_are_refused_with_advice(kind, content_type, text: str) -> None:
+def test_types_that_do_not_fit_are_refused_with_advice(
+    kind: type[Any], content_type: str, text: str
+) -> None:
     with pytest.raises(Invalid, match=text) as caught:
         framing_of(content_type, kind)
     assert caught.value.hint

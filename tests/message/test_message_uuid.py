@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import uuid as stdlib_uuid
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,7 @@ def test_update_and_two_ticks_give_the_known_uuid() -> None:
         (ACK_TXN, "83667480-cc5f-11e9-8c02-0102030405ff"),
     ],
 )
-def test_sequence_bits_and_flags_have_their_places(flags, text: str) -> None:
+def test_sequence_bits_and_flags_have_their_places(flags: int, text: str) -> None:
     clock = clock_at(1567304621 * 10**9) + 3
     built = build_uuid(PRODUCER, clock, flags)
     assert uuid_text(built) == text
@@ -86,7 +87,7 @@ def test_samples_of_an_older_release_differ_by_one_in_the_sequence() -> None:
 
 
 @given(uuids)
-def test_what_was_built_is_parsed(built) -> None:
+def test_what_was_built_is_parsed(built: Any) -> None:
     parsed = parse_uuid(built)
     assert build_uuid(*parsed) == built
     assert 0 <= parsed.clock < 2**64
@@ -100,7 +101,7 @@ def test_what_was_built_is_parsed(built) -> None:
     ("producer", "clock", "flags"),
     [(PRODUCER, 0, 0x400), (PRODUCER, 0, -1), (b"short", 0, 0), (PRODUCER, 2**64, 0)],
 )
-def test_parts_that_do_not_fit_are_refused(producer, clock: int, flags: int) -> None:
+def test_parts_that_do_not_fit_are_refused(producer: bytes, clock: int, flags: int) -> None:
     with pytest.raises(Invalid):
         build_uuid(producer, clock, flags)
 
@@ -203,7 +204,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(uuids, max_size=30), st.booleans())
-def test_columns_equal_one_by_one(many, same_producer) -> None:
+def test_columns_equal_one_by_one(many: Any, same_producer: bool) -> None:
     if same_producer:
         many = [one[:10] + PRODUCER for one in many]
     columns = parse_columns(b"".join(many))

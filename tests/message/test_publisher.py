@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from gazette.client.client import Client
 from gazette.errors import Closed, Invalid, NotFound
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message import publisher as publisher_module
+from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
@@ -28,7 +30,7 @@ from gazette.message.uuid import (
     clock_at,
     clock_unix_ns,
 )
-from gazette.runtime.tasks import resolved, settled
+from gazette.runtime.tasks import OpFuture, resolved, settled
 from gazette.testing.clock import ManualClock
 from gazette.testing.stub_broker import LoseReply, StubBroker
 
@@ -58,27 +60,27 @@ class Refusing:
         self.refuse = False
         self.on_write = lambda: None
 
-    def start_append(self, params, dependencies=()):
+    def start_append(self, params: AppendParams, dependencies: Any = ()) -> _Txn:
         assert not dependencies
         self.locks[params.journal].acquire()
         return _Txn(self, params.journal)
 
-    async def begin_append(self, params, dependencies=()):
+    async def begin_append(self, params: AppendParams, dependencies: Any = ()) -> _Txn:
         return self.start_append(params, dependencies)
 
 
 class _Txn:
-    def __init__(self, service, journal) -> None:
+    def __init__(self, service: Refusing, journal: str) -> None:
         self.service, self.journal, self.content = service, journal, bytearray()
 
-    def write(self, content) -> None:
+    def write(self, content: bytes) -> None:
         if self.service.refuse:
             self.service.refuse = False
             raise Closed("refused")
         self.service.on_write()
         self.content += content
 
-    def release(self):
+    def release(self) -> OpFuture[None]:
         self.service.journals[self.journal] += self.content
         self.service.released.append(self.journal)
         self.service.locks[self.journal].release()
@@ -89,16 +91,18 @@ class _Txn:
 
 
 @pytest.fixture
-def appends():
+def appends() -> Refusing:
     return Refusing()
 
 
 @pytest.fixture
-def publisher(appends):
+def publisher(appends: Refusing) -> Publisher:
     return Publisher(appends, producer=PRODUCER, clock=Clock(START))
 
 
-def read(content, kind=Word, content_type=CONTENT_JSON_LINES):
+def read(
+    content: bytes, kind: type[Any] = Word, content_type: str = CONTENT_JSON_LINES
+) -> list[Envelope[Any]]:
     decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 0)
     decoder.feed(bytes(content))
     envelopes = []
@@ -108,7 +112,7 @@ def read(content, kind=Word, content_type=CONTENT_JSON_LINES):
     return envelopes
 
 
-def parts(envelopes):
+def parts(envelopes: list[Envelope[Any]]) -> list[tuple[int, int]]:
     return [((e.clock - START) // 160, e.flags) for e in envelopes]
 
 
@@ -116,7 +120,7 @@ ONE = fixed_mapping("one/journal", CONTENT_JSON_LINES)
 TWO = fixed_mapping("two/journal", CONTENT_JSON_LINES)
 
 
-def test_committed_messages_are_appended_at_once(publisher, appends) -> None:
+def test_committed_messages_are_appended_at_once(publisher: Publisher, appends: Refusing) -> None:
     message = Word("a")
     future = publisher.publish_committed(ONE, message)
     assert future.done()
@@ -130,7 +134,7 @@ def test_committed_messages_are_appended_at_once(publisher, appends) -> None:
 
 
 def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(
-    publisher, appends
+    publisher: Publisher, appends: Refusing
 ) -> None:
     publisher.publish_uncommitted(TWO, Word("a"))
     publisher.publish_uncommitted(ONE, Word("b"))
@@ -150,7 +154,9 @@ def test_uncommitted_messages_are_gathered_and_ended_by_their_acknowledgement(
     assert list(publisher.build_ack_intents()) == ["one/journal"]
 
 
-def test_committed_messages_go_behind_uncommitted_ones(publisher, appends) -> None:
+def test_committed_messages_go_behind_uncommitted_ones(
+    publisher: Publisher, appends: Refusing
+) -> None:
     """Else the reader would take the ones with the smaller clocks for duplicates."""
     publisher.publish_uncommitted(ONE, Word("a"))
     publisher.publish_committed(ONE, Word("b"))
@@ -160,7 +166,9 @@ def test_committed_messages_go_behind_uncommitted_ones(publisher, appends) -> No
     assert parts(envelopes) == [(1, CONTINUE_TXN), (2, OUTSIDE_TXN), (3, CONTINUE_TXN)]
 
 
-def test_a_journal_with_metadata_is_the_same_journal(publisher, appends) -> None:
+def test_a_journal_with_metadata_is_the_same_journal(
+    publisher: Publisher, appends: Refusing
+) -> None:
     """Two lines for it, and two acknowledgements, could arrive with their clocks out of order."""
     with_meta = fixed_mapping("one/journal;meta", CONTENT_JSON_LINES)
     publisher.publish_uncommitted(ONE, Word("a"))
@@ -172,7 +180,7 @@ def test_a_journal_with_metadata_is_the_same_journal(publisher, appends) -> None
 
 
 def test_much_content_does_not_wait_for_the_end(
-    publisher, appends, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, appends: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 500)
     monkeypatch.setattr(publisher_module, "BUFFER_BYTES_MAX", 800)
@@ -192,7 +200,7 @@ def test_much_content_does_not_wait_for_the_end(
     assert all(parts(read(content)) for content in appends.journals.values())
 
 
-def test_a_batch_is_one_append_for_each_journal(publisher, appends) -> None:
+def test_a_batch_is_one_append_for_each_journal(publisher: Publisher, appends: Refusing) -> None:
     current = Partitions([Partition("one/journal", CONTENT_JSON_LINES)] * 1 + [TWO(None)])
     mapping = modulo_mapping(lambda: current, lambda message: message.word)
     messages = [Word(f"w{number}") for number in range(50)]
@@ -209,7 +217,9 @@ def test_a_batch_is_one_append_for_each_journal(publisher, appends) -> None:
         assert words == sorted(words)
 
 
-async def test_tasks_publish_without_waiting_for_threads(publisher, appends) -> None:
+async def test_tasks_publish_without_waiting_for_threads(
+    publisher: Publisher, appends: Refusing
+) -> None:
     futures = await publisher.publish_from_loop(ONE, [Word("a"), Word("b")])
     assert list(futures) == ["one/journal"]
     assert len(read(appends.journals["one/journal"])) == 2
@@ -226,7 +236,9 @@ async def test_tasks_publish_without_waiting_for_threads(publisher, appends) -> 
         (Word("x" * 3000), ONE, Invalid),
     ],
 )
-def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, error) -> None:
+def test_what_cannot_be_published_leaves_nothing(
+    appends: Refusing, message: Any, mapping: Any, error: type[Exception]
+) -> None:
     publisher = Publisher(appends, producer=PRODUCER, clock=Clock(START), frame_bytes_max=2000)
     for publish in (publisher.publish_committed, publisher.publish_uncommitted):
         with pytest.raises(error):
@@ -243,7 +255,9 @@ def test_what_cannot_be_published_leaves_nothing(appends, message, mapping, erro
     assert [e.message.word for e in read(appends.journals["one/journal"])] == ["good", "better"]
 
 
-def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, appends) -> None:
+def test_types_without_a_uuid_are_published_outside_of_transactions(
+    publisher: Publisher, appends: Refusing
+) -> None:
     raw = fixed_mapping("raw/journal", CONTENT_PROTO_FIXED)
     publisher.publish_committed(raw, b"raw")
     with pytest.raises(Invalid, match="no uuid"):
@@ -252,7 +266,7 @@ def test_types_without_a_uuid_are_published_outside_of_transactions(publisher, a
     assert len(read(appends.journals["raw/journal"], bytes, CONTENT_PROTO_FIXED)) == 1
 
 
-def test_rows_are_acknowledged_by_rows(publisher, appends) -> None:
+def test_rows_are_acknowledged_by_rows(publisher: Publisher, appends: Refusing) -> None:
     rows = fixed_mapping("csv/journal", CONTENT_CSV)
     publisher.publish_uncommitted(rows, CSVRecord(["", "a", "b"]))
     intents = publisher.build_ack_intents()
@@ -261,7 +275,9 @@ def test_rows_are_acknowledged_by_rows(publisher, appends) -> None:
     assert (row.message[1:], ack.message[1:], ack.flags) == (["a", "b"], ["", ""], ACK_TXN)
 
 
-def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends) -> None:
+def test_an_append_that_fails_keeps_what_was_in_line(
+    publisher: Publisher, appends: Refusing
+) -> None:
     publisher.publish_uncommitted(ONE, Word("a"))
     appends.refuse = True
     with pytest.raises(Closed):
@@ -277,7 +293,7 @@ def test_an_append_that_fails_keeps_what_was_in_line(publisher, appends) -> None
     assert [e.clock for e in envelopes] == sorted(e.clock for e in envelopes)
 
 
-def test_a_standalone_publisher_follows_the_wall(appends) -> None:
+def test_a_standalone_publisher_follows_the_wall(appends: Refusing) -> None:
     clock = ManualClock()
     publisher = Publisher.standalone(appends, clock, random.Random(5))
     publisher.publish_committed(ONE, Word("a"))
@@ -292,7 +308,9 @@ def test_a_standalone_publisher_follows_the_wall(appends) -> None:
     assert first.producer[0] & 1
 
 
-def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appends) -> None:
+def test_a_message_may_be_published_twice_and_after_it_was_read(
+    publisher: Publisher, appends: Refusing
+) -> None:
     message = Word("a")
     publisher.publish_uncommitted(ONE, message)
     publisher.publish_uncommitted(TWO, message)
@@ -303,7 +321,9 @@ def test_a_message_may_be_published_twice_and_after_it_was_read(publisher, appen
     assert one.clock < two.clock
 
 
-def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends) -> None:
+def test_threads_that_publish_at_once_keep_clocks_in_order(
+    publisher: Publisher, appends: Refusing
+) -> None:
     """One runs a transaction, the others publish beside it to the same journals."""
     stop = threading.Event()
 
@@ -333,7 +353,9 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(publisher, appends) -
         assert clocks == sorted(set(clocks))
 
 
-def test_intents_wait_for_another_thread_that_took_what_was_in_line(publisher, appends) -> None:
+def test_intents_wait_for_another_thread_that_took_what_was_in_line(
+    publisher: Publisher, appends: Refusing
+) -> None:
     """Else the commit might not wait for these messages, since their append is not known yet."""
     publisher.publish_uncommitted(ONE, Word("a"))
     taken, go_on = threading.Event(), threading.Event()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from gazette.errors import Bug, Corrupt
@@ -25,12 +28,12 @@ HOUR_NS = 3600 * 10**9
 class Story:
     """A journal being written and read: each call appends one message of ten bytes and queues it."""
 
-    def __init__(self, ring=16, sources=None, offset=0) -> None:
+    def __init__(self, ring: int = 16, sources: Any = None, offset: int = 0) -> None:
         self.sequencer = Sequencer(sources or {}, ring)
         self.offset = offset
-        self.written: list[Envelope] = []
+        self.written: list[Envelope[Any]] = []
 
-    def write(self, flags, clock, producer=A):
+    def write(self, flags: int, clock: int, producer: bytes = A) -> Envelope[Any]:
         envelope = Envelope(
             JOURNAL, self.offset, self.offset + 10, (clock, flags), producer, clock, flags
         )
@@ -38,28 +41,28 @@ class Story:
         self.written.append(envelope)
         return envelope
 
-    def queue(self, flags, clock, producer=A):
+    def queue(self, flags: int, clock: int, producer: bytes = A) -> Any:
         return self.sequencer.queue(self.write(flags, clock, producer))
 
-    def cont(self, clock, producer=A):
+    def cont(self, clock: int, producer: bytes = A) -> str:
         return self.queue(CONTINUE_TXN, clock, producer).name
 
-    def ack(self, clock, producer=A):
+    def ack(self, clock: int, producer: bytes = A) -> str:
         return self.queue(ACK_TXN, clock, producer).name
 
-    def outside(self, clock, producer=A):
+    def outside(self, clock: int, producer: bytes = A) -> str:
         return self.queue(OUTSIDE_TXN, clock, producer).name
 
-    def between(self, begin, end):
+    def between(self, begin: int, end: int) -> list[Envelope[Any]]:
         return [e for e in self.written if begin <= e.begin and e.end <= end]
 
-    def replay(self):
+    def replay(self) -> Any:
         wanted = self.sequencer.replay_range
         assert wanted is not None
         self.sequencer.start_replay(iter([self.between(wanted.begin, wanted.end)]))
         return wanted
 
-    def drain(self):
+    def drain(self) -> list[int]:
         """Return the clocks that are delivered, and require that nothing is left after."""
         clocks = []
         while (envelope := self.sequencer.step()) is not None:
@@ -67,12 +70,12 @@ class Story:
         assert not self.sequencer.draining
         return clocks
 
-    def state(self, producer=A):
+    def state(self, producer: bytes = A) -> tuple[int, int]:
         producers = self.sequencer.checkpoint()[JOURNAL].producers
         return producers[producer].last_ack, producers[producer].begin
 
     @property
-    def read_through(self):
+    def read_through(self) -> Any:
         return self.sequencer.offsets.get(JOURNAL)
 
 
@@ -287,7 +290,9 @@ def test_a_replay_may_be_fed_piece_by_piece() -> None:
         (JOURNAL, 10, 50, "wrong End"),
     ],
 )
-def test_a_replay_of_something_else_is_corrupt(journal, begin: int, end: int, text: str) -> None:
+def test_a_replay_of_something_else_is_corrupt(
+    journal: str, begin: int, end: int, text: str
+) -> None:
     story = Story(ring=1)
     story.outside(1)
     story.drain()
@@ -306,7 +311,7 @@ def test_what_a_replay_raises_is_passed_on() -> None:
     story.cont(6)
     story.ack(7)
 
-    def broken():
+    def broken() -> Iterator[Any]:
         yield story.between(0, 10)
         raise Corrupt("reader broke")
 

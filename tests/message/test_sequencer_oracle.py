@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,18 +31,18 @@ class Item(NamedTuple):
 @dataclass
 class OracleProducer:
     acked: int
-    open: list[Envelope] = field(default_factory=list)
+    open: list[Envelope[Any]] = field(default_factory=list)
 
 
 @dataclass
 class Oracle:
     """What a history means."""
 
-    delivered: list[Envelope] = field(default_factory=list)
+    delivered: list[Envelope[Any]] = field(default_factory=list)
     producers: dict[bytes, OracleProducer] = field(default_factory=dict)
     end: int = 0
 
-    def read(self, envelope: Envelope) -> None:
+    def read(self, envelope: Envelope[Any]) -> None:
         self.end = envelope.end
         if envelope.clock == 0:
             self.delivered.append(envelope)
@@ -74,7 +74,7 @@ class Oracle:
         )
 
 
-def history_of(items: list[Item], journal: str = JOURNAL) -> list[Envelope]:
+def history_of(items: list[Item], journal: str = JOURNAL) -> list[Envelope[Any]]:
     """Return envelopes of uneven length, with now and then a gap between them (bytes that were skipped)."""
     envelopes, offset = [], 0
     for number, item in enumerate(items):
@@ -85,7 +85,7 @@ def history_of(items: list[Item], journal: str = JOURNAL) -> list[Envelope]:
     return envelopes
 
 
-def replay(history: list[Envelope], sequencer: Sequencer, piece: int) -> None:
+def replay(history: list[Envelope[Any]], sequencer: Sequencer[Any], piece: int) -> None:
     """Start the replay that a sequencer asks for, if it does."""
     wanted = sequencer.replay_range
     if wanted is not None:
@@ -158,7 +158,9 @@ histories = st.one_of(
     piece=st.integers(1, 5),
     limit=st.integers(1, 5),
 )
-def test_any_history_is_delivered_as_it_means(items, ring, piece, limit) -> None:
+def test_any_history_is_delivered_as_it_means(
+    items: list[Item], ring: int, piece: int, limit: int
+) -> None:
     """Whatever was written, and however small the ring: the same messages in the same order."""
     history = history_of(items)
     oracle, sequencer, delivered = Oracle(), Sequencer({}, ring), []
@@ -181,7 +183,9 @@ def test_any_history_is_delivered_as_it_means(items, ring, piece, limit) -> None
     cuts=st.sets(st.integers(0, 60)),
     journals=st.integers(1, 2),
 )
-def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, journals) -> None:
+def test_batches_are_queued_as_single_messages_are(
+    items: list[Item], ring: int, limit: int, cuts: set[int], journals: int
+) -> None:
     """The fast path: same deliveries, outcomes, replays and checkpoints as the slow one."""
     history = history_of(items)
     history = [
@@ -189,7 +193,7 @@ def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, jou
         for n, e in enumerate(history)
     ]
     slow, fast = Sequencer({}, ring), Sequencer({}, ring)
-    by_one: list[Envelope] = []
+    by_one: list[Envelope[Any]] = []
     ranges: list[object] = []
     for envelope in history:
         slow.queue(envelope)
@@ -197,7 +201,7 @@ def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, jou
         replay(history, slow, 3)
         while step := slow.step():
             by_one.append(step)
-    by_batch: list[Envelope] = []
+    by_batch: list[Envelope[Any]] = []
     fast_ranges: list[object] = []
     bounds = [0, *sorted(cut for cut in cuts if cut < len(history)), len(history)]
     for begin, end in itertools.pairwise(bounds):
@@ -216,20 +220,20 @@ def test_batches_are_queued_as_single_messages_are(items, ring, limit, cuts, jou
     assert fast.checkpoint() == slow.checkpoint()
 
 
-def _uuid(envelope: Envelope) -> tuple[bytes, int, int]:
+def _uuid(envelope: Envelope[Any]) -> tuple[bytes, int, int]:
     return envelope.producer, envelope.clock, envelope.flags
 
 
 @settings(max_examples=1000, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_every_committed_message_takes_effect_once_across_crashes(seed) -> None:
+def test_every_committed_message_takes_effect_once_across_crashes(seed: int) -> None:
     """Transactions end anywhere, also within a sequence; a crash loses what came after the last."""
     rng = random.Random(seed)
     history = history_of(published(rng))
     oracle = Oracle()
     for envelope in history:
         oracle.read(envelope)
-    durable: list[Envelope] = []
+    durable: list[Envelope[Any]] = []
     checkpoint: dict[str, SourceCheckpoint] = {}
     crashes = rng.randint(0, 6)
     while True:

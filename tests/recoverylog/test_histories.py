@@ -282,7 +282,7 @@ def test_a_log_forks(scratch: Path) -> None:
 
     fsm = replay(before, scratch / "b")
     new = MemoryLog()
-    fork = Recorder.open("recovery/fork", fsm, 77, scratch / "b", new)  # type: ignore[arg-type]
+    fork = Recorder.open("recovery/fork", fsm, 77, scratch / "b", new)
     with fork.group() as group:
         fnode = group.fnode_of("/file")
         assert fnode is not None

@@ -208,7 +208,7 @@ def test_operations_that_cannot_be(tmp_path: Path) -> None:
     attempt(lambda group: (group.property("/p", "x"), group.create("/p")), Bug)
     attempt(lambda group: group._recorder.barrier(), Bug)
     with pytest.raises(Invalid):
-        Recorder(RecoveryFSM(FSMHints(log=LOG)), 1, Path("relative"), log, LOG, 0)  # type: ignore[arg-type]
+        Recorder(RecoveryFSM(FSMHints(log=LOG)), 1, Path("relative"), log, LOG, 0)
 
 
 def test_a_file_that_is_moved_to_an_identity_becomes_a_property(tmp_path: Path) -> None:

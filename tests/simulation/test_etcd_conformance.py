@@ -37,7 +37,7 @@ def delete(key: bytes, range_end: bytes = b"", **options: Any) -> Pb.RequestOp:
     return Pb.RequestOp(request_delete_range=request)
 
 
-def nested(success: list[Pb.RequestOp] = (), failure=(), compare=()) -> Pb.RequestOp:
+def nested(success: list[Pb.RequestOp] = (), failure: Any = (), compare: Any = ()) -> Pb.RequestOp:
     request = Pb.TxnRequest(compare=compare, success=success, failure=failure)
     return Pb.RequestOp(request_txn=request)
 
@@ -96,7 +96,9 @@ async def test_ranges_are_bounded_sorted_and_counted(subject: Subject) -> None:
         await subject.etcd.put(key, value)
     await subject.etcd.put(b"r/a", b"2")
 
-    async def keys(key: bytes = b"r/", range_end: bytes = b"r0", **options: Any):
+    async def keys(
+        key: bytes = b"r/", range_end: bytes = b"r0", **options: Any
+    ) -> tuple[list[str], bool, int]:
         found = await kv.Range(Pb.RangeRequest(key=key, range_end=range_end, **options))
         return [kv.key[-1:].decode() for kv in found.kvs], found.more, found.count
 

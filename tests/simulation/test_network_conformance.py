@@ -125,7 +125,7 @@ async def code_of(call: Any) -> grpc.StatusCode:
 
 
 def test_unary_calls(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         echo = channel.unary_unary("/test.Service/Echo")
         assert await echo(b"this") == b"echo this"
         call = echo(b"abort")
@@ -137,14 +137,14 @@ def test_unary_calls(run: Any) -> None:
 
 
 def test_unknown_methods(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         assert await code_of(channel.unary_unary("/test.Service/No")(b"")) is CODE.UNIMPLEMENTED
 
     run(case)
 
 
 def test_nobody_listens(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         echo = channel.unary_unary("/test.Service/Echo")
         assert await code_of(echo(b"")) is CODE.UNAVAILABLE
         assert await code_of(echo(b"")) is CODE.UNAVAILABLE
@@ -153,7 +153,7 @@ def test_nobody_listens(run: Any) -> None:
 
 
 def test_responses_are_read_to_the_end(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.unary_stream("/test.Service/Count")(b"3")
         got = [await call.read() for _ in range(4)]
         assert got == [b"0", b"1", b"2", grpc.aio.EOF]
@@ -167,7 +167,7 @@ def test_responses_are_read_to_the_end(run: Any) -> None:
 
 
 def test_requests_are_written(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.stream_unary("/test.Service/Join")()
         await call.write(b"a")
         await call.write(b"b")
@@ -180,7 +180,7 @@ def test_requests_are_written(run: Any) -> None:
 
 
 def test_server_that_answers_before_all_was_written(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.stream_unary("/test.Service/Join")()
         await call.write(b"enough")
         assert await call == b"enough"
@@ -191,7 +191,7 @@ def test_server_that_answers_before_all_was_written(run: Any) -> None:
 
 
 def test_full_duplex(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         for text in (b"a", b"b"):
             await call.write(text)
@@ -204,7 +204,7 @@ def test_full_duplex(run: Any) -> None:
 
 
 def test_caller_that_cancels(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         await call.write(b"a")
         assert await call.read() == b"A"
@@ -222,7 +222,7 @@ def test_caller_that_cancels(run: Any) -> None:
 
 
 def test_message_that_is_too_large(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.unary_unary("/test.Service/Echo")(bytes((4 << 20) + 1))
         assert await code_of(call) is CODE.RESOURCE_EXHAUSTED
 
@@ -230,7 +230,7 @@ def test_message_that_is_too_large(run: Any) -> None:
 
 
 def test_closed_channels(run: Any) -> None:
-    async def case(channel, service) -> None:
+    async def case(channel: Any, service: Any) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         await call.write(b"a")
         await channel.close(None)

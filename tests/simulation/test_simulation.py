@@ -41,7 +41,7 @@ def test_a_seed_is_reproduced_by_another_process(seed: str) -> None:
         *(pytest.param(first, marks=pytest.mark.long) for first in range(301, 501, 50)),
     ],
 )
-def test_seeds_hold(first) -> None:
+def test_seeds_hold(first: int) -> None:
     """Brokers, clients and faults of 300 seeds, and 200 in the long run: ``make sim`` runs more."""
     run = simulate("--first", str(first), "--seeds", "50", "--keep-going")
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr

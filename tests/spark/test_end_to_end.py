@@ -250,7 +250,7 @@ async def test_writing_to_journals(
         await asyncio.to_thread(play)
 
 
-async def test_states_are_those_of_the_local_runner(start, spark: Any) -> None:
+async def test_states_are_those_of_the_local_runner(start: Any, spark: Any) -> None:
     """Built by a task per shard, or by a DataFrame."""
     cluster = await start(Words())
     await cluster.broker.create(*map(source, SOURCES))
@@ -286,7 +286,7 @@ async def test_states_are_those_of_the_local_runner(start, spark: Any) -> None:
     assert len(states[0][1][0]) > 20
 
 
-async def test_states_are_tables(s3_proxy, start, spark: Any) -> None:
+async def test_states_are_tables(s3_proxy: Any, start: Any, spark: Any) -> None:
     """Whose logs are in a bucket, from which executors read them."""
     # The bucket first: the broker stores what it still has as it ends.
     cluster = await stored_in_s3(start, s3_proxy.endpoint, Words)

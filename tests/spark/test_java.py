@@ -14,7 +14,7 @@ from gazette.spark.java import ensure_java
 VECTOR = "jdk.incubator.vector"
 
 
-def runtime(path, version: str, modules: str | None = VECTOR):
+def runtime(path: Path, version: str, modules: str | None = VECTOR) -> Path:
     """Make a directory that looks like a Java; its program prints its arguments, one on each line."""
     (path / "bin").mkdir(parents=True)
     program = path / "bin" / "java"
@@ -30,7 +30,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_WHEEL", "gazette_no_such_package")
 
 
-def test_a_whole_java_is_taken_as_it_is(tmp_path: Path, no_wheel) -> None:
+def test_a_whole_java_is_taken_as_it_is(tmp_path: Path, no_wheel: None) -> None:
     home = runtime(tmp_path / "jdk 21", "21.0.4")
     other = runtime(tmp_path / "other", "17.0.1")
     environ = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
@@ -38,7 +38,9 @@ def test_a_whole_java_is_taken_as_it_is(tmp_path: Path, no_wheel) -> None:
     assert ensure_java({"PATH": str(other / "bin")}, tmp_path / "cache") == other
 
 
-def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path: Path, no_wheel) -> None:
+def test_one_without_the_module_gets_a_program_that_leaves_it_out(
+    tmp_path: Path, no_wheel: None
+) -> None:
     home = runtime(tmp_path / "a home", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     assert found.parent == tmp_path / "cache"
@@ -53,7 +55,7 @@ def test_one_without_the_module_gets_a_program_that_leaves_it_out(tmp_path: Path
     assert again == tmp_path / ".cache" / "gazette" / found.name
 
 
-def test_without_a_release_file_it_is_asked(tmp_path: Path, no_wheel) -> None:
+def test_without_a_release_file_it_is_asked(tmp_path: Path, no_wheel: None) -> None:
     home = runtime(tmp_path / "jdk", "", None)
     (home / "bin" / "java").write_text(
         '#!/bin/sh\necho \'openjdk version "17.0.9" 2023\' >&2\n[ "$1" = -version ]\n'
@@ -64,7 +66,7 @@ def test_without_a_release_file_it_is_asked(tmp_path: Path, no_wheel) -> None:
 
 @pytest.mark.parametrize("name", ["bin/java", "lib/jspawnhelper"])
 def test_one_that_was_unpacked_without_permissions_is_refused(
-    tmp_path: Path, no_wheel, name: str
+    tmp_path: Path, no_wheel: None, name: str
 ) -> None:
     """With a helper that is not executable Spark runs, and then fails to start ``rm``."""
     home = runtime(tmp_path / "jdk", "17.0.9")
@@ -78,7 +80,7 @@ def test_one_that_was_unpacked_without_permissions_is_refused(
     assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == home
 
 
-def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path: Path, no_wheel) -> None:
+def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path: Path, no_wheel: None) -> None:
     home = runtime(tmp_path / "jdk", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     (found / "bin" / "java").rename(found / "bin" / "else")
@@ -95,7 +97,7 @@ def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path: Path, no_wh
         ("25", "which corrupts compressed data"),
     ],
 )
-def test_unfit_ones_are_refused(tmp_path: Path, no_wheel, version: str, reason: str) -> None:
+def test_unfit_ones_are_refused(tmp_path: Path, no_wheel: None, version: str, reason: str) -> None:
     home = runtime(tmp_path / "jdk", version)
     for environ in ({"JAVA_HOME": str(home)}, {"PATH": str(home / "bin")}):
         with pytest.raises(Unavailable, match=reason) as raised:
@@ -103,7 +105,7 @@ def test_unfit_ones_are_refused(tmp_path: Path, no_wheel, version: str, reason: 
         assert "pip install 'pygazette[spark]'" in raised.value.hint
 
 
-def test_newer_ones_are_fine(tmp_path: Path, no_wheel) -> None:
+def test_newer_ones_are_fine(tmp_path: Path, no_wheel: None) -> None:
     home = runtime(tmp_path / "jdk", "25.0.3")
     assert ensure_java({"JAVA_HOME": str(home)}) == home
 
@@ -113,7 +115,7 @@ def test_what_somebody_chose_is_not_replaced_in_silence(tmp_path: Path) -> None:
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere")}, tmp_path / "cache")
 
 
-def test_without_any(tmp_path: Path, no_wheel) -> None:
+def test_without_any(tmp_path: Path, no_wheel: None) -> None:
     with pytest.raises(Unavailable, match="JAVA_HOME is not set, no java is on the PATH"):
         ensure_java({"PATH": str(tmp_path)}, tmp_path / "cache")
 

@@ -53,7 +53,9 @@ def homes() -> list[Path]:
     return list(dict.fromkeys(one.resolve() for one in [*named, *found]))
 
 
-def read(tmp_path: Path, environ: dict[str, str], before: str = "") -> subprocess.CompletedProcess:
+def read(
+    tmp_path: Path, environ: dict[str, str], before: str = ""
+) -> subprocess.CompletedProcess[str]:
     write_journal(
         tmp_path,
         STORE,
@@ -70,7 +72,7 @@ def read(tmp_path: Path, environ: dict[str, str], before: str = "") -> subproces
     )
 
 
-def require_read(done: subprocess.CompletedProcess, version: str) -> None:
+def require_read(done: subprocess.CompletedProcess[str], version: str) -> None:
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
     report = dict(one.split(" ", 1) for one in done.stdout.splitlines() if " " in one)
     assert report["COUNTED"] == str(COUNT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ WRAPPED = {
 
 
 @pytest.fixture(autouse=True)
-def utc(request: pytest.FixtureRequest):
+def utc(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set UTC: times without a zone are UTC in journals, and in Spark those of the session."""
     if "spark" not in request.fixturenames:
         yield
@@ -193,7 +194,7 @@ def shown(frame: Any) -> list[tuple[str | None, bool]]:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_value_as_every_type(spark: Any, tmp_path: Path, kind) -> None:
+def test_every_value_as_every_type(spark: Any, tmp_path: Path, kind: str) -> None:
     (tmp_path / "lines.json").write_bytes(lines_of(VALUES))
     write_journal(tmp_path, STORE, "topic/one", [lines_of(VALUES)])
     want = by_spark(spark, schema_of(kind), tmp_path / "lines.json")

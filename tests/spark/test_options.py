@@ -118,7 +118,7 @@ def test_what_options_mean() -> None:
         ({**STORE, "max_bytes": "1"}, "option max_bytes: there is no such option"),
     ],
 )
-def test_what_is_said_of_bad_options(options, message: str) -> None:
+def test_what_is_said_of_bad_options(options: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid, match=f"(?s){message}") as raised:
         ReadOptions.parse(options)
     assert raised.value.hint
@@ -197,7 +197,7 @@ def test_writes() -> None:
         (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
     ],
 )
-def test_errors_are_told_without_what_led_to_them(error, hint: str) -> None:
+def test_errors_are_told_without_what_led_to_them(error: Exception, hint: str) -> None:
     """Their traceback is in the middle of Java's."""
 
     @with_hints()

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ async def broker(etcd: Etcd, tmp_path: Path):
         yield broker
 
 
-def batch(**columns: list) -> pa.RecordBatch:
+def batch(**columns: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def writer(broker, schema: pa.Schema, *, streaming: bool = False, **options: str) -> Any:
+def writer(
+    broker: BrokerFixture, schema: pa.Schema, *, streaming: bool = False, **options: str
+) -> Any:
     source = GazetteDataSource(
         {
             "broker.address": broker.endpoint,
@@ -61,7 +64,9 @@ def writer(broker, schema: pa.Schema, *, streaming: bool = False, **options: str
     return pickle.loads(pickle.dumps(make(spark_schema, False)))
 
 
-def committed(broker, message_type: Any = dict, *journals: str) -> tuple[list[Any], int]:
+def committed(
+    broker: BrokerFixture, message_type: Any = dict, *journals: str
+) -> tuple[list[Any], int]:
     """Return what readers see; and how many producers have something pending."""
     access = Access.of(broker.endpoint, file_root=broker.file_root)
     shape = MessageFormat(message=PROTO if message_type is ngram_pb2.NGramCount else "")
@@ -77,12 +82,12 @@ def committed(broker, message_type: Any = dict, *journals: str) -> tuple[list[An
     return found, sum(map(len, folded.open.values()))
 
 
-def words(broker) -> tuple[list[str], int]:
+def words(broker: BrokerFixture) -> tuple[list[str], int]:
     found, pending = committed(broker)
     return [message["word"] for message in found], pending
 
 
-async def test_a_table_becomes_visible_when_the_driver_commits(broker) -> None:
+async def test_a_table_becomes_visible_when_the_driver_commits(broker: BrokerFixture) -> None:
     data = batch(word=["x", "y"], n=[1, None], uuid=["old", "old"])
 
     def play() -> None:
@@ -106,8 +111,8 @@ async def test_a_table_becomes_visible_when_the_driver_commits(broker) -> None:
     assert found[0]["uuid"] != "old"
 
 
-async def test_a_task_that_fails_rolls_back(broker) -> None:
-    def batches():
+async def test_a_task_that_fails_rolls_back(broker: BrokerFixture) -> None:
+    def batches() -> Iterator[Any]:
         yield batch(word=["x"])
         raise RuntimeError("the task")
 
@@ -120,7 +125,7 @@ async def test_a_task_that_fails_rolls_back(broker) -> None:
     await asyncio.to_thread(play)
 
 
-async def test_keys_go_where_applications_send_them(broker) -> None:
+async def test_keys_go_where_applications_send_them(broker: BrokerFixture) -> None:
     keys = [f"word-{n}" for n in range(20)]
     data = batch(word=keys)
 
@@ -143,7 +148,7 @@ async def test_keys_go_where_applications_send_them(broker) -> None:
 
 
 async def test_a_batch_of_a_stream_is_committed_once(
-    broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver dies between two acknowledgements; the next one runs the batch once more."""
     commits = tmp_path / "commits"
@@ -158,7 +163,7 @@ async def test_a_batch_of_a_stream_is_committed_once(
         assert len(attempt.attempt.commits) == 2, "both journals"
         append = publishing._append
 
-        def dies(access, contents) -> None:
+        def dies(access: Any, contents: Any) -> None:
             append(access, dict(list(contents.items())[:1]))
             raise Unavailable("the driver")
 
@@ -186,7 +191,7 @@ async def test_a_batch_of_a_stream_is_committed_once(
     await asyncio.to_thread(play)
 
 
-async def test_a_table_may_be_written_once_by_name(broker, tmp_path: Path) -> None:
+async def test_a_table_may_be_written_once_by_name(broker: BrokerFixture, tmp_path: Path) -> None:
     data = batch(word=["x"])
 
     def play() -> None:
@@ -212,7 +217,7 @@ async def test_records_of_long_ago_are_removed(tmp_path: Path) -> None:
         publishing._Record(tmp_path, "query-7").decide({})
 
 
-async def test_csv_and_protobuf(broker) -> None:
+async def test_csv_and_protobuf(broker: BrokerFixture) -> None:
     await broker.create(
         journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))),
         journal_spec("topic/proto", labels=LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))),
@@ -235,7 +240,7 @@ async def test_csv_and_protobuf(broker) -> None:
     await asyncio.to_thread(play)
 
 
-async def test_what_csv_holds_is_read_as_the_same(broker) -> None:
+async def test_what_csv_holds_is_read_as_the_same(broker: BrokerFixture) -> None:
     await broker.create(journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))))
     noon = datetime.datetime(2024, 1, 31, 12, 0, 0, 123456)  # noqa: DTZ001 - one without a zone
     row = {
@@ -272,7 +277,7 @@ async def test_what_csv_holds_is_read_as_the_same(broker) -> None:
     await asyncio.to_thread(play)
 
 
-async def test_nested_values(broker) -> None:
+async def test_nested_values(broker: BrokerFixture) -> None:
     rows = pa.RecordBatch.from_pylist(
         [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi"}],
         pa.schema(
@@ -294,7 +299,7 @@ async def test_nested_values(broker) -> None:
     await asyncio.to_thread(play)
 
 
-async def test_what_cannot_be_written(broker) -> None:
+async def test_what_cannot_be_written(broker: BrokerFixture) -> None:
     data = batch(word=["x"])
     proto = LabelSet.of((CONTENT_TYPE, CONTENT_PROTO_FIXED))
     await broker.create(journal_spec("topic/plain"), journal_spec("topic/proto", labels=proto))

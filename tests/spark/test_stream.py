@@ -9,6 +9,7 @@ import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -44,7 +45,7 @@ def line(producer: int, at: int, flags: int, **fields: object) -> bytes:
 class Journal:
     """A journal that grows, one fragment at a time."""
 
-    def __init__(self, root, name: str) -> None:
+    def __init__(self, root: Path, name: str) -> None:
         self.root, self.name, self.end = root, name, 0
         (root / "fragments").mkdir(exist_ok=True)
 
@@ -57,11 +58,11 @@ class Journal:
 class Query:
     """What Spark does with a stream: it logs offsets, and each batch is planned from two of them."""
 
-    def __init__(self, options: dict[str, str], log: list[dict] | None = None) -> None:
+    def __init__(self, options: dict[str, str], log: list[dict[str, Any]] | None = None) -> None:
         self.reader = GazetteDataSource(options).streamReader(SCHEMA)
         self.log = [] if log is None else log
 
-    def step(self, limit=None) -> list[int] | None:
+    def step(self, limit: Any = None) -> list[int] | None:
         """Return the next batch; None if there is nothing new."""
         if not self.log:
             self.log.append(self.reader.initialOffset())
@@ -73,7 +74,7 @@ class Query:
         self.log.append(end)
         return self.batch(start, end)
 
-    def batch(self, start: dict, end: dict) -> list[int]:
+    def batch(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         rows = []
         for partition in self.reader.partitions(start, end):
             for batch in pickle.loads(pickle.dumps(self.reader)).read(partition):
@@ -81,7 +82,7 @@ class Query:
         return rows
 
 
-def options(root, **more: str) -> dict[str, str]:
+def options(root: Path, **more: str) -> dict[str, str]:
     return {
         "store": f"file://{root}/fragments",
         "journal": "topic/a",
@@ -321,7 +322,7 @@ def test_a_listing_that_lags_is_asked_again(
     assert query.step() == [1]
     lagging = iter([True])
 
-    def take(access, selection):
+    def take(access: Any, selection: Any) -> Any:
         if next(lagging, False):
             selection = replace(selection, journals=("topic/lags",), begin={"topic/lags": 9})
             Journal(tmp_path, "topic/lags").add(b"{}\n")
@@ -350,7 +351,7 @@ def test_fragments_that_were_joined_cut_and_pruned(tmp_path: Path) -> None:
     # The second producer's OUTSIDE message takes back what it had pending; its rollback changes nothing.
     assert batches == [[], [12], [1, 2, 4]]
 
-    def replanned() -> list:
+    def replanned() -> list[Any]:
         again = Query(options(tmp_path), query.log)
         return [again.batch(a, b) for a, b in itertools.pairwise(query.log)]
 
@@ -394,7 +395,7 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         loop = asyncio.get_running_loop()
 
-        def run(coro):
+        def run(coro: Any) -> Any:
             return asyncio.run_coroutine_threadsafe(coro, loop).result(30)
 
         def append(name: str, *lines: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -51,7 +52,7 @@ ALPHA = bytes([1, 0, 0, 0, 0, 1])
 NOON = clock_at(1_700_000_000 * 10**9)
 
 
-def struct(text: str):
+def struct(text: str) -> Any:
     return from_arrow_schema(parse_columns(text), prefer_timestamp_ntz=False)
 
 
@@ -80,7 +81,7 @@ def options(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def read(options, schema: str | None = None, filters=()):
+def read(options: Any, schema: str | None = None, filters: Any = ()) -> tuple[list[Any], int]:
     """Read as Spark does: from one process to the next."""
     source = GazetteDataSource(options)
     parsed = source.schema() if schema is None else struct(schema)
@@ -157,7 +158,7 @@ def test_text(options: dict[str, str]) -> None:
     ],
 )
 def test_filters_leave_out_runs_and_rows(
-    options: dict[str, str], filters, words, partitions: int
+    options: dict[str, str], filters: list[Any], words: list[int] | None, partitions: int
 ) -> None:
     """And never what commits the rest: an acknowledgement may be behind the last offset asked for."""
     filters = [*filters]

@@ -36,7 +36,7 @@ SHARD: Any = None  # Stores take nothing of their shard.
 def recorder_of(log: MemoryLog, directory: Path) -> Recorder:
     directory.mkdir(parents=True, exist_ok=True)
     fsm = RecoveryFSM(FSMHints(log=LOG))
-    return Recorder(fsm, 1234, directory, log, LOG, 0)  # type: ignore[arg-type]
+    return Recorder(fsm, 1234, directory, log, LOG, 0)
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_options_that_cannot_be(log: MemoryLog, tmp_path: Path) -> None:
         ({"background_jobs": 0}, "RocksDBOptions.background_jobs"),
     ):
         with pytest.raises(Invalid, match=what):
-            RocksDBOptions(**options)  # type: ignore[arg-type]
+            RocksDBOptions(**options)
     recorder = recorder_of(log, tmp_path / "one")
     wrong: Any
     for wrong, what in (

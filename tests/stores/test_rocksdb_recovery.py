@@ -95,7 +95,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 def new_recorder(log: MemoryLog, directory: Path) -> Recorder:
     directory.mkdir(parents=True)
     fsm = RecoveryFSM(FSMHints(log=LOG))
-    return Recorder(fsm, 1234, directory, log, LOG, 0)  # type: ignore[arg-type]
+    return Recorder(fsm, 1234, directory, log, LOG, 0)
 
 
 def open_store(recorder: Recorder, options: RocksDBOptions) -> RocksDBStore:

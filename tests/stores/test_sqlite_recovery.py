@@ -82,7 +82,7 @@ def small_recordings(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
 def new_recorder(log: MemoryLog, directory: Path) -> Recorder:
     directory.mkdir(parents=True)
     fsm = RecoveryFSM(FSMHints(log=LOG))
-    return Recorder(fsm, 1234, directory, log, LOG, 0)  # type: ignore[arg-type]
+    return Recorder(fsm, 1234, directory, log, LOG, 0)
 
 
 def open_store(recorder: Recorder, mode: str) -> SQLiteStore:
