@@ -19,6 +19,7 @@ from gazette.etcd.values import only_reads, prefix_range
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
+from tests.facts import raises
 
 
 def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:
@@ -134,7 +135,7 @@ async def test_compares(etcd: Etcd, compare: Compare, holds: bool) -> None:
 
 
 def test_a_relation_that_is_none() -> None:
-    with pytest.raises(Invalid, match="not a relation"):
+    with raises(Invalid, path="relation", relation="=="):
         Compare.version("t", "==", 1)  # type: ignore[arg-type]
 
 
@@ -157,7 +158,7 @@ def test_which_operations_only_read() -> None:
 
 
 async def test_what_etcd_rejects_is_invalid_and_says_why(etcd: Etcd) -> None:
-    with pytest.raises(Invalid, match="too many operations") as caught:
+    with raises(Invalid, operation="Txn", says="too many operations in txn") as caught:
         await etcd.txn([], [Op.put(f"k{i}", b"") for i in range(129)])
     assert "--max-txn-ops" in caught.value.hint
     with pytest.raises(Invalid, match="duplicate key"):
@@ -350,16 +351,16 @@ def test_endpoints(endpoint: str, target: tuple[str, bool]) -> None:
     "endpoint", ["", "localhost:2379", "ftp://x:1", "http://", "http://x:99999", "http://x/v3"]
 )
 def test_what_is_no_endpoint(endpoint: str) -> None:
-    with pytest.raises(Invalid, match="not an etcd endpoint"):
+    with raises(Invalid, "endpoint", path="endpoints"):
         EtcdSettings(endpoints=(endpoint,))
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(Invalid, match="no etcd endpoint"):
+    with raises(Invalid, path="endpoints"):
         EtcdSettings(endpoints=())
-    with pytest.raises(Invalid, match="needs its key"):
+    with raises(Invalid, path="cert_file"):
         EtcdSettings(cert_file="a.pem")
-    with pytest.raises(Invalid, match="without a user"):
+    with raises(Invalid, path="user"):
         EtcdSettings(password="x")
     assert "secret" not in repr(EtcdSettings(user="u", password="secret"))
 

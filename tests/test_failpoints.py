@@ -18,6 +18,7 @@ from gazette.runtime import failpoints
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
+from tests.facts import raises
 
 PROGRAM = """
 from gazette.runtime.failpoints import hit
@@ -90,7 +91,7 @@ def test_marks_are_lines_of_time_point_and_detail(tmp_path: Path) -> None:
 
 def test_marks_need_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(failpoints.MARKS_ENV, raising=False)
-    with failpoints.armed("commit.finalized=mark"), pytest.raises(Invalid, match="need a file"):
+    with failpoints.armed("commit.finalized=mark"), raises(Invalid, path="GAZETTE_FAILPOINT_MARKS"):
         failpoints.hit("commit.finalized")
 
 
@@ -131,7 +132,7 @@ def test_a_file_of_marks_that_cannot_be_opened_is_named(
     monkeypatch.setenv(failpoints.MARKS_ENV, str(tmp_path / "no" / "such"))
     with (
         failpoints.armed("commit.finalized=mark"),
-        pytest.raises(Invalid, match="cannot be opened") as raised,
+        raises(Invalid, "file", path="GAZETTE_FAILPOINT_MARKS") as raised,
     ):
         failpoints.hit("commit.finalized")
     assert raised.value.facts["file"] == str(tmp_path / "no" / "such")

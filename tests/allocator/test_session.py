@@ -14,6 +14,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import etcd_for_tests
+from tests.facts import raises
 
 KEY = "/root/members/a#1"
 TTL_S = 5.0
@@ -197,7 +198,7 @@ async def test_exiting_fails_if_the_key_is_not_ours_any_more(
         await etcd.delete(KEY)
     if change == "taken over":
         await etcd.put(KEY, b"9 exiting")
-    with pytest.raises(Broken, match="modified or deleted the member key") as raised:
+    with raises(Broken, "expected_revision", "actual_revision", key="/root/members/a#1") as raised:
         await session.set_exiting(b"9 exiting")
     assert raised.value.facts["key"] == KEY
     await session.close()

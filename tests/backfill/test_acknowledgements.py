@@ -40,6 +40,7 @@ from tests.backfill.apps import Documents, Pairs, Rows, Word, Words, WordsBackfi
 from tests.backfill.cluster import ALPHA, Cluster, line, shard_settings, source
 from tests.backfill.test_databases import engine as engine
 from tests.backfill.test_databases import postgres as postgres
+from tests.facts import raises
 
 PREFIX = "/gazette/consumers/test"
 SOURCE, SHARD = "words/part-000", "built"
@@ -229,7 +230,7 @@ def test_a_state_that_ends_in_the_midst_of_a_transaction_is_refused() -> None:
         (amidst, True),
         (replace(amidst, ack_intents={ONE: b"intent"}), False),
     ):
-        with pytest.raises(NotAllowed, match="within a transaction of words/part-000"):
+        with raises(NotAllowed, "producer", begin=0, says="words/part-000"):
             judge(checkpoint, publishes=publishes)
 
 
@@ -346,7 +347,7 @@ async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: An
     change = ShardChange(upsert=spec, expect_mod_revision=-1, primary_hints=wrong)
     await cluster.consumer.shards.apply_shards([change])
     backfill = replayed(PublishingWords)
-    with pytest.raises(NotAllowed, match="former state of built cannot be read") as raised:
+    with raises(NotAllowed, log="recovery/test/built") as raised:
         await cluster.backfill(backfill, overwrite=True)
     assert "--forget-publications" in raised.value.hint
     assert not cluster.staging.exists(), "something was built"
@@ -399,5 +400,5 @@ async def test_the_former_state_may_be_of_a_store_of_ones_own(
     assert await all_published(cluster) == [BOTH, BOTH]
     # Case: and the application's store is another by now.
     await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])
-    with pytest.raises(NotAllowed, match="former state of built cannot be read"):
+    with raises(NotAllowed, log="recovery/test/built"):
         await cluster.backfill(WordsBackfill(), overwrite=True, run_id="other")

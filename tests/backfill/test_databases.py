@@ -28,6 +28,7 @@ from tests.backfill.apps import (
 )
 from tests.backfill.cluster import Cluster, history, line, shard_settings, source
 from tests.backfill.test_drive import GAMMA, expected
+from tests.facts import raises
 
 PREFIX = "/gazette/consumers/test"
 SOURCES = {"shard-one": "words/part-000", "shard-two": "words/part-001"}
@@ -119,7 +120,7 @@ async def test_a_state_in_a_database_goes_on_and_is_overwritten(start: Any, engi
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE words SET n = n + 1")
     before = rows(engine)
-    with pytest.raises(NotAllowed, match="has a state of it already"):
+    with raises(NotAllowed, shard="shard-one", advises="--overwrite"):
         await cluster.backfill(RowsBackfill(), run_id="second", prefix=PREFIX)
     assert rows(engine) == before
 
@@ -323,7 +324,7 @@ async def test_a_shard_that_is_enabled_while_databases_are_looked_at_is_refused(
         await require(listed)
 
     job._require_unchanged = enable_and_require
-    with pytest.raises(Conflict, match="changed since the run began"):
+    with raises(Conflict, shard="shard-one"):
         await job.run()
     assert not cluster.staging.exists()
 
@@ -357,5 +358,5 @@ async def test_without_content_a_database_cannot_be_verified(start: Any, engine:
         content = Backfill.content
 
     cluster, _ = await with_history(start, 10)
-    with pytest.raises(Invalid, match="what --verify compares"):
+    with raises(Invalid, path="--verify", says="Silent"):
         await cluster.backfill(Silent(), prefix=PREFIX, verify=1)

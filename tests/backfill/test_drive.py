@@ -43,6 +43,7 @@ from tests.backfill.apps import (
     WrongBackfill,
 )
 from tests.backfill.cluster import ALPHA, GAMMA, history, line, shard_settings, source
+from tests.facts import raises
 
 SOURCES = ("words/part-000", "words/part-001")
 LIVE, BUILT = "live", "built"
@@ -171,7 +172,7 @@ async def test_shards_that_may_run_are_refused(start: Any) -> None:
     cluster, lines = await old_state(start)
 
     # Case: it has a state.
-    with pytest.raises(NotAllowed, match="has a state already"):
+    with raises(NotAllowed, shard="built", advises="--overwrite"):
         await cluster.backfill(WordsBackfill())
 
     # Case: it runs.
@@ -185,7 +186,7 @@ async def test_shards_that_may_run_are_refused(start: Any) -> None:
         await cluster.enable(BUILT)
         await cluster.disable(BUILT)
 
-    with pytest.raises(Conflict, match="changed since the run began"):
+    with raises(Conflict, shard="built"):
         await cluster.backfill(
             WordsBackfill(), overwrite=True, run_id="two", runner=Interposed(run_it)
         )
@@ -223,7 +224,7 @@ async def test_states_belong_to_the_application_and_no_other(start: Any) -> None
     assert checkpoint.application == name
 
     # Case: the members of another application run here.
-    with pytest.raises(NotAllowed, match=f"belongs to application {name}") as raised:
+    with raises(NotAllowed, shard="built", says="tests.backfill.apps.Words") as raised:
         await cluster.backfill(WordsBackfill(), overwrite=True, run_id="other", application="other")
     assert f"--application={name}" in str(raised.value.hint)
     await cluster.backfill(
@@ -255,7 +256,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
         await cluster.consumer.await_primary(BUILT)
 
     late = cluster.job(WordsBackfill(), overwrite=True, runner=Interposed(publish_it))
-    with pytest.raises(Conflict, match="changed since the run began"):
+    with raises(Conflict, shard="built"):
         await late.run()
     await cluster.append(SOURCES[0], lines[250:])
     assert (await cluster.state(BUILT, WordsBackfill()))[0] == expected(lines)
@@ -272,7 +273,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
             await cluster.enable(BUILT)
 
     overtaken._handover._require_idle = require_and_enable
-    with pytest.raises(Fenced, match="another author wrote the shard's recovery log"):
+    with raises(Fenced, shard="built", log="recovery/test/built"):
         await overtaken.run()
     lines.append(line(GAMMA, 1 << 30, word="last"))
     await cluster.append(SOURCES[0], lines[-1:])

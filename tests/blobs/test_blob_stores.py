@@ -17,6 +17,7 @@ from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
+from tests.facts import raises
 
 
 class Switch(MemoryStore):
@@ -234,7 +235,7 @@ async def test_a_store_whose_threads_all_hang_is_unhealthy_until_one_returns(
         assert (await active.wait_health_change(seen)).error == "2 calls have not returned for 60 s"
         labels = {"store": "s3://bucket/"}
         assert REGISTRY.get_sample_value("gazette_store_hung_calls", labels) == 2
-        with pytest.raises(Unavailable, match="2 calls have not returned"):
+        with raises(Unavailable, store="s3://bucket/", says="2 calls"):
             active.calls.submit(int)
 
         # Case: the threads return. It is checked at once, and not when the next check is due.

@@ -12,6 +12,7 @@ from gazette.blobs.file import FileStore
 from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, get, paths, put
+from tests.facts import raises
 
 
 def file_store(root: Path, url: str = "file:///") -> FileStore:
@@ -216,5 +217,5 @@ def test_a_prefix_that_is_all_of_find_is_listed_where_its_objects_are(tmp_path: 
     store = FileStore(tmp_path, FragmentStoreUrl.parse("file:///?find=new/&replace=old/"))
     assert [info.path for info in store.list("new/")] == ["object"]
     straddling = FileStore(tmp_path, FragmentStoreUrl.parse("file:///?find=w/&replace=x-"))
-    with pytest.raises(Invalid, match="not a directory"):
+    with raises(Invalid, path="find", says="new/"):
         list(straddling.list("new/"))

@@ -31,6 +31,7 @@ from gazette.blobs.registry import BlobSettings, default_constructors
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
+from tests.facts import raises
 
 
 class PlainFiles(LocalFileSystem):
@@ -425,7 +426,7 @@ def test_errors_of_every_call(cloud: CloudStore) -> None:
                     operation()
                 assert raised.value.facts["file"] in ("path", "")
     cloud.files.fail["open"] = [FileNotFoundError("bucket")]
-    with pytest.raises(NotAllowed, match="does not exist"):
+    with raises(NotAllowed, file="path", says="bucket"):
         put(cloud, "path", b"")
     cloud.files.fail["rm"] = [FileNotFoundError("bucket/path")]
     cloud.remove("path")

@@ -23,6 +23,7 @@ from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
 from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
+from tests.facts import raises
 
 ROOT = "/gazette/consumers/test"
 
@@ -87,9 +88,7 @@ async def test_a_member_of_another_application_does_not_start(
 ) -> None:
     first = await start(One())
     await first.create(shard_spec(SHARD, SOURCE, hot_standbys=1))
-    with pytest.raises(
-        Invalid, match="belongs to application one, and this is application two"
-    ) as no:
+    with raises(Invalid, path="etcd.prefix", says="application one") as no:
         await start(Two(), id="consumer-two")
     assert "--consumer.adopt-from=one" in str(no.value.hint)
     assert len((await etcd.range(f"{ROOT}/members/")).kvs) == 1
@@ -102,7 +101,7 @@ async def test_a_member_of_another_application_does_not_start(
     # The prefix stays its own when no member is left.
     await second.stop()
     await first.stop()
-    with pytest.raises(Invalid, match="belongs to application one"):
+    with raises(Invalid, path="etcd.prefix", says="application one"):
         await start(Two(), id="consumer-three")
 
 
@@ -125,7 +124,7 @@ async def test_an_application_is_renamed_when_its_members_are_gone(
     await first.create(shard_spec(SHARD, SOURCE))
     await append(broker, frame("a", 1))
     await first.read_to_heads(SHARD)
-    with pytest.raises(Invalid, match="members of application one run on etcd prefix"):
+    with raises(Invalid, path="etcd.prefix", says="members of application one"):
         await start(Two(), id="consumer-two", adopt_from="one")
     await first.stop()
     second = await start(Two(), id="consumer-two", adopt_from="one")
@@ -135,7 +134,7 @@ async def test_an_application_is_renamed_when_its_members_are_gone(
     # Once is enough, also for states that have not changed since.
     third = await start(Two(), id="consumer-three")
     await third.await_primary(SHARD)
-    with pytest.raises(Invalid, match="belongs to application two"):
+    with raises(Invalid, path="etcd.prefix", says="application two"):
         await start(One(), id="consumer-one")
     assert (await claim_prefix(etcd, ROOT, "two", "")) == Owner("two", ("one",))
 
@@ -150,7 +149,7 @@ async def test_a_prefix_that_is_given_away_ends_its_members(start: Start, etcd: 
 async def test_members_are_found_where_the_owner_was_deleted(start: Start, etcd: Etcd) -> None:
     await start(One())
     await etcd.delete_prefix(owner_key(ROOT))
-    with pytest.raises(Invalid, match="members of application one run on etcd prefix"):
+    with raises(Invalid, path="etcd.prefix", says="members of application one"):
         await start(Two(), id="consumer-two")
 
 
@@ -172,7 +171,7 @@ def test_a_state_belongs_to_the_application_that_committed_it(tmp_path: Path) ->
         driver.run()
     with (
         AppDriver(Two(), tmp_path / "two", [SOURCE], journals=journals) as driver,
-        pytest.raises(NotAllowed, match="belongs to application one, and this is application two"),
+        raises(NotAllowed, shard="driven-shard", says="application one"),
     ):
         driver.run()
     with AppDriver(One(), tmp_path / "again", [SOURCE], journals=journals) as driver:
@@ -237,6 +236,6 @@ def test_every_store_keeps_the_name(tmp_path: Path, kind: str) -> None:
         driver.run()
     with (
         AppDriver(Other(), tmp_path / "two", [SOURCE], journals=journals) as driver,
-        pytest.raises(NotAllowed, match="belongs to application one"),
+        raises(NotAllowed, shard="driven-shard", says="application one"),
     ):
         driver.run()

@@ -21,6 +21,7 @@ from gazette.runconsumer import process
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Echo, Start, Tally, Word, frame
+from tests.facts import raises
 
 CALLBACKS = [
     "message_type_of",
@@ -219,7 +220,7 @@ def test_a_result_under_a_poison_policy_is_no_poison(tmp_path: Path) -> None:
         Mine("b/target"), tmp_path, [SOURCE], labels=LabelSet.of(*labels.items())
     ) as driver:
         driver.feed(SOURCE, frame("a"))
-        with pytest.raises(ApplicationFailed, match="returned a coroutine"):
+        with raises(ApplicationFailed, journal="a/source", begin=0, says="coroutine"):
             driver.run()
         assert not driver.skipped
 

@@ -31,6 +31,7 @@ from gazette.recoverylog.log.fsm import RecoveryFSM
 from gazette.testing.consumer import LOGS, shard_spec
 from gazette.testing.instant_clock import InstantClock
 from tests.consumer.apps import SHARD
+from tests.facts import raises
 
 SPEC = shard_spec(SHARD, hint_backups=3)
 KEY = "/gazette/consumers/test/assign/shard-one#local#one#0"
@@ -64,7 +65,7 @@ def test_each_form_gives_the_same_hints() -> None:
         assert decode_hints(value) == hints
         assert len(value) <= bytes_max
     assert list(sizes) == [HintsForm.JSON, HintsForm.PROTOBUF, HintsForm.COMPRESSED]
-    with pytest.raises(Invalid, match="bytes, but etcd accepts only 100") as no:
+    with raises(Invalid, files=50, says="100") as no:
         encode_hints(hints, 100)
     assert "target_file_size_base" in str(no.value.hint)
 
@@ -214,5 +215,5 @@ async def test_hints_that_never_fit_are_refused_once(
 ) -> None:
     monkeypatch.setattr(hints_store, "encode_hints", lambda hints: encode_hints(hints, 100))
     revision = await assigned(etcd)
-    with pytest.raises(Invalid, match="etcd accepts only 100 "):
+    with raises(Invalid, files=100, says="100"):
         await rotate(etcd, hints_of(100), revision)

@@ -16,6 +16,7 @@ from gazette.gazctl.io.record_splitter import (
     LineSplitter,
     Splitter,
 )
+from tests.facts import raises
 
 MAGIC = bytes.fromhex("66339336")
 
@@ -48,7 +49,7 @@ def test_frames_keep_their_header(frames: list[bytes], cuts: list[int]) -> None:
 def test_what_is_no_frame_is_refused_with_its_offset() -> None:
     splitter = FixedSplitter()
     splitter.feed(as_frame(b"abc"))
-    with pytest.raises(Invalid, match="no fixed header at offset 11 of the input"):
+    with raises(Invalid, path="--input", says="offset 11 of the input (67617262)"):
         splitter.feed(b"garbage!")
 
 

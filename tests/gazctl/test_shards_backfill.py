@@ -21,6 +21,7 @@ from tests.backfill.apps import METADATA, Rows, Words, WordsBackfill
 from tests.backfill.cluster import Cluster, history, shard_settings, source
 from tests.backfill.conftest import start as start
 from tests.backfill.test_drive import expected
+from tests.facts import raises
 from tests.gazctl.runner import Runner, Streams, offline
 
 APP = "tests.backfill.apps:WordsBackfill"
@@ -171,7 +172,7 @@ async def test_flags_that_cannot_be_are_refused(
 
 
 def test_a_class_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(Invalid, match=r"tests\.backfill\.apps has no Nothing") as raised:
+    with raises(Invalid, path="APP", says="Nothing") as raised:
         load_backfill("tests.backfill.apps:Nothing")
     assert "Words, WordsBackfill" in raised.value.hint
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from gazette.message.uuid import (
     parse_arrays,
 )
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+from tests.facts import raises
 
 JOURNAL = "a/journal"
 UNKNOWN_FLAGS = 0x2AA
@@ -316,7 +316,7 @@ def test_a_transaction_whose_begin_is_lost_does_not_commit_without_it() -> None:
         envelopes[0].producer: ProducerState(5, envelopes[1].begin)
     }
     assert pending.open == {JOURNAL: (envelopes[0].producer,)}
-    with pytest.raises(Corrupt, match="start of a committed transaction was pruned"):
+    with raises(Corrupt, journal="a/journal", producer="010000000000", begin=8):
         history.folded(snapshot_of(pieces, begin, envelopes[4].end, prior), 1)
     # Rolled back, it does not matter.
     rolled_back = [*envelopes[:4], envelopes[4].__class__(*_fields(envelopes[4], clock=5))]

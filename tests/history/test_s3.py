@@ -24,6 +24,7 @@ pytest.importorskip("pyspark")
 from gazette.history.snapshot_builder import take_snapshot
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format, table_schema
+from tests.facts import is_advised
 
 JOURNAL = "words/part-000"
 
@@ -82,7 +83,8 @@ def test_errors_of_the_bucket_are_told(bucket: Bucket, s3_proxy: FaultProxy) -> 
     s3_proxy.fail("GET", "list-type", status=403, code="AccessDenied", times=99)
     with pytest.raises(NotAllowed, match="AccessDenied") as raised:
         bucket.rows(fields="word string")
-    assert "Allow these credentials to list the bucket" in raised.value.hint
+    assert is_advised(raised.value)
+    assert "list" in raised.value.hint
     s3_proxy.heal()
     s3_proxy.fail(part=os.path.basename(bucket.paths[2]), status=403, code="AccessDenied", times=99)
     with pytest.raises(NotAllowed, match="AccessDenied"):

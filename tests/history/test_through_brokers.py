@@ -22,6 +22,7 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line
+from tests.facts import raises
 
 LABELS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 KEYS = "YSBrZXkgdGhhdCBpcyBsb25nIGVub3VnaCBmb3IgdGhpcw=="
@@ -70,13 +71,13 @@ async def test_the_tail_is_read_from_brokers(etcd: Etcd, tmp_path: Path, direct:
             assert found == ["x" * 1024, "tail", "other"]
             if stored == [True, False, True]:  # The first append of a journal is stored at once.
                 break
-        with pytest.raises(NotFound, match="no journal matches the selector"):
+        with raises(NotFound, selector="prefix=none/"):
             await asyncio.to_thread(
                 read, access, Selection(selector=LabelSelector.of(prefix="none/"))
             )
-        with pytest.raises(NotFound, match="journal not found"):
+        with raises(NotFound, journal="topic/c"):
             await asyncio.to_thread(read, access, Selection(journals=("topic/c",)))
-        with pytest.raises(Invalid, match=r"expected at most \d+"):
+        with raises(Invalid, path="end", says="9999"):
             await asyncio.to_thread(read, access, Selection(journals=("topic/b",), end_all=9999))
 
 

@@ -33,6 +33,7 @@ from gazette.message.uuid import (
     uuid_text,
 )
 from gazette.protocol.pb import broker_pb2
+from tests.facts import raises
 
 START = clock_at(1_700_000_000 * 10**9)
 PRODUCER = b"\x01abcde"
@@ -326,7 +327,7 @@ def test_a_journal_may_hold_several_types() -> None:
     )
     frames = framing.decode(buffer, 0)
     assert frames.messages == [Removed(3), Removed(0, uuid=uuid_text(ACK))]
-    with pytest.raises(Invalid, match="same field uuid"):
+    with raises(Invalid, path="uuid"):
         framing_of(CONTENT_JSON_LINES, Added | Untold)
 
 

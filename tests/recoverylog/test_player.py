@@ -30,6 +30,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope, settled
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import breathe, eventually
+from tests.facts import is_advised, raises
 
 LOG = "recovery/log"
 FORK = "recovery/fork"
@@ -378,9 +379,9 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
         await broker.client.append(AppendParams(LOG, offset=head))
         world.broker = broker
         assert await world.files(hints) == expected
-        with pytest.raises(Corrupt, match="no longer holds operations"):
+        with raises(PrunedLog, "jumped_to", "segment_end", offset=15):
             await world.files(old)
-        with pytest.raises(PrunedLog, match="has no hints"):
+        with raises(PrunedLog, "jumped_to", offset=0):
             await world.files()
         # A player with several hints goes through them. What was asked of it before is still done.
         player = world.player(old, older_hints=[FSMHints(LOG), hints])
@@ -404,7 +405,7 @@ async def test_hints_beyond_the_log_are_refused(world: World) -> None:
         with pytest.raises(Corrupt, match="beyond the end"):
             await world.files(elsewhere)
     await world.broker.client.append(AppendParams(FORK), bytes(10_000))
-    with pytest.raises(Corrupt, match="ends before operations"):
+    with raises(Corrupt, "segment", "offset", log="recovery/fork"):
         await world.files(FSMHints(log=FORK, live_nodes=exact.live_nodes))
 
 
@@ -496,7 +497,7 @@ async def test_an_owner_whose_operations_do_not_apply_is_an_error(world: World) 
     await put(first, "/a", b"one")
     frame, _ = encode_op(RecordedOp(99, 5, 11, Create("/x")))
     await world.broker.client.append(AppendParams(LOG), frame)
-    with pytest.raises(Corrupt, match="cannot be played further"):
+    with raises(Corrupt, offset=70, seq_no=99, expected_seq_no=4):
         await world.files()
 
 
@@ -584,9 +585,9 @@ async def test_a_disk_that_is_full_is_an_error_that_says_so(
     monkeypatch.setattr(os, "pwrite", pwrite)
     player = world.player()
     player.finish()
-    with pytest.raises(GazetteError, match="No space left") as caught:
+    with raises(GazetteError, "directory", errno=28) as caught:
         await player.play()
-    assert "Free space" in caught.value.hint
+    assert is_advised(caught.value)
     monkeypatch.undo()
     await eventually(lambda: not player.directory.exists())
     assert not open_below(world.directory / "player-")

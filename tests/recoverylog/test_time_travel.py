@@ -26,6 +26,7 @@ from gazette.recoverylog.shard_state import StateKind
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, FragmentLog, LogClock, MemoryLog, MemoryLogs, take_over
+from tests.facts import raises
 
 SHARD: Any = None
 SCHEMA = "CREATE TABLE IF NOT EXISTS word (w TEXT PRIMARY KEY, n INTEGER)"
@@ -181,7 +182,7 @@ def test_hints_that_are_too_new_are_passed_over(recorded: Recorded, tmp_path: Pa
     begin = min(node.segments[0].first_offset for node in newest.live_nodes)
     source = MemoryLogs(recorded.log, begin=begin)
     directory = tmp_path / "c"
-    with pytest.raises(NotFound, match="no hints are that old") as caught:
+    with raises(NotFound, "earliest_offset", "earliest_time", log="recovery/test") as caught:
         open_at(source, [newest], directory, Moment(offset=end))
     assert caught.value.facts["earliest_offset"] > end
     assert not directory.exists()
@@ -229,7 +230,7 @@ def test_from_a_fragment_store_alone(tmp_path: Path) -> None:
         pieces = logs.read(LOG, 0, log.end)
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
-        with pytest.raises(NotFound, match="have no fragment"):
+        with raises(NotFound, log="another/log"):
             logs.bounds("another/log")
         # A store lags behind its log, and then has less than the newest hints name.
         beyond = replace(recorded.hints[0].live_nodes[-1].segments[-1], last_offset=log.end + 1)

@@ -29,6 +29,7 @@ from tests.backfill.conftest import s3_proxy as s3_proxy
 from tests.backfill.conftest import s3_target as s3_target
 from tests.backfill.conftest import start as start
 from tests.blobs.s3_endpoint import FaultProxy, store_url
+from tests.facts import raises
 
 SOURCE, SHARD = "words/part-000", "shard-000"
 LINES = history(random.Random(2), 300)
@@ -174,9 +175,9 @@ async def test_columns_that_a_state_does_not_have(start: Any) -> None:
         only = read(given, pa.schema([shard]))
         assert len(only) > 5
         assert only[0] == {"shard": SHARD}
-        with pytest.raises(Invalid, match=r"no such columns: nope \(there are word, n\)"):
+        with raises(Invalid, path="option fields", shard="shard-000", says="nope"):
             read({**given, "fields": "nope string"}, pa.schema([shard, ("nope", pa.string())]))
-        with pytest.raises(NotFound, match=f"no such table .*table=nothing, shard={SHARD}"):
+        with raises(NotFound, table="nothing", shard="shard-000"):
             read({**given, "table": "nothing"}, pa.schema([shard, ("word", pa.string())]))
         with pytest.raises(Invalid, match="a value of the state does not have its column's type"):
             read(given, pa.schema([shard, ("word", pa.int64())]))
@@ -200,12 +201,12 @@ async def test_column_families_and_documents(start: Any, application: Any) -> No
             await asyncio.to_thread(GazetteStateDataSource(given).schema)
         await cluster.append(SOURCE, history(random.Random(1), 20))
         await cluster.consumer.read_to_heads(SHARD)
-    with pytest.raises(Invalid, match="no such columns: k") as raised:
+    with raises(Invalid, path="option fields", shard="shard-000", says="columns: k") as raised:
         await asyncio.to_thread(read, given, wrong)
     assert ("key, value" if application is Pairs else "document") in str(raised.value)
     if application is Pairs:
         given["column_family"] = "nope"
-        with pytest.raises(NotFound, match="no such column family") as family:
+        with raises(NotFound, column_family="nope") as family:
             await asyncio.to_thread(GazetteStateDataSource(given).schema)
         assert "One of default" in family.value.__notes__[0]
 
@@ -215,9 +216,9 @@ async def test_errors_name_the_option(start: Any) -> None:
     await cluster.broker.create(source(SOURCE))
     await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
     await cluster.consumer.await_primary(SHARD)
-    with pytest.raises(Invalid, match="a table is required"):
+    with raises(Invalid, path="option table"):
         await asyncio.to_thread(GazetteStateDataSource(options(cluster)).schema)
-    with pytest.raises(NotFound, match="no such table"):
+    with raises(NotFound, table="nothing"):
         await asyncio.to_thread(GazetteStateDataSource(options(cluster, table="nothing")).schema)
     with pytest.raises(NotFound, match="no shard"):
         await asyncio.to_thread(

@@ -20,6 +20,7 @@ from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
+from tests.facts import is_advised
 
 pytest.importorskip("rocksdict")
 
@@ -75,7 +76,7 @@ def test_a_log_of_another_store_is_refused(kind: str, by: str, tmp_path: Path) -
     with pytest.raises(Invalid) as raised:
         OPEN[by](recorder)
     assert "recovery log" in str(raised.value)
-    assert "begin a new log" in raised.value.hint
+    assert is_advised(raised.value)
     assert log.end == end, "something was recorded"
 
 
@@ -91,7 +92,7 @@ def test_a_directory_that_cannot_be_written(kind: str, tmp_path: Path) -> None:
         commit(store)
     assert "gone" in str(raised.value)
     if kind != "rocksdb":
-        assert "write to the directory" in raised.value.hint
+        assert is_advised(raised.value)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_disk_that_gets_full(kind: str, small_disk: Path, tmp_path: Path) -> N
             commit(store)
             commits += 1
     assert isinstance(raised.value, Unavailable)
-    assert "Free space" in raised.value.hint
+    assert is_advised(raised.value)
     assert str(small_disk) in str(raised.value)
     store.destroy()
     store = OPEN[kind](take_over(log, tmp_path / "next", RNG))

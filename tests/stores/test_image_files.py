@@ -28,6 +28,7 @@ from gazette.stores.sqlite.databases import RedoDatabases
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, Replayer, pruned, replay, take_over
+from tests.facts import raises
 from tools.fuzz_stores.base import defaults
 from tools.image_hints import ONE_IMAGE_EACH, ScaledState, steady_hints
 
@@ -217,7 +218,7 @@ def test_a_version_that_knows_one_image_for_a_file_refuses_the_log(
     replay(bytes(shard.log.data), tmp_path / "files")
     assert KIND_IMAGE_WITHIN in kinds(tmp_path / "files")
     monkeypatch.setattr(sqlite_redo, "_KINDS", (1, 2))
-    with pytest.raises(Corrupt, match="later version of Gazette") as raised:
+    with raises(Corrupt, "file", kind=3) as raised:
         build(files_of(tmp_path / "files"), "primary.db", tmp_path / "built")
     assert raised.value.facts["kind"] == KIND_IMAGE_WITHIN
     shard.store.destroy()

@@ -20,6 +20,7 @@ from gazette.recoverylog.sqlite.wal import WalIndex
 from gazette.runtime.tasks import OpFuture, resolved
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, replay, take_over
+from tests.facts import raises
 
 SHARD: Any = None
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v)"
@@ -136,7 +137,7 @@ def test_an_attached_database_that_is_replaced(world: World) -> None:
     store.connection.deserialize("archive", other.serialize("main"))
     store.connection.authorizer = before
     store.execute("INSERT INTO archive.a VALUES (1)")
-    with pytest.raises(Broken, match="another database as archive"):
+    with raises(Broken, "path", actual="", says="archive"):
         commit(store, 1)
 
 
@@ -144,7 +145,7 @@ def test_a_database_that_is_replaced_in_the_vfs_mode(world: World) -> None:
     store = world.open(mode="vfs")
     detach_file(store.connection)
     store.execute("INSERT INTO t VALUES (1, 'lost')")
-    with pytest.raises(Broken, match="another database as main"):
+    with raises(Broken, "path", actual="", says="main"):
         commit(store, 1)
 
 
@@ -276,7 +277,7 @@ def test_tables_outside_of_the_recorded_directory(
     store.put(b"k", b"v")
     store.start_commit(SHARD, Checkpoint(), ()).result()
     store._database.flush(True)
-    with pytest.raises(Broken, match="outside of the recorded directory"):
+    with raises(Broken, "directory", "tables"):
         store.start_commit(SHARD, Checkpoint(), ()).result()
     store.destroy()
 
@@ -290,7 +291,7 @@ def test_a_build_whose_database_is_replaced(tmp_path: Path) -> None:
     commit(store, 1)
     detach_file(store.connection)
     store.execute("INSERT INTO t VALUES (1, 'lost')")
-    with pytest.raises(Broken, match="another database as main"):
+    with raises(Broken, "path", actual="", says="main"):
         commit(store, 2)
     store.destroy()
     log.close()

@@ -27,6 +27,7 @@ from gazette.recoverylog.rocksdb.keys import (
 from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.stores.rocksdb.wal import _FIRST, _LAST, batches, records
 from gazette.testing.recovery import LOG, MemoryLog, take_over
+from tests.facts import is_advised, raises
 
 rocksdict: Any = pytest.importorskip("rocksdict")
 
@@ -305,7 +306,7 @@ def test_a_damaged_table_is_no_short_answer(log: MemoryLog, tmp_path: Path) -> N
         for scan in (store.iterate(), view.iterate(), store.iterate(reverse=True)):
             with pytest.raises(Corrupt) as raised:
                 list(scan)
-            assert "plays the log" in raised.value.hint
+            assert is_advised(raised.value)
         for get in (store.get, view.get):
             with pytest.raises(Corrupt):
                 for number in range(20_000):
@@ -393,5 +394,5 @@ def test_a_record_of_which_a_block_has_room_for_the_header_only() -> None:
     # Cut off behind the empty fragment, it is a record that is still to come.
     assert [record for record, _ in records(data[: 32 << 10], 0)] == [filling]
     for wrong in (fragment(_LAST, batch), fragment(_FIRST, b"") + fragment(1, batch)):
-        with pytest.raises(Corrupt, match="not a record"):
+        with raises(Corrupt, "offset", "kind"):
             list(records(wrong, 0))

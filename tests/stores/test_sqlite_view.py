@@ -18,6 +18,7 @@ from gazette.stores.double_buffer import TwoCopies
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.sqlite.view import FollowedDatabases
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
+from tests.facts import raises
 from tests.stores.test_sqlite_recovery import (
     MODES,
     Recorded,
@@ -122,12 +123,12 @@ def test_redo_that_loses_its_end_on_a_standby_is_an_error(scratch: Path) -> None
         path = replayer.view(lambda files: files.paths["primary.db.redo-00000001"])
         sizes.append(path.stat().st_size)
     os.truncate(path, sizes[-2])
-    with pytest.raises(Corrupt, match="another length than was written") as raised:
+    with raises(Corrupt, "length", "expected", path="/primary.db.redo-00000001") as raised:
         replayer.view(view.follow)
     assert (raised.value.facts["length"], raised.value.facts["expected"]) == tuple(sizes[-2:])
     # It stays one, also for a view that is made later, and for a promotion.
     for read in (lambda: replayer.view(FollowedDatabases(scratch / "new").follow), replayer.finish):
-        with pytest.raises(Corrupt, match="another length than was written"):
+        with raises(Corrupt, "length", "expected"):
             read()
     replayer.abandon()
 

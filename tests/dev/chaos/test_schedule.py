@@ -8,6 +8,7 @@ import random
 import pytest
 
 from gazette.errors import Invalid
+from tests.facts import raises
 from tools.chaos.schedule import KINDS, Bounds, Effect, Planned, kinds_of, plan
 
 LEASE_S = 10.0
@@ -50,7 +51,7 @@ def test_only_what_was_asked_for_is_planned() -> None:
         "kill",
         "pause etcd",
     }
-    with pytest.raises(Invalid, match='unknown fault "kil"'):
+    with raises(Invalid, path="--faults", says='"kil"'):
         kinds_of(["kil"])
 
 
