@@ -29,21 +29,36 @@ AVOIDED = re.compile(
 """Words that leave open which process or user is meant, or that few readers know."""
 
 VERBS = """
-Accept Account Act Adapt Add Adopt Advance Allocate Allow Announce Answer Append Apply Arm Ask
-Assert Assign Assume Attach Attempt Authorize Await Become Begin Bind Block Bound Break Bring Buffer
-Build Call Cancel Change Charge Check Claim Close Combine Commit Compare Compile Complete Compress
-Confirm Connect Consume Continue Convert Copy Count Crash Create Cut Decide Decode Decompress
-Decorate Delay Delete Deliver Dequeue Describe Deserialize Detach Disable Do Drain Draw Drop Empty
-Encode End Enqueue Evaluate Exclude Execute Expect Extend Fail Feed Fill Find Finish Fix Fold Follow
-Forbid Forget Fork Format Forward Free Give Hand Handle Hash Have Hold Ignore Import Include
-Increment Inject Insert Install Judge Keep Kill Lead Learn Leave Let List Listen Lock Log Look Make
-Map Mark Match Measure Merge Move Note Observe Open Overwrite Own Parse Pass Pause Perform Persist
-Plan Play Prefer Prepare Print Probe Promote Propose Prune Publish Pulse Put Query Queue Raise Rank
-Read Rebuild Record Recover Refresh Refuse Release Rely Remember Remove Renew Repeat Replace Report
-Require Reserve Reset Resolve Restart Restore Restrict Retire Retrieve Retry Return Revoke Roll Run
-Sample Save Say Scan See Send Sequence Serialize Serve Set Settle Show Silence Simulate Skip Sleep
-Solve Split Spread Start Stop Store Stream Summarise Synchronize Take Tear Trace Turn Unassign Undo
-Unite Unlink Update Validate Wait Wake Watch Wind Wipe Wrap Write Yield
+Abort Accept Account Acknowledge Acquire Act Adapt Add Adopt Advance Age Allocate Allow Announce
+Answer Append Apply Arm Ask Assert Assign Assume Attach Attempt Authorize Await Become Begin Bend
+Bind Block Borrow Bound Break Bring Buffer Build Cache Calculate Call Cancel Cap Cause Change Charge
+Check Choose Claim Clear Close Collect Combine Commit Compare Compile Complete Compress Compute
+Configure Confirm Connect Construct Consume Continue Convert Copy Corrupt Count Crash Create Cut
+Damage Decide Decode Decompress Decorate Define Delay Delete Deliver Demand Deny Deploy Dequeue
+Describe Deserialize Detach Detect Disable Distribute Divide Do Download Drain Draw Drive Drop Dump
+Duplicate Echo Emit Empty Encode Encrypt End Enqueue Ensure Enter Enumerate Erase Establish Estimate
+Evaluate Evict Exchange Exclude Execute Exercise Expand Expect Expire Explain Export Extend Extract
+Fail Fake Feed Fetch Fill Finalize Find Finish Fix Flag Flip Flush Fold Follow Forbid Force Forget
+Fork Format Forward Free Freeze Gather Generate Get Give Go Grant Guess Hammer Hand Handle Hang Hash
+Have Hide Hold Identify Ignore Imitate Import Include Increase Increment Initialize Inject Inline
+Insert Inspect Install Intercept Interleave Interrupt Introduce Invent Invoke Issue Iterate Join
+Judge Keep Kill Lead Learn Leave Lengthen Let Lift Limit Link List Listen Load Lock Log Look Loop
+Lose Lower Make Map Mark Match Measure Merge Migrate Modify Mount Move Multiply Mutate Name Narrow
+Negate Normalize Note Notify Observe Occupy Offer Omit Open Operate Order Overload Override
+Overwrite Own Pack Parse Participate Partition Pass Patch Pause Perform Persist Perturb Pick Place
+Plan Plant Play Point Poison Poll Prefer Prepare Press Print Probe Produce Promote Propose Prove
+Provide Prune Publish Pull Pulse Push Put Query Queue Quit Quote Raise Rank Reach Read Reassign
+Rebalance Rebase Rebuild Receive Reconnect Record Recover Recreate Reduce Refresh Refuse Register
+Reject Release Rely Remember Remove Rename Render Renew Reopen Repeat Replace Replay Reply Report
+Require Reread Resend Reserve Reset Resolve Respond Restart Restore Restrict Resume Retire Retrieve
+Retry Return Reuse Reverse Revoke Rewind Rewrite Roll Rotate Round Route Run Sabotage Sample Save
+Say Scan Schedule Script Search See Seed Select Send Sequence Serialize Serve Set Settle Share Shift
+Show Shrink Shuffle Shut Sign Signal Silence Simplify Simulate Size Skip Sleep Slow Solve Sort Spawn
+Split Spread Stall Start Step Stop Store Stream Strip Stub Subscribe Substitute Subtract Sum
+Summarise Summarize Supply Survive Suspend Swap Switch Synchronize Take Tear Tell Terminate Test
+Throw Time Touch Trace Transfer Translate Treat Trigger Trim Truncate Trust Try Turn Unassign Undo
+Unite Unlink Unpack Unregister Update Upload Use Validate Verify Visit Wait Wake Walk Warn Watch
+Wind Wipe Withhold Work Wrap Write Yield Zero
 """
 """First words of docstrings, in order. Add a verb when a function needs another one."""
 
@@ -85,7 +100,7 @@ def docstring_problems(source: str) -> list[str]:
         opening = text.split()[0].strip(".,:;")
         if opening not in verbs:
             found.append(
-                f"{node.lineno}: {node.name} opens with {opening!r}: {text.splitlines()[0]}"
+                f"{node.lineno}: {node.name} opens with {opening!r}, which is not in VERBS: {text.splitlines()[0]}"
             )
         if re.search(r"(^|[.:] )Raises\b", text, re.MULTILINE):
             found.append(f"{node.lineno}: {node.name} says 'Raises': say 'Raise ``X`` if …'")

@@ -41,7 +41,7 @@ def networks(draw: st.DrawFn) -> Network:
 
 
 def crossing(zones: str, members: Sequence[tuple[int, int]], items: Sequence[FlowItem]) -> Network:
-    """A network in which a negative cycle needs the same item twice. ``members``: limit, needed_from."""
+    """Make a network in which a negative cycle needs the same item twice. ``members``: limit, needed_from."""
     return network_of([FlowMember(int(z), *m) for z, m in zip(zones, members, strict=True)], items)
 
 
