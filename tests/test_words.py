@@ -85,15 +85,22 @@ def avoided_words(text: str) -> list[str]:
     ]
 
 
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield all functions of a module, without a look into expressions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from functions(node)
+
+
 def docstring_problems(source: str) -> list[str]:
     """Return docstrings that do not open with a verb, or say errors in another form.
 
     Properties are described by noun phrases, and tests by claims.
     """
     found, verbs = [], set(VERBS.split())
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+    for node in functions(ast.parse(source)):
         text = ast.get_docstring(node)
         if text is None or node.name.startswith("test_") or _is_property(node):
             continue

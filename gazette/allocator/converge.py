@@ -1,6 +1,6 @@
 """One step from the current assignments of an item towards its desired ones.
 
-The rules are those of broker.md §2.6. New replicas are added at once where members have capacity.
+New replicas are added at once where members have capacity.
 An unwanted replica is removed only when enough others are known to be consistent. Every
 ``ItemStep`` is a group of comparisons and operations that etcd applies together or not at all.
 """

@@ -48,7 +48,7 @@ def key_bytes(key: Key) -> bytes:
 def prefix_range(prefix: Key) -> tuple[bytes, bytes]:
     """Return ``(key, range_end)`` of all keys that begin with ``prefix``; of all keys if it is empty."""
     begin = key_bytes(prefix)
-    # The end is the least key above all of them: the last byte that can be raised, raised.
+    # The end is the least key above all of them: its last byte below 255 is one greater.
     stem = begin.rstrip(b"\xff")
     end = stem[:-1] + bytes((stem[-1] + 1,)) if stem else _FROM_KEY
     return begin or _FROM_KEY, end

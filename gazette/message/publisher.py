@@ -121,8 +121,9 @@ class Publisher:
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
         self._held: dict[_Line, tuple[int, bool]] | None = None
-        """State of a hold, None without one. For each line that grew since: its former length in bytes, and
-        True if the transaction had not published to it."""
+        """The lines that grew since the hold began, each with its former length in bytes, and with True if
+        the transaction had not published to it before. None without a hold.
+        """
         self._strict = True
         self._passed = ""
         """Reason for which messages since a hold without ``strict`` cannot be undone. Empty if they can."""

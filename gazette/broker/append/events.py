@@ -157,7 +157,7 @@ class PipelineTaken:
 
 @dataclass(frozen=True, slots=True)
 class PipelineBuilt:
-    """``caught_up``: peers lacked bytes of the open fragment, and were sent them."""
+    """``caught_up`` is True if peers lacked bytes of the open fragment, and were sent them."""
 
     spool: SpoolView
     now: float

@@ -107,7 +107,9 @@ def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Famil
 
 @dataclass(frozen=True, slots=True)
 class OpenedWith:
-    """Options that a database is opened with: rocksdict's, of it and of each column family."""
+    """The options with which a database is opened, as rocksdict's objects: its own,
+    and those of each column family.
+    """
 
     database: Any
     families: dict[str, Any]

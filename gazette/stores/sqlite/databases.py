@@ -25,9 +25,13 @@ REIMAGE_MAX: Final = 4
 IMAGE_FILES: Final = 1024
 """Approximate number of files of images of a large store: each holds this fraction of it."""
 FILES_PER_IMAGE_FILE: Final = 2
-"""Above this multiple of that number of files, images are made again even if no horizon asks for it."""
+"""Above this multiple of that number of files, images are made again, even if the bound of
+a recovery does not require it.
+"""
 MERGE_EVERY: Final = 8
-"""Commits between two such images, so that they add little to what is recorded."""
+"""Number of commits between two images that are made only to reduce the number of files. Such images then
+add little to the recorded bytes.
+"""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
