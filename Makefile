@@ -10,6 +10,7 @@ endif
 PYTHON3 ?= python3
 STAMP := $(BIN)/.gazette-installed
 DEV_STAMP := $(BIN)/.gazette-dev-installed
+DOCS_STAMP := $(BIN)/.gazette-docs-installed
 # Tests wait for processes, timers and disks more than they compute: two per core.
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -47,6 +48,10 @@ constraints:
 	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 	$(COMPILE) --extra dev --output-file constraints.txt
 	$(COMPILE) --extra s3 --output-file deploy/constraints.txt
+
+$(DOCS_STAMP): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $@ $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/gazette demo $(ARGS)
@@ -146,7 +151,8 @@ bench-spark: $(DEV_STAMP)
 	$(BIN)/python benchmarks/bench_spark.py $(ARGS)
 
 # The pages of docs/ as a site in build/site; broken links are errors.
-docs: $(DEV_STAMP)
+# Needs neither Spark nor a database.
+docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs build --quiet
 
 protos: $(DEV_STAMP)

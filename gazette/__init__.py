@@ -105,7 +105,17 @@ if not TYPE_CHECKING:  # Type checkers report a name that is not here.
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'gazette' has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(home), name)
+        try:
+            module = importlib.import_module(home)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("gazette."):
+                raise
+            raise ImportError(
+                f"gazette.{name} is not part of pygazette-client, which has gazette.client only: "
+                "run `pip uninstall pygazette-client` and `pip install pygazette`",
+                name=home,
+            ) from error
+        value = globals()[name] = getattr(module, name)
         return value
 
 

@@ -130,3 +130,15 @@ class Broken(GazetteError):
 
 class Bug(GazetteError):
     default_hint = "This is a defect of Gazette: please report it with the log."
+
+
+def not_installed(
+    what: str, package: str, extra: str, *, path: str = "", hint: str = ""
+) -> Invalid:
+    """Return the error of ``what`` that needs a package of an extra. ``hint`` is another way out."""
+    return Invalid(
+        f"{what} needs a package that is not installed ({package}): "
+        f"run `pip install 'pygazette[{extra}]'`",
+        path=path,
+        hint=hint or "Install the extra for every process that needs it.",
+    )

@@ -34,7 +34,15 @@ from urllib.parse import quote, unquote, urlsplit
 from gazette.blobs.s3.access import S3Settings
 from gazette.blobs.s3.store import S3Store
 from gazette.blobs.wrappers import RetryingStore
-from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import (
+    Broken,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotFound,
+    Unavailable,
+    not_installed,
+)
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.text.validation import within
 from gazette.runtime.failpoints import hit
@@ -270,10 +278,12 @@ class FsspecStaging(Staging):
         try:
             import fsspec
         except ImportError as error:
-            raise Invalid(
-                f"a staging area at {url} needs a package that is not installed (fsspec)",
+            raise not_installed(
+                f"a staging area at {url}",
+                "fsspec",
+                "fsspec",
                 path="--staging",
-                hint="pip install 'pygazette[fsspec]', and the filesystem's package (s3fs, gcsfs …).",
+                hint="Install the filesystem's package as well (s3fs, gcsfs …).",
             ) from error
         try:
             self._fs, root = fsspec.core.url_to_fs(url)

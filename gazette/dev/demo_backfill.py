@@ -16,7 +16,7 @@ from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.dev.word_count import LOGS, WordCountCluster, examples_path
-from gazette.errors import Broken, Invalid, Unavailable
+from gazette.errors import Broken, Unavailable, not_installed
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.values import Compare, Op
 from gazette.protocol.label_set import LabelSelector
@@ -73,10 +73,8 @@ def choose_runner(forced: bool | None, environ: Mapping[str, str]) -> Runner:
     missing = [name for name in _SPARK_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         if forced:
-            raise Invalid(
-                f"Spark is not installed: there is no {missing[0]}",
-                path="--spark",
-                hint="Run `pip install 'pygazette[spark]'`, or leave the flag out.",
+            raise not_installed(
+                "Spark", missing[0], "spark", path="--spark", hint="Or leave the flag out."
             )
         return Runner(spark=False, reason="pygazette[spark] is not installed")
     from gazette.spark.java import ensure_java

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gazette.errors import not_installed
+
 if TYPE_CHECKING:
     from gazette.spark.backfill import Backfill as Backfill
     from gazette.spark.source.planning import read as read
@@ -27,4 +29,9 @@ if not TYPE_CHECKING:  # Type checkers report a name that is not here.
         # Import lazily: workers of Spark import this package without ever starting a session.
         if (module := _MODULES.get(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{module}"), name)
+        try:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "gazette").partition(".")[0] == "gazette":
+                raise
+            raise not_installed("gazette.spark", str(error.name), "spark") from error

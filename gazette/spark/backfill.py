@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_task, shard_mapping
 from gazette.backfill.definition import Backfill, load_backfill
-from gazette.errors import Bug, Conflict, Invalid
+from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
 from gazette.history.merge import Folded
 from gazette.history.row_cache import Keeping
@@ -61,9 +61,7 @@ class SparkRunner:
         ``Unavailable`` without a Java, or if a standalone master does not answer.
         """
         if importlib.util.find_spec("pyspark") is None:
-            raise Invalid(
-                "Spark is not installed", path="--master", hint="pip install 'pygazette[spark]'"
-            )
+            raise not_installed("Spark", "pyspark", "spark", path="--master")
         if spark is None:
             require_reachable(master)
             ensure_java(os.environ)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gazette.errors import Conflict, Invalid, Unavailable
+from gazette.errors import Conflict, Invalid, Unavailable, not_installed
 from gazette.spark.cluster_url import require_reachable
 from gazette.spark.java import ensure_java
 
@@ -37,16 +37,14 @@ def session(
     is further configuration, and goes first. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more
     variables of this process, for its children.
 
-    Raise `Unavailable` if Spark is not installed, has no Java, or a standalone master does not
-    answer. Raise `Invalid` for a text that is not a master. Raise `Conflict` if the process has a
-    session with another master: it can have one only.
+    Raise `Unavailable` if Spark has no Java, or a standalone master does not answer. Raise
+    `Invalid` if Spark is not installed, and for a text that is not a master. Raise `Conflict` if
+    the process has a session with another master: it can have one only.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise Unavailable(
-            f"Spark cannot be imported: {error}", hint="Run `pip install 'pygazette[spark]'`."
-        ) from error
+        raise not_installed("Spark", str(error.name), "spark") from error
     settings = {
         **DEFAULTS,
         **(_LOCAL_DEFAULTS if master.startswith("local") else {}),

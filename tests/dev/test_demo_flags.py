@@ -46,7 +46,7 @@ def test_spark_that_is_not_installed_is_told_at_once(
     without(monkeypatch, package)
     assert demo.run(["--spark"]) == 2
     output = capsys.readouterr().err
-    assert f"there is no {package}" in output
+    assert f"({package})" in output
     assert "pip install 'pygazette[spark]'" in output
 
 

@@ -19,7 +19,7 @@ from gazette.backfill.runner import Runner
 from gazette.backfill.settings import RunSettings
 from gazette.blobs.fsspec import check_protocols
 from gazette.consumer.application_name import checked_name
-from gazette.errors import Invalid
+from gazette.errors import Invalid, not_installed
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
 from gazette.gazctl.io.output import Table
@@ -133,11 +133,12 @@ def _runner(flags: ShardsBackfillFlags) -> Runner:
     try:
         from gazette.spark.backfill import SparkRunner
     except ImportError as error:
-        raise Invalid(
-            f"--master needs a package that is not installed ({error.name})",
+        raise not_installed(
+            "a run on Spark",
+            str(error.name),
+            "spark",
             path="--master",
-            hint="pip install 'pygazette[spark]', or leave the flag out to use the cores of this "
-            "machine.",
+            hint="Or leave the flag out, to use the cores of this machine.",
         ) from error
     runner: Runner = SparkRunner(flags.master)
     return runner

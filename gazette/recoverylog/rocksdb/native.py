@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gazette.errors import Broken, Closed, Invalid
+from gazette.errors import Broken, Closed, Invalid, not_installed
 from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 
 DEFAULT: Final = "default"
@@ -27,10 +27,7 @@ def load_rocksdict(what: str) -> Any:
     try:
         import rocksdict
     except ImportError as error:
-        raise Invalid(
-            f"{what} needs a package that is not installed (rocksdict)",
-            hint="pip install 'pygazette[rocksdb]'",
-        ) from error
+        raise not_installed(what, "rocksdict", "rocksdb") from error
     return rocksdict
 
 

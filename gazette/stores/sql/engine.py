@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, not_installed
 
 try:
     import sqlalchemy as sa
     from sqlalchemy import event, exc
 except ImportError as error:
-    raise Invalid(
-        "SQLStore needs a package that is not installed (sqlalchemy)",
-        hint="pip install 'pygazette[postgres]'",
-    ) from error
+    raise not_installed("SQLStore", "sqlalchemy", "postgres") from error
 
 TABLE: Final = "gazette_checkpoints"
 READING: Final = "gazette_reading"
