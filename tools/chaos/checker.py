@@ -70,6 +70,7 @@ from tools.chaos.registers import REGISTER_MISMATCH, Attempt, check_registers
 STORED = "fragments"
 """The source of a `Final` that was read from the store."""
 _DELIVERY_S = 2.0
+_HELD = " held"
 """An answer may be on its way for so long after its broker was killed."""
 _CREATION_S = 15.0
 """So much later than it happened a creation may be recorded."""
@@ -182,6 +183,10 @@ class _Book:
         self.reads = self.read_bytes = 0
         self._lease_s = lease_s
         self._blind: dict[str, list[tuple[float, float]]] = {}
+        self._holding: dict[tuple[str, str], float] = {}
+        """By kind and target, since when a cut holds bytes back."""
+        self._held: list[tuple[float, float]] = []
+        """The times of cuts that held bytes back."""
         self._shaken: dict[str, float] = {}
         """Targets of faults that may cost leases, until when: infinity while they last."""
 
@@ -261,11 +266,19 @@ class _Book:
     def excuses_append(self, journal: str, completed: Completed) -> bool:
         """Return True if a declared loss took the replicas that held an append, and it was not stored."""
         return any(
-            completed.time <= loss.time + _DELIVERY_S
+            completed.time <= self._delivered(loss)
             and set(completed.members) <= set(loss.brokers)
             and not _covers_any(loss.stored, completed.begin, completed.end)
             for loss in self.losses.get(journal, ())
         )
+
+    def _delivered(self, loss: Lost) -> float:
+        """Return when the last answer of brokers that ended in a loss may arrive.
+
+        A cut that holds bytes back delivers them at its end.
+        """
+        held = (end for begin, end in self._held if begin <= loss.time <= end)
+        return max(held, default=loss.time) + _DELIVERY_S
 
     def saw_what_was_lost(self, journal: str, time: float) -> bool:
         """Return True if registers of that time may be those of appends that a declared loss took."""
@@ -276,7 +289,7 @@ class _Book:
     def _blind_times(self, journal: str) -> Iterator[tuple[float, float]]:
         """Yield the times from the beginning of the first append that each loss took until that loss."""
         for loss in self.losses.get(journal, ()):
-            until = loss.time + _DELIVERY_S
+            until = self._delivered(loss)
             taken = [
                 invoked.time
                 for invoked, completed in _acknowledged(self.attempts_of[journal])
@@ -287,6 +300,12 @@ class _Book:
                 yield min(taken), until
 
     def _enter_fault(self, event: FaultEvent) -> None:
+        if event.target.endswith(_HELD):
+            if event.phase == "begun":
+                self._holding[event.kind, event.target] = event.time
+            elif event.phase == "ended":
+                begun = self._holding.pop((event.kind, event.target), event.time)
+                self._held.append((begun, event.time))
         if any(word in event.kind for word in _LEASE_KINDS):
             self._shaken[event.target] = float("inf") if event.phase == "begun" else event.time
 

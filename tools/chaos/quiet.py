@@ -61,7 +61,11 @@ class QuietTimes:
         """By journal, where declared losses left nothing before what was stored. Readers wait there."""
         self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
         """What was stored when all replicas were lost, of journals that have not gone on since then."""
-        self._ops: dict[int, str] = {}
+        self._lost: dict[str, float] = {}
+        """By journal, the time of the last declared loss."""
+        self._continued: dict[str, int] = {}
+        """By journal, the least offset that an append was given which began after the last loss."""
+        self._ops: dict[int, Invoked] = {}
         self._window: _Window | None = None
 
     def enter(self, event: Event) -> None:
@@ -71,17 +75,21 @@ class QuietTimes:
                 self._journals.add(event.journal)
                 self.gaps.pop(event.journal, None)
                 self._stored.pop(event.journal, None)
+                self._lost.pop(event.journal, None)
                 self._head_is(event.journal, 0)
             case Lost():
                 self._stored[event.journal] = event.stored
+                self._lost[event.journal] = event.time
+                self._continued.pop(event.journal, None)
                 self._enter_gaps(event.journal, event.stored)
             case Invoked():
-                self._ops[event.op] = event.journal
+                self._ops[event.op] = event
             case Completed():
                 self._enter_completed(event)
             case HeadReset():
                 if (stored := self._stored.pop(event.journal, None)) is not None:
-                    self._enter_gaps(event.journal, [*stored, (event.offset, event.offset)])
+                    at = self._continued.get(event.journal, event.offset)
+                    self._enter_gaps(event.journal, [*stored, (at, at)])
                 self._head_is(event.journal, event.offset)
             case Opened(follows=True):
                 self._positions[event.journal, event.reader] = event.offset
@@ -112,9 +120,13 @@ class QuietTimes:
                 self.gaps[journal].append((before, begin))
 
     def _enter_completed(self, event: Completed) -> None:
-        journal = self._ops.pop(event.op)
+        invoked = self._ops.pop(event.op)
+        journal = invoked.journal
         if event.outcome == "ok":
             self._heads[journal] = max(self._heads[journal], event.end)
+            if event.begin < event.end and invoked.time > self._lost.get(journal, float("inf")):
+                at = self._continued.get(journal, event.begin)
+                self._continued[journal] = min(at, event.begin)
         if self._window is None:
             return
         if event.outcome == "ok":

@@ -518,6 +518,20 @@ def test_a_declared_loss_does_not_excuse_what_came_after_it() -> None:
     assert story.kinds() == {"lost"}
 
 
+def test_a_declared_loss_excuses_answers_that_a_cut_held_back() -> None:
+    for target, kinds in (("b3 | client held", set()), ("b3 | client refused", {"lost"})):
+        story = Story()
+        op = story.invoke()
+        story.say(FaultEvent, "cut from clients", target, "begun")
+        loss(story, "b1", "b2")
+        for _ in range(5):
+            story.tick()
+        story.say(FaultEvent, "cut from clients", target, "ended")
+        story.acknowledge(op, 0, 100)
+        story.content = b""
+        assert story.kinds() == kinds
+
+
 def test_a_hole_is_excused_only_where_all_replicas_were_lost() -> None:
     for declared, kinds in ((True, set()), (False, {"source", "lost", "jump"})):
         story = Story()
@@ -770,6 +784,28 @@ def test_a_reader_that_waits_before_a_head_that_etcd_knows() -> None:
         story.say(Quiet, "ended")
         digest = hashlib.sha1(story.content).hexdigest()
         story.events.append(Final(STORED, JOURNAL, 300, digest, ((100, 200),)))
+        assert story.kinds() == kinds
+
+
+def test_a_reader_that_waits_before_an_offset_that_an_append_confirmed() -> None:
+    """The journal has an earlier gap, and no head was confirmed: an append named it."""
+    for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
+        story = Story()
+        follower(story, 0)
+        story.held_by("b1", "b2")
+        story.held_by("b1", "b2")
+        story.read(0, 100, reader="tail")
+        if declared:
+            loss(story, "b1", "b2", stored=((0, 100),))
+        story.content = story.content[:100] + bytes(100)
+        story.held_by("b1", "b2")
+        story.say(HeadReset, JOURNAL, 50, 50)
+        story.held_by("b1", "b2")
+        story.say(Quiet, "begun")
+        story.held_by("b1", "b2")
+        story.say(Quiet, "ended")
+        digest = hashlib.sha1(story.content).hexdigest()
+        story.events.append(Final(STORED, JOURNAL, 500, digest, ((100, 200),)))
         assert story.kinds() == kinds
 
 
