@@ -25,10 +25,10 @@ import zstandard
 from gazette.bench.app import SCHEMA, UPSERT, BenchMessage
 from gazette.client.rpc.channel import ChannelSettings
 from gazette.client.rpc.errors import END_OF_STREAM
-from gazette.client.rpc.wire import CHUNK_BYTES
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
 from gazette.net.server import grpc_options
+from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent

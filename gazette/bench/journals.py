@@ -23,8 +23,8 @@ from gazette.bench.report import (
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.read.reader import Reader, ReadParams
-from gazette.client.rpc.wire import CHUNK_BYTES
 from gazette.errors import NotFound
+from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.fragment import Codec
 
 APPEND_CHUNKS: Final = 256

@@ -14,8 +14,8 @@ from gazette.bench.report import Figure, value_at_most
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.read.reader import Reader, ReadParams
-from gazette.client.rpc.wire import CHUNK_BYTES
 from gazette.errors import NotFound
+from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.tasks import TaskScope
 
 APPEND_BYTES_PER_S: Final = 1 << 30

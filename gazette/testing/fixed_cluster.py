@@ -26,7 +26,6 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.replicate import ReplicateApi
-from gazette.broker.append.wire import decode_append, decode_replicate
 from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
@@ -58,6 +57,7 @@ from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.server import grpc_options
+from gazette.protocol.content import decode_append, decode_replicate
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2

@@ -25,10 +25,10 @@ from gazette.broker.pulse import NoContent
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.client.rpc.errors import rpc_error
 from gazette.client.rpc.stream_call import StreamCall
-from gazette.client.rpc.wire import COMMIT, append_content, encode_append
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.append_session import SessionAppend, ledger_of
+from gazette.protocol.content import COMMIT, append_content, encode_append
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag

@@ -12,8 +12,8 @@ import pytest
 
 from gazette.broker.append import line as append_line
 from gazette.broker.append.line import ContentAhead, Line
-from gazette.client.rpc.wire import COMMIT
 from gazette.errors import Broken, Invalid, Unavailable
+from gazette.protocol.content import COMMIT
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec

@@ -14,12 +14,6 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gazette.auth import NoAuth
-from gazette.broker.append.wire import (
-    ReplicateContent,
-    decode_append,
-    decode_replicate,
-    replicate_content,
-)
 from gazette.broker.replica_context import Pools, ReplicaContext
 from gazette.broker.replication.peer_stream import OUTBOX_BYTES_MAX
 from gazette.broker.replication.pipeline import Pipeline, open_pipeline
@@ -29,6 +23,12 @@ from gazette.errors import Broken, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool_file import Spool
+from gazette.protocol.content import (
+    ReplicateContent,
+    decode_append,
+    decode_replicate,
+    replicate_content,
+)
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet

@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.api.read import content_response, encode_response
 from gazette.client.append.appender import AppendParams
-from gazette.client.rpc.wire import Content, decode_read
 from gazette.codecs.codec import new_compressor
 from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
+from gazette.protocol.content import Content, content_response, decode_read, encode_read
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector
@@ -564,8 +563,8 @@ def test_content_is_encoded_as_the_generated_code_does(offset: int, content: byt
     message = broker_pb2.ReadResponse(offset=offset, content=content)
     encoded = content_response(offset, memoryview(content))
     assert encoded == message.SerializeToString()
-    assert encode_response(encoded) is encoded
-    assert encode_response(message) == encoded
+    assert encode_read(encoded) is encoded
+    assert encode_read(message) == encoded
     assert decode_read(encoded) == Content(offset, content)
 
 

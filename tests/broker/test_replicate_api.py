@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
-from gazette.broker.append.wire import replicate_content
+from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet

@@ -22,15 +22,14 @@ from gazette.broker.api.call_guard import Expiry, authorize, code_of, counted, f
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.line import ContentSource
-from gazette.broker.append.wire import AppendMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
-from gazette.client.rpc.wire import COMMIT, append_content
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
+from gazette.protocol.content import COMMIT, AppendMessage, append_content
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header

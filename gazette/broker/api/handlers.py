@@ -10,9 +10,9 @@ from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
-from gazette.broker.api.read import ReadApi, encode_response
+from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
-from gazette.broker.append.wire import decode_append, decode_replicate
+from gazette.protocol.content import decode_append, decode_replicate, encode_read
 from gazette.protocol.pb import broker_pb2
 
 SERVICE: Final = "protocol.Journal"
@@ -42,7 +42,7 @@ def journal_handler(
             broker_pb2.ApplyResponse.SerializeToString,
         ),
         "Read": grpc.unary_stream_rpc_method_handler(
-            read.read, broker_pb2.ReadRequest.FromString, encode_response
+            read.read, broker_pb2.ReadRequest.FromString, encode_read
         ),
         "Append": grpc.stream_unary_rpc_method_handler(
             append.append, decode_append, broker_pb2.AppendResponse.SerializeToString

@@ -28,6 +28,7 @@ from gazette.errors import Closed, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.index import AT_WRITE_HEAD, QueryResult
 from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.content import content_response
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.pb import broker_pb2
@@ -37,30 +38,6 @@ from gazette.protocol.status import Status
 from gazette.runtime import tracing
 
 METHOD: Final = "/protocol.Journal/Read"
-_OFFSET: Final = b"\x18"  # field 3, varint
-_CONTENT: Final = b"\x3a"  # field 7, length-delimited
-
-
-def encode_response(message: broker_pb2.ReadResponse | bytes) -> bytes:
-    """Serialize a message of the Read call; bytes are encoded already."""
-    return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-def content_response(offset: Offset, content: bytes | memoryview) -> bytes:
-    """Return the wire form of a ReadResponse with content, which is copied once and not three times."""
-    length = _varint(len(content))
-    if not offset:
-        return b"".join((_CONTENT, length, content))
-    return b"".join((_OFFSET, _varint(offset), _CONTENT, length, content))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import grpc
 from gazette.auth import Capability, Claims
 from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.append.invalidation import Superseded, take_unless
-from gazette.broker.append.wire import ReplicateContent, ReplicateMessage
 from gazette.broker.context import BrokerContext
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
@@ -27,6 +26,7 @@ from gazette.broker.resolver import Resolution
 from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
+from gazette.protocol.content import ReplicateContent, ReplicateMessage
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from gazette.auth import Capability, Claims
 from gazette.broker.append.events import PeerAnswer, SpoolView
 from gazette.broker.append.rules import unexpected_answer
-from gazette.broker.append.wire import replicate_content
 from gazette.broker.replication.peer_stream import PeerStream
 from gazette.broker.replication.spool_writer import WriteBehind
 from gazette.client.rpc.stream_call import StreamCall
@@ -31,6 +30,7 @@ from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid,
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import Offset, ProcessId
 from gazette.protocol.label_set import LabelSet

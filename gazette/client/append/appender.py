@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from gazette.auth import Capability
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import answered, map_errors, status_error, status_of, was_too_slow
-from gazette.client.rpc.wire import CHUNK_BYTES, COMMIT, BytesLike, append_content
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.content import CHUNK_BYTES, COMMIT, BytesLike, append_content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.label_set import LabelSelector, LabelSet

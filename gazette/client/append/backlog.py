@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment
 from gazette.client.append.queue import Batch, JournalQueue
-from gazette.client.rpc.wire import BytesLike
 from gazette.errors import Closed, GazetteError
+from gazette.protocol.content import BytesLike
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from gazette.client.rpc.wire import CHUNK_BYTES, BytesLike
+from gazette.protocol.content import CHUNK_BYTES, BytesLike
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20

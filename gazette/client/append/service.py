@@ -38,8 +38,8 @@ from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment, 
 from gazette.client.append.queue import Batch, JournalQueue
 from gazette.client.append.txn import AppendTxn
 from gazette.client.rpc.errors import status_of
-from gazette.client.rpc.wire import BytesLike
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
+from gazette.protocol.content import BytesLike
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, settled
 

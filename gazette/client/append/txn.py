@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gazette.client.append.backlog import Backlog
 from gazette.client.append.content import SEGMENT_BYTES, Segment, segments_of
 from gazette.client.append.queue import JournalQueue
-from gazette.client.rpc.wire import BytesLike
 from gazette.errors import Bug
+from gazette.protocol.content import BytesLike
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gazette.auth import Capability
 from gazette.client.read.fragment_reader import FragmentStream
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import END_OF_STREAM, map_errors, status_error
-from gazette.client.rpc.wire import Content
 from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
+from gazette.protocol.content import Content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.pb import broker_pb2

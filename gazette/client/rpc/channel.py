@@ -18,9 +18,9 @@ from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
 from gazette.client.rpc.metrics import measure_of
 from gazette.client.rpc.stream_call import StreamCall, of_ended
-from gazette.client.rpc.wire import decode_read, encode_append
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.net.transport import NETWORK, Transport
+from gazette.protocol.content import decode_read, encode_append
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.client.rpc.wire import COMMIT, Content, append_content, decode_read, encode_append
+from gazette.protocol.content import COMMIT, Content, append_content, decode_read, encode_append
 from gazette.protocol.pb import broker_pb2
 
 contents = st.binary(min_size=1, max_size=300) | st.integers(1, 40_000).map(lambda n: b"x" * n)
