@@ -101,7 +101,7 @@ def installation(directory: Path, distributions: Iterable[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an installation without extras, with this source."""
+    """Return the Python of an installation without extras, with this source."""
     directory = tmp_path_factory.mktemp("plain")
     python = installation(directory, closure(PROJECT["dependencies"]))
     packages = next(directory.glob("lib/python*/site-packages"))
@@ -169,7 +169,7 @@ def test_an_extra_that_is_missing_is_named(plain: Path, statement: str, extra: s
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an installation of the client's wheel alone."""
+    """Return the Python of an installation of the client's wheel alone."""
     directory = tmp_path_factory.mktemp("client")
     python = installation(directory, closure(CLIENT_PROJECT["dependencies"]))
     build = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []

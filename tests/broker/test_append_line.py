@@ -80,7 +80,7 @@ async def test_what_is_wrong_with_a_stream_is_raised_in_its_place() -> None:
 async def test_a_client_that_sends_too_little_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_line, "AHEAD_S", 0.01)
     content = ContentAhead(Script(b"a"))
-    with pytest.raises(Broken, match="didn't sustain the minimum append data rate"):
+    with raises(Broken, "rate_min"):
         await content.read_ahead(1 << 30)
 
 

@@ -23,7 +23,7 @@ from gazette.protocol.journal import SuspendLevel
 from gazette.recoverylog.log.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.log.recorder import Recorder, fence
 from gazette.recoverylog.playback import player as player_module
-from gazette.recoverylog.playback.playback import OpenNode, PrunedLog
+from gazette.recoverylog.playback.playback import BeyondTheEnd, OpenNode, PrunedLog
 from gazette.recoverylog.playback.player import Player, PlayerState, RecoveredState
 from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
 from gazette.runtime.clock import SystemClock
@@ -402,7 +402,7 @@ async def test_hints_beyond_the_log_are_refused(world: World) -> None:
     exact = (await player.play()).fsm.build_hints(LOG)
     for hint in (hints, exact):
         elsewhere = FSMHints(log=FORK, live_nodes=hint.live_nodes)
-        with pytest.raises(Corrupt, match="beyond the end"):
+        with raises(BeyondTheEnd, "segment", "write_head", log=FORK):
             await world.files(elsewhere)
     await world.broker.client.append(AppendParams(FORK), bytes(10_000))
     with raises(Corrupt, "segment", "offset", log="recovery/fork"):

@@ -25,6 +25,7 @@ from gazette.recoverylog.scratch import SHARDS, Scratch, abandoned, shard_prefix
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, MemoryLogs, Replayer, take_over
+from tests.facts import raises
 
 SHARD: Any = None
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v)"
@@ -198,9 +199,8 @@ def test_directories_of_others_are_refused(tmp_path: Path) -> None:
     (foreign / "precious").touch()
     os.chown(foreign, OTHER_USER, OTHER_USER)
     for directory in (foreign, foreign / "new", foreign / "new" / "newer"):
-        with pytest.raises(Invalid, match="belongs to another user") as raised:
+        with raises(Invalid, "directory", owner=OTHER_USER):
             StagedFiles(directory).prepare()
-        assert f"owner={OTHER_USER}" in str(raised.value)
     assert (foreign / "precious").exists()
 
 

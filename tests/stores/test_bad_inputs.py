@@ -20,7 +20,7 @@ from gazette.stores.json_file import JSONFileStore
 from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
-from tests.facts import is_advised
+from tests.facts import is_advised, raises
 
 pytest.importorskip("rocksdict")
 
@@ -159,10 +159,10 @@ def test_a_damaged_local_wal_is_not_taken_for_a_shorter_one(tmp_path: Path) -> N
         data = bytearray(wal.read_bytes())
         data[place] ^= 0x55
         wal.write_bytes(data)
-        with pytest.raises(Corrupt, match="recovered WAL is damaged"):
+        with raises(Corrupt, "path"):
             OPEN["vfs"](recorder)
         wal.write_bytes(data)
-        with pytest.raises(Corrupt, match="recovered WAL is damaged"):
+        with raises(Corrupt, "path"):
             to_standalone(recorder.directory)
     store = OPEN["vfs"](take_over(log, tmp_path / "last", RNG))
     assert store.query("SELECT count(*) FROM kv") == [(30,)]
