@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, Retryable
+from gazette.errors import GazetteError, Invalid
+from gazette.net.error_codes import code_of, http_status_of
 from gazette.runtime.numbers import parse_number
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -28,20 +29,6 @@ BODY_BYTES_MAX: Final = 1 << 20
 _METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 """Headers of each 401: the scheme that would be accepted."""
-_HTTP_CODES: Final = {
-    grpc.StatusCode.OK: 200,
-    grpc.StatusCode.CANCELLED: 408,
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.UNAUTHENTICATED: 401,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
-    grpc.StatusCode.UNIMPLEMENTED: 501,
-    grpc.StatusCode.UNAVAILABLE: 503,
-}
-
-
 _NUMBERS: Final = frozenset(
     {
         FieldDescriptor.CPPTYPE_INT32,
@@ -153,7 +140,7 @@ def _check_numbers(value: Any, descriptor: Any) -> None:
 
 def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str, Any]:
     """Return the value of ``error``; ``status`` replaces the HTTP status that goes with the code."""
-    status = status or http_code_of(code)
+    status = status or http_status_of(code)
     return {
         "grpcCode": code.value[0],
         "httpCode": status,
@@ -166,7 +153,7 @@ def error_object(code: grpc.StatusCode, text: str, status: int = 0) -> dict[str,
 def error_response(code: grpc.StatusCode, text: str) -> Response:
     """Return ``{"error": …}`` with the HTTP status that goes with the code of a failed call."""
     headers = CHALLENGE if code is grpc.StatusCode.UNAUTHENTICATED else None
-    return JSONResponse({"error": error_object(code, text)}, http_code_of(code), headers)
+    return JSONResponse({"error": error_object(code, text)}, http_status_of(code), headers)
 
 
 def failure_response(error: GazetteError) -> Response:
@@ -183,24 +170,9 @@ def not_implemented_route(allow_origins: Sequence[str]) -> Route:
     async def handle(_request: Request) -> Response:
         code, text = grpc.StatusCode.UNIMPLEMENTED, "Not Implemented"
         body = {"code": code.value[0], "message": text, "details": []}
-        return JSONResponse(body, http_code_of(code))
+        return JSONResponse(body, http_status_of(code))
 
     return Route("/v1/{path:path}", Cors(allow_origins).wrap(handle), methods=list(_METHODS))
-
-
-def http_code_of(code: grpc.StatusCode) -> int:
-    return _HTTP_CODES.get(code, 500)
-
-
-def code_of(error: GazetteError) -> grpc.StatusCode:
-    """Return the code for an error that does not come from a gRPC call itself."""
-    if isinstance(error, NotAllowed):
-        return grpc.StatusCode.UNAUTHENTICATED
-    if isinstance(error, Retryable | Closed):
-        return grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, Invalid):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.UNKNOWN
 
 
 def json_line(value: dict[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims
-from gazette.broker.api.call_guard import Expiry, authorize, code_of, counted, failing
+from gazette.broker.api.call_guard import Expiry, authorize, counted, failing
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.line import ContentSource
@@ -28,6 +28,7 @@ from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.net.error_codes import protocol_code_of
 from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
 from gazette.protocol.content import COMMIT, AppendMessage, append_content
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
@@ -280,4 +281,4 @@ def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
         return grpc.StatusCode.UNAUTHENTICATED
     if "ledger" in error.facts:
         return grpc.StatusCode.ABORTED
-    return grpc.StatusCode.UNKNOWN if ended.uncertain else code_of(error)
+    return grpc.StatusCode.UNKNOWN if ended.uncertain else protocol_code_of(error)

@@ -12,15 +12,8 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
-from gazette.errors import (
-    Closed,
-    Corrupt,
-    GazetteError,
-    Invalid,
-    NotAllowed,
-    TooLarge,
-    Unavailable,
-)
+from gazette.errors import GazetteError, Invalid, NotAllowed
+from gazette.net.error_codes import protocol_code_of
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
@@ -61,22 +54,6 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
     return error.code()
 
 
-def code_of(error: GazetteError) -> grpc.StatusCode:
-    """Return the code of a failed call: UNKNOWN with a text, as in nearly all of the protocol.
-
-    A broker that stops or cannot reach what it needs is UNAVAILABLE: clients then look for
-    another one. Data that fails its checks is DATA_LOSS. A request beyond a limit is
-    INVALID_ARGUMENT, so that no client repeats it.
-    """
-    if isinstance(error, TooLarge):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, Unavailable | Closed):
-        return grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, Corrupt):
-        return grpc.StatusCode.DATA_LOSS
-    return grpc.StatusCode.UNKNOWN
-
-
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
     """End the call with code and text of a ``GazetteError`` from the block. A
@@ -87,7 +64,7 @@ async def failing(call: Call) -> AsyncIterator[None]:
             yield
         except GazetteError as error:
             trailing = _INVALID_REQUEST if isinstance(error, Invalid) else ()
-            await call.abort(code_of(error), str(error), trailing)
+            await call.abort(protocol_code_of(error), str(error), trailing)
     except grpc.aio.InternalError as error:
         # gRPC raises this for a write when the caller's connection has just ended.
         log.debug("a caller has gone: %(error)s", {"error": error})

@@ -35,6 +35,7 @@ from gazette.broker.http.ranges import (
 from gazette.client.rpc.errors import rpc_error, was_too_slow
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.net.error_codes import http_status_of
 from gazette.net.json_gateway import CHALLENGE, Cors, Handler
 from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.content import CHUNK_BYTES, COMMIT, Content, append_content
@@ -64,13 +65,6 @@ _APPEND_CODES: Final = {
     Status.WRONG_APPEND_OFFSET: 412,
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
-_GRPC_CODES: Final = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.UNAUTHENTICATED: 401,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.UNAVAILABLE: 503,
-    grpc.StatusCode.CANCELLED: 408,
-}
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
 """Headers of refusals by an error. Refusals by a status may last, and have none of these."""
 _AUTHORIZATION_MAX: Final = 7_168
@@ -120,7 +114,7 @@ class HttpGateway:
         except ClientDisconnect:
             return Response(status_code=408)
         except grpc.aio.AioRpcError as error:
-            code = _GRPC_CODES.get(code_of_caller(error), 500)
+            code = http_status_of(code_of_caller(error))
             if was_too_slow(rpc_error(error, "append")):
                 code = 408
             return _text(error.details() or "", code, _HEADERS_OF.get(code))

@@ -24,6 +24,7 @@ from gazette.errors import (
     NotYet,
     Unavailable,
 )
+from gazette.net.error_codes import error_of
 from gazette.protocol.append_session import ledger_of
 from gazette.protocol.status import ShardStatus, Status
 
@@ -89,17 +90,6 @@ _BY_SHARD_STATUS: Final[dict[ShardStatus, tuple[type[GazetteError], str]]] = {
     ShardStatus.SHARD_STOPPED: (Unavailable, "the shard has stopped there"),
 }
 
-_BY_CODE: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
-    # Answer of a server that stops, for calls that had reached it but were not served yet.
-    grpc.StatusCode.CANCELLED: Unavailable,
-    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
-    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
-    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
-    grpc.StatusCode.UNIMPLEMENTED: Invalid,
-}
-
 
 class _Caller(Protocol):
     @property
@@ -137,7 +127,7 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
     without a meaning for the caller, is ``Broken``.
     """
     code = error.code()
-    kind = _BY_CODE.get(code, Broken)
+    kind = error_of(code)
     detail = error.details() or code.name
     if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
         facts["ledger"] = ledger

@@ -17,11 +17,12 @@ from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.key_space import route_of
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.shard.hints_store import read_hints
-from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.etcd.values import Compare, Op, Operation
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import META_SHARD_ID
+from gazette.net.error_codes import protocol_code_of
 from gazette.protocol.hints import FSMHints, encode_hints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb
@@ -105,16 +106,11 @@ class ShardApi:
             claims = self._verifier.verify(
                 authorization_of(context.invocation_metadata()), capability
             )
-        except NotAllowed as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
-        try:
             return await getattr(self, name)(message, claims)
         except NotAllowed as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
-        except (Unavailable, Closed) as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except GazetteError as error:
-            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+            await context.abort(protocol_code_of(error), str(error))
 
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
         """Return the progress of a shard, once it has read through the requested offsets.

@@ -12,13 +12,11 @@ import grpc.aio
 
 from gazette.auth import Claims
 from gazette.errors import (
-    Closed,
     GazetteError,
     Invalid,
     NotAllowed,
-    NotFound,
-    Retryable,
 )
+from gazette.net.error_codes import code_of
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 
@@ -69,13 +67,6 @@ async def rpc_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
     """End the call of an application's handler with a fitting code if it raises an error of our tree."""
     try:
         yield
-    except (Retryable, Closed) as error:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-    except NotFound as error:
-        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-    except NotAllowed as error:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
-    except Invalid as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except GazetteError as error:
-        await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        text = error.message if isinstance(error, NotAllowed) else str(error)
+        await context.abort(code_of(error), text)

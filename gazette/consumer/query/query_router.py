@@ -27,6 +27,7 @@ from gazette.errors import (
     Retryable,
     Unavailable,
 )
+from gazette.net.error_codes import refusal_of
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
@@ -44,12 +45,6 @@ _STANDBY_PATIENCE_S: Final = 1.0
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
-_KINDS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
-    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
-}
-"""Inverse of the table in `client/rpc/errors`: an answer is the same from each member."""
 
 
 class RunningQueries:
@@ -349,6 +344,6 @@ class _Attempts:
                     shard=self._shard_id,
                     endpoint=endpoint,
                 )
-            kind = _KINDS.get(error.code(), GazetteError)
+            kind = refusal_of(error.code())
             return kind(error.details() or str(error.code()), hint="See the log of the peer.")
         return answer if answer.member is not None else replace(answer, member=header.process_id)

@@ -1,0 +1,94 @@
+"""Errors, codes of gRPC and statuses of HTTP: the only tables between them.
+
+There are two tables of codes. Services of the protocol answer as the Go original does: nearly each
+failure is UNKNOWN with a text. Services of our own, which are queries and JSON over HTTP, have a code
+for each kind of error.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import grpc
+
+from gazette.errors import (
+    Broken,
+    Closed,
+    Corrupt,
+    GazetteError,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    Retryable,
+    TooLarge,
+    Unavailable,
+)
+
+_Codes: TypeAlias = tuple[tuple[tuple[type[GazetteError], ...], grpc.StatusCode], ...]
+
+_OF_PROTOCOL: Final[_Codes] = (
+    # Clients do not repeat a request beyond a limit.
+    ((TooLarge,), grpc.StatusCode.INVALID_ARGUMENT),
+    # Clients look for another process.
+    ((Unavailable, Closed), grpc.StatusCode.UNAVAILABLE),
+    ((Corrupt,), grpc.StatusCode.DATA_LOSS),
+)
+_OF_OURS: Final[_Codes] = (
+    ((NotAllowed,), grpc.StatusCode.UNAUTHENTICATED),
+    ((Retryable, Closed), grpc.StatusCode.UNAVAILABLE),
+    ((NotFound,), grpc.StatusCode.NOT_FOUND),
+    ((Invalid,), grpc.StatusCode.INVALID_ARGUMENT),
+)
+_HTTP: Final = {
+    grpc.StatusCode.OK: 200,
+    grpc.StatusCode.CANCELLED: 408,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+_ERRORS: Final[dict[grpc.StatusCode, type[GazetteError]]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unavailable,
+    # Answer of a server that stops, for calls that had reached it but were not served yet.
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
+    grpc.StatusCode.UNIMPLEMENTED: Invalid,
+}
+
+
+def protocol_code_of(error: GazetteError) -> grpc.StatusCode:
+    """Return the code of a failed call to a service of the protocol."""
+    return _code_of(error, _OF_PROTOCOL)
+
+
+def code_of(error: GazetteError) -> grpc.StatusCode:
+    """Return the code of a failed call to a service of our own."""
+    return _code_of(error, _OF_OURS)
+
+
+def http_status_of(code: grpc.StatusCode) -> int:
+    """Return the HTTP status of a call that ended with a code; 500 for one without a status of its own."""
+    return _HTTP.get(code, 500)
+
+
+def error_of(code: grpc.StatusCode) -> type[GazetteError]:
+    """Return the error of a call to any service; ``Broken`` for a code that says nothing to callers."""
+    return _ERRORS.get(code, Broken)
+
+
+def refusal_of(code: grpc.StatusCode) -> type[GazetteError]:
+    """Return the error of a call to a service of our own which each process would answer with this code."""
+    final = (kinds[0] for kinds, own in _OF_OURS if own is code and Retryable not in kinds)
+    return next(final, GazetteError)
+
+
+def _code_of(error: GazetteError, table: _Codes) -> grpc.StatusCode:
+    codes = (code for kinds, code in table if isinstance(error, kinds))
+    return next(codes, grpc.StatusCode.UNKNOWN)
