@@ -28,6 +28,11 @@ AVOIDED = re.compile(
 )
 """Words that leave open which process or user is meant, or that few readers know."""
 
+WORDS_MAX = 20
+"""Greatest number of words of a sentence."""
+LONG_SHARE_MAX = 0.1
+"""Greatest share of longer sentences on a page: figures and lists of facts may need one."""
+
 VERBS = """
 Abort Accept Account Acknowledge Acquire Act Adapt Add Adopt Advance Age Allocate Allow Announce
 Answer Append Apply Arm Ask Assert Assign Assume Attach Attempt Authorize Await Become Begin Bend
@@ -74,6 +79,28 @@ def pages() -> Iterator[Path]:
     for name in PAGES:
         path = ROOT / name
         yield from sorted(path.rglob("*.md")) if path.is_dir() else [path]
+
+
+def long_sentences(page: str) -> tuple[list[str], int]:
+    """Return the sentences of a page with more words than ``WORDS_MAX``, and the number of all sentences."""
+    page = re.sub(r"```.*?```", "\n\n", page, flags=re.DOTALL)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))|\|", page)
+    prose = [
+        re.sub(r"^\s*(?:[-*]|\d+\.) ", "", block)
+        for block in blocks
+        if not block.startswith(("    ", "#"))
+    ]
+    sentences = [
+        sentence
+        for block in prose
+        for sentence in re.split(r"(?<=[.?!:;])[*_)\"]*\s+", block.strip())
+        if sentence
+    ]
+    return [one for one in sentences if len(one.split()) > WORDS_MAX], len(sentences)
+
+
+PAGES_OF_SENTENCES = [page for page in pages() if page.parent.name not in ("adr", "changelog.d")]
+"""Pages that are kept up to date. Decisions and changes are dated, and stay as they were written."""
 
 
 def avoided_words(text: str) -> list[str]:
@@ -132,6 +159,18 @@ def test_docstrings_of_functions_open_with_a_verb() -> None:
         if (problems := docstring_problems(path.read_text()))
     }
     assert found == {}
+
+
+@pytest.mark.parametrize("page", PAGES_OF_SENTENCES, ids=lambda page: page.name)
+def test_sentences_of_a_page_are_short(page: Path) -> None:
+    found, count = long_sentences(page.read_text())
+    assert len(found) <= max(LONG_SHARE_MAX * count, 1), "\n".join(found)
+
+
+def test_a_planted_sentence_is_found() -> None:
+    words = " ".join(["word"] * WORDS_MAX)
+    page = f"# A title\n\n{words}. {words} more. Few.\n\n- {words}\n\n```sh\n{words} more\n```\n"
+    assert long_sentences(page) == ([f"{words} more."], 4)
 
 
 @pytest.mark.parametrize(
