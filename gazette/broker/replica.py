@@ -103,8 +103,6 @@ class Replica:
         self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
-        self.jumps = False
-        """The spool is rolled over offsets of which no replica has the bytes, or will be. See ``begin``."""
         self.agreement = Agreement(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self.first_commit = asyncio.Event()
@@ -149,8 +147,8 @@ class Replica:
 
         Then call ``begin`` before the next append.
         """
-        if self.jumps or self.others.empty:
-            return self.jumps
+        if self.others.empty:
+            return False
         if self.others.unknown:
             # A primary that left in good order was in step with all others.
             return self.head.closed is None
@@ -180,7 +178,6 @@ class Replica:
                 journal=self.journal,
                 timeout_s=timeout_s,
             ) from None
-        self.jumps = False
         self.others.clear()
 
     def has_unagreed(self, fragment: Fragment) -> bool:

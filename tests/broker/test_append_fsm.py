@@ -66,9 +66,11 @@ def resolved(route: Route = AB, **fields: Any) -> ev.Resolved:
 
 def ready(begin: int = 0, end: int = 0, **fields: Any) -> ev.ReadinessSeen:
     index = IndexView(begin, end, fields.pop("mod_time", 0))
-    fields.setdefault("refreshed", True)
     fields.setdefault("store_error", None)
     fields.setdefault("now", NOW)
+    fields.setdefault("monotonic", 1.0)
+    head = ev.HeadSeen(fields.pop("known_head", 0), fields.pop("closed", None))
+    fields.setdefault("head", head)
     return ev.ReadinessSeen(index=index, **fields)
 
 
@@ -99,7 +101,7 @@ class Story:
         """Pass the common case: the pipeline is in step already."""
         at = at or resolved()
         self.tell(at, ev.PipelineTaken(at.route, held))
-        assert self.wants == (ev.CheckReadiness(wait=False),)
+        assert self.wants == (ev.CheckReadiness(),)
         return self
 
     def until_stream(self, held: SpoolView, at: ev.Resolved | None = None) -> Story:
@@ -122,7 +124,7 @@ def test_common_case_is_one_round_trip() -> None:
     assert story.wants == (ev.Resolve(0),)
     assert story.tell(resolved()) == (ev.TakePipeline(),)
     held = spool(100, 200, ("k", "v"))
-    assert story.tell(ev.PipelineTaken(AB, held)) == (ev.CheckReadiness(wait=False),)
+    assert story.tell(ev.PipelineTaken(AB, held)) == (ev.CheckReadiness(),)
     assert story.tell(ready(0, 200)) == (ev.ReadContent(),)
     assert story.tell(ev.ContentRead(b"abc")) == (ev.SendContent(b"abc", 0), ev.ReadContent())
     assert story.tell(ev.ContentRead(b"de")) == (ev.SendContent(b"de", 3), ev.ReadContent())
@@ -249,7 +251,7 @@ def test_new_pipeline_is_synchronized() -> None:
     begin_sync(story, SpoolView(fragment(0, 0, codec=Codec.NONE), EMPTY_LABELS))
     assert story.wants == (ev.SendSync(fragment(0, 0), EMPTY_LABELS, opening=True),)
     assert story.tell(ev.SyncSent(spool(0, 0))) == (ev.GatherSync(),)
-    assert story.tell(ev.SyncAnswered(ok(), NOW)) == (ev.CheckReadiness(wait=False),)
+    assert story.tell(ev.SyncAnswered(ok(), NOW)) == (ev.CheckReadiness(),)
 
     story = Story()
     begin_sync(story, spool(5, 9, ("k", "v")))
@@ -283,7 +285,7 @@ def test_peer_that_joined_makes_us_roll() -> None:
     story.tell(ev.SyncAnswered((mismatch(B, fragment(9, 9), ("k", "v")),), NOW))
     assert story.wants == (ev.SendSync(fragment(9, 9), LabelSet.of(("k", "v")), opening=False),)
     story.tell(ev.SyncSent(spool(9, 9, ("k", "v"))))
-    assert story.tell(ev.SyncAnswered(ok(), NOW)) == (ev.CheckReadiness(wait=False),)
+    assert story.tell(ev.SyncAnswered(ok(), NOW)) == (ev.CheckReadiness(),)
 
 
 def test_peer_that_is_ahead_is_followed_with_its_registers() -> None:
@@ -401,7 +403,7 @@ def test_route_is_advertised_once_synchronized() -> None:
     assert story.wants == (ev.PutAssignments(AB),)
     assert story.tell(ev.EtcdWritten(15)) == (ev.Resolve(15),)
     # Case: the pipeline is in step now, and nothing is left to do but the append.
-    assert story.tell(resolved(revision=15)) == (ev.CheckReadiness(wait=False),)
+    assert story.tell(resolved(revision=15)) == (ev.CheckReadiness(),)
 
 
 def test_failure_of_etcd_keeps_the_pipeline() -> None:
@@ -415,35 +417,64 @@ def test_failure_of_etcd_keeps_the_pipeline() -> None:
 # Preconditions.
 
 
+def test_the_known_head_is_read_first() -> None:
+    story = Story().until_ready(spool(0, 9))
+    assert story.tell(ready(-1, 9, head=None, unlisted="not yet")) == (ev.LoadHead(),)
+    assert story.tell(ready(-1, 12)) == (ev.GiveBackPipeline(),)
+    assert story.outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+    # Case: etcd does not answer.
+    story = Story().until_ready(spool(0, 9))
+    story.tell(ready(-1, 9, head=None), ev.Failed(Unavailable("etcd")))
+    assert story.wants == (ev.GiveBackPipeline(),)
+
+
 def test_first_listing_and_healthy_store_are_waited_for() -> None:
     story = Story().until_ready(spool(0, 9))
-    assert story.tell(ready(refreshed=False)) == (ev.CheckReadiness(wait=True),)
-    assert story.tell(ready(0, 9, store_error="is down")) == (ev.CheckReadiness(wait=True),)
-    assert story.tell(ready(-1, 9)) == (ev.ReadContent(),)
+    assert story.tell(ready(unlisted="not yet")) == (ev.AwaitReadiness(61.0),)
+    later = ready(0, 9, store_error="is down", monotonic=2.0)
+    assert story.tell(later) == (ev.AwaitReadiness(61.0),), "counted from the first look"
+    assert story.tell(ready(-1, 9, monotonic=3.0)) == (ev.ReadContent(),)
 
 
 def test_store_that_stays_unhealthy_refuses_appends() -> None:
     story = Story().until_ready(spool(0, 9))
     for _ in range(STORE_CHECKS_MAX):
-        assert story.tell(ready(store_error="is down")) == (ev.CheckReadiness(wait=True),)
+        assert story.tell(ready(store_error="is down")) == (ev.AwaitReadiness(61.0),)
     assert story.tell(ready(store_error="is down")) == (ev.GiveBackPipeline(),)
     assert story.outcome.status is Status.FRAGMENT_STORE_UNHEALTHY
     assert story.outcome.store_error == "is down"
     # Case: checks come seldom, but the wait has been long.
     story = Story().until_ready(spool(0, 9))
-    story.tell(ready(store_error="is down", expired=True))
+    story.tell(ready(store_error="is down"), ready(store_error="is down", monotonic=61.0))
     assert story.outcome.status is Status.FRAGMENT_STORE_UNHEALTHY
     # Case: the store is healthy, and yet cannot be listed.
     story = Story().until_ready(spool(0, 9))
     for _ in range(2 * STORE_CHECKS_MAX):
-        story.tell(ready(refreshed=False))
-    story.tell(ready(refreshed=False, expired=True))
-    assert story.outcome.store_error == "fragments have not been listed yet"
+        story.tell(ready(unlisted="not yet"))
+    story.tell(ready(unlisted="no permission", monotonic=61.0))
+    assert story.outcome.store_error == "no permission"
+
+
+def test_a_tenure_begins_where_stores_may_have_bytes_of_former_primaries() -> None:
+    story = Story().until_ready(spool(0, 9))
+    assert story.tell(ready(-1, 9, must_begin=True)) == (ev.BeginTenure(9),)
+    assert story.tell(ready(-1, 9)) == (ev.ReadContent(),)
+    # Case: they have.
+    story = Story().until_ready(spool(0, 9))
+    story.tell(ready(-1, 9, must_begin=True), ready(-1, 12))
+    assert story.outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+    # Case: they could not be listed.
+    story = Story().until_ready(spool(0, 9))
+    story.tell(ready(-1, 9, must_begin=True), ev.Failed(Unavailable("not in time")))
+    assert story.wants == (ev.GiveBackPipeline(),)
+    # Case: a pulse has no content that could hide theirs.
+    story = Story(AppendTerms(JOURNAL, suspend=SuspendControl.KEEP)).until_ready(spool(0, 9))
+    assert story.tell(ready(-1, 9, must_begin=True)) == (ev.ReadContent(),)
 
 
 def test_route_may_change_while_the_store_is_waited_for() -> None:
     story = Story().until_ready(spool(0, 9))
-    story.tell(ready(refreshed=False))
+    story.tell(ready(unlisted="not yet"))
     assert story.tell(ev.Invalidated()) == (ev.Resolve(0),)
     assert story.fsm.holds
 
@@ -496,7 +527,7 @@ def test_explicit_offset_resets_the_head_and_synchronizes_once() -> None:
         ev.SendSync(fragment(50, 50), LabelSet.of(("k", "v")), opening=False),
     )
     story.tell(ev.SyncSent(spool(50, 50, ("k", "v"))), ev.SyncAnswered(ok(), NOW))
-    assert story.wants == (ev.CheckReadiness(wait=False),)
+    assert story.wants == (ev.CheckReadiness(),)
     assert story.tell(ready(0, 50)) == (ev.ReadContent(),)
 
 

@@ -57,3 +57,5 @@ def test_any_broker_may_have_followed_with_a_replica_that_did_not() -> None:
     others.follow(frozenset())
     assert not others.unknown
     assert others.empty
+    others.forget()
+    assert others.unknown

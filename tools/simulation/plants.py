@@ -19,6 +19,7 @@ from gazette.broker.replication.upload_gate import Agreement
 from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
+from gazette.protocol.route import Route
 
 Plant: TypeAlias = Callable[[], None]
 _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
@@ -152,7 +153,11 @@ def uploads_unnamed() -> None:
 
 def lost_followers_forgotten() -> None:
     """Let a survivor lead without a look at what a lost follower has uploaded."""
-    _replace(replica.Replica, "must_begin", lambda self, route: self.jumps)
+
+    def must_begin(self: replica.Replica, route: Route) -> bool:
+        return self.others.unknown and self.head.closed is None
+
+    _replace(replica.Replica, "must_begin", must_begin)
 
 
 # A mistake that is not here: load decides which replica is promoted when none is consistent, and not what it

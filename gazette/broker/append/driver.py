@@ -35,6 +35,7 @@ from gazette.protocol.status import Status
 from gazette.runtime import tracing
 
 if TYPE_CHECKING:
+    from gazette.blobs.registry import ActiveStore
     from gazette.broker.context import BrokerContext
     from gazette.broker.replica import Replica
     from gazette.broker.resolver import Resolution
@@ -79,7 +80,8 @@ class AppendDriver:
         self._call = call
         self.content = ContentAhead(source)
         """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
-        self._fsm = AppendFSM(call.terms, read_through=call.min_revision)
+        wait_s = context.settings.store_check_timeout_s
+        self._fsm = AppendFSM(call.terms, read_through=call.min_revision, store_wait_s=wait_s)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
         """The replica that this append uses: it holds the replica's pipeline, or place
@@ -94,7 +96,6 @@ class AppendDriver:
         self._flow: AppendFlow | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._store_seen: HealthStatus | None = None
-        self._store_deadline: float | None = None
         self._committing = (0, 0)
         """Begin and end offset of the last proposal to commit or to roll back."""
         self._task: asyncio.Task[Any] | None = None
@@ -173,6 +174,9 @@ class AppendDriver:
             case ev.BreakPipeline(error):
                 self._break(error)
             case ev.SendSync(proposal, registers, opening):
+                assert self._replica is not None
+                if proposal.begin > self._held.spool.fragment.end:
+                    self._replica.others.forget()  # They may have the bytes that this spool lacks.
                 await self._held.sync(proposal, registers, opening=opening)
                 return ev.SyncSent(self._held.view())
             case ev.GatherSync():
@@ -181,8 +185,10 @@ class AppendDriver:
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
                 return await self._write(put_suspend(self._context, self._at, level, offset))
-            case ev.CheckReadiness(wait):
-                return await self._check_readiness(wait=wait)
+            case ev.CheckReadiness():
+                return self._look()
+            case ev.LoadHead() | ev.AwaitReadiness() | ev.BeginTenure():
+                return await self._make_ready(effect)
             case ev.SendRoll() | ev.SendFinal():
                 return await self._propose(effect)
             case ev.HandOver():
@@ -341,63 +347,54 @@ class AppendDriver:
         except GazetteError as error:
             return ev.Failed(error)
 
-    async def _check_readiness(self, *, wait: bool) -> ev.Event:
-        context, at, replica = self._context, self._at, self._replica
+    async def _make_ready(
+        self, effect: ev.LoadHead | ev.AwaitReadiness | ev.BeginTenure
+    ) -> ev.Event:
+        at, replica = self._at, self._replica
         assert replica is not None
-        assert at.spec is not None
-        if not replica.head.loaded:
-            try:
-                await self._wait(replica.load_head())
-            except (_Interrupted, GazetteError) as error:
-                return self._unfinished(error)
-        stores = at.spec.fragment.stores
-        store = context.blob_stores.get(stores[0]) if stores else None
-        now = context.clock.monotonic()
-        if self._store_deadline is None:
-            self._store_deadline = now + context.settings.store_check_timeout_s
-        if wait:
-            changes: list[Awaitable[object]] = [context.clock.sleep(self._store_deadline - now)]
-            if not replica.index.first_refreshed:
-                changes.append(replica.index.wait_first_refresh())
-            if store is not None:
-                changes.append(store.wait_health_change(self._store_seen))
-            try:
-                await self._wait(changed(at.invalidated, *changes))
-            except (Superseded, _Interrupted, GazetteError) as error:
-                return self._unfinished(error)
-        if replica.index.first_refreshed:
-            end = self._held.spool.fragment.end
-            if end < max(replica.index.end_offset, replica.head.offset):
-                replica.jumps = replica.head.closed is None
-            elif store is not None and store.health.error is not None:
-                pass  # The append waits for the store, or is refused: see `AppendFSM`.
-            elif not self._call.in_line and not replica.jumps:
-                pass  # A pulse has no content.
-            elif replica.must_begin(at.header.route):
-                try:
+        try:
+            match effect:
+                case ev.LoadHead():
+                    await self._wait(replica.load_head())
+                case ev.AwaitReadiness(until):
+                    await self._wait(self._readiness_change(until))
+                case ev.BeginTenure(end):
                     await self._wait(replica.begin(at.tenure, end))
-                except (_Interrupted, GazetteError) as error:
-                    return self._unfinished(error)
-            else:
-                replica.others.clear()
+        except (Superseded, _Interrupted, GazetteError) as error:
+            return self._unfinished(error)
+        return self._look()
+
+    async def _readiness_change(self, until: float) -> None:
+        """Wait until index or store are not as last seen, or until a monotonic time."""
+        clock, replica = self._context.clock, self._replica
+        assert replica is not None
+        changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
+        if not replica.index.first_refreshed:
+            changes.append(replica.index.wait_first_refresh())
+        if (store := self._store()) is not None:
+            changes.append(store.wait_health_change(self._store_seen))
+        await changed(self._at.invalidated, *changes)
+
+    def _store(self) -> ActiveStore | None:
+        """Return the first store of the journal; None without one."""
+        assert self._at.spec is not None
+        stores = self._at.spec.fragment.stores
+        return self._context.blob_stores.get(stores[0]) if stores else None
+
+    def _look(self) -> ev.ReadinessSeen:
+        clock, replica, store = self._context.clock, self._replica, self._store()
+        assert replica is not None
         self._store_seen = None if store is None else store.health
-        store_error = None if self._store_seen is None else self._store_seen.error
-        expired = context.clock.monotonic() >= self._store_deadline
-        if expired and not replica.index.first_refreshed:
-            store_error = store_error or replica.unlisted_reason
+        head, index = replica.head, replica.index
         return ev.ReadinessSeen(
-            refreshed=replica.index.first_refreshed,
-            store_error=store_error,
-            index=ev.IndexView(
-                replica.index.begin_offset,
-                replica.index.end_offset,
-                replica.index.last_mod_time,
-            ),
-            now=context.clock.now(),
-            expired=expired,
-            known_head=replica.head.offset,
+            store_error=None if self._store_seen is None else self._store_seen.error,
+            index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
+            now=clock.now(),
+            monotonic=clock.monotonic(),
+            head=ev.HeadSeen(head.offset, head.closed) if head.loaded else None,
+            unlisted="" if index.first_refreshed else replica.unlisted_reason,
+            must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),
-            closed=replica.head.closed,
         )
 
     def _admission(self, sessions: SessionLedger) -> Admission:
@@ -541,6 +538,7 @@ class AppendDriver:
         if end <= begin or replica.head.names(tenure):
             return
         await replica.head.acknowledge(tenure, begin, end)
+        replica.others.clear()
         replica.agree(end)
 
     # The ways to give up the pipeline.

@@ -192,25 +192,35 @@ class EtcdWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadinessSeen:
-    """The state of index, store, known head and append session.
-
-    ``store_error`` is None while the store is healthy. ``expired``: the wait has lasted long enough.
-    ``known_head`` is the offset that the journal has reached at least, says etcd. ``admission`` is the
-    decision of the append's session ledger.
+class HeadSeen:
+    """The known head, as etcd has it. ``offset`` is what the journal has reached at least.
 
     ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
-    acknowledged beyond the known head. Otherwise ``closed`` is None.
+    acknowledged beyond ``offset``. Otherwise ``closed`` is None.
     """
 
-    refreshed: bool
+    offset: Offset = 0
+    closed: LabelSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessSeen:
+    """The state of index, first store, known head and append session.
+
+    ``unlisted`` says why the stores have not been listed yet; it is empty once they were.
+    ``store_error`` is None while the store is healthy. ``head`` is None until it was read from etcd.
+    ``must_begin``: stores may have, or get, bytes of former primaries behind the spool (`BeginTenure`).
+    ``admission`` is the decision of the append's session ledger. ``monotonic`` is in seconds.
+    """
+
     store_error: str | None
     index: IndexView
     now: float
-    expired: bool = False
-    known_head: Offset = 0
+    monotonic: float
+    head: HeadSeen | None
+    unlisted: str = ""
+    must_begin: bool = False
     admission: Admission = ADMITTED
-    closed: LabelSet | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +349,28 @@ class PutSuspend:
 
 @dataclass(frozen=True, slots=True)
 class CheckReadiness:
-    """Look at the index and the first store, or wait for a change of either. → ReadinessSeen."""
+    """Look at the index, the first store, the known head and the session. → ReadinessSeen."""
 
-    wait: bool
+
+@dataclass(frozen=True, slots=True)
+class LoadHead:
+    """Read the known head from etcd, and look again. → ReadinessSeen."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReadiness:
+    """Wait for a change of index or store, until a monotonic time at most, and look again. →
+    ReadinessSeen, Invalidated.
+    """
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTenure:
+    """End uploads for former primaries at ``end``, list the stores, and look again. → ReadinessSeen."""
+
+    end: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +424,9 @@ Effect: TypeAlias = (
     | PutAssignments
     | PutSuspend
     | CheckReadiness
+    | LoadHead
+    | AwaitReadiness
+    | BeginTenure
     | SendRoll
     | ReadContent
     | SendContent

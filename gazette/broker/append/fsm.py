@@ -105,6 +105,8 @@ class AppendFSM:
     at: ev.Resolved | None = None
     """The last resolution."""
     read_through: Revision = 0
+    store_wait_s: float = 60.0
+    """Seconds for which the append waits for a store to be listed, or healthy."""
     roll_to: Offset = 0
     """Offset to which the next proposal must roll the spool; 0 if it need not roll."""
 
@@ -115,6 +117,8 @@ class AppendFSM:
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
     _store_checks: int = 0
+    _store_until: float | None = None
+    """Monotonic time at which the wait for the store ends."""
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
@@ -278,7 +282,7 @@ class AppendFSM:
             self.outcome = Outcome(Ending.PROXY)
             return _DONE
         self.state = State.VALIDATE_PRECONDITIONS
-        return (ev.CheckReadiness(wait=False),)
+        return (ev.CheckReadiness(),)
 
     # Preconditions.
 
@@ -290,26 +294,32 @@ class AppendFSM:
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Offsets below which the journal must never go on: roll there, and check again.
         5. Missing bytes: an append without an offset is refused. An offset that names the head confirms it.
-        6. Suspension, last: it changes the specification in etcd.
+        6. Bytes of former primaries: end their uploads, list the stores, and check again.
+        7. Suspension, last: it changes the specification in etcd.
         """
+        if seen.head is None:
+            return (ev.LoadHead(),)
         if seen.admission.refusal is not None:
             return self._end(
                 Outcome(Ending.FAILED, error=seen.admission.refusal, context="append session")
             )
         if seen.admission.commit is not None:
             return self._end_as_before(seen.admission.commit)
-        if not seen.refreshed or seen.store_error is not None:
+        if self._store_until is None:
+            self._store_until = seen.monotonic + self.store_wait_s
+        if seen.unlisted or seen.store_error is not None:
             if seen.store_error is not None:
                 self._store_checks += 1
-            if self._store_checks > STORE_CHECKS_MAX or seen.expired:
-                error = seen.store_error or "fragments have not been listed yet"
+            if self._store_checks > STORE_CHECKS_MAX or seen.monotonic >= self._store_until:
+                error = seen.store_error or seen.unlisted
                 return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=error)
-            return (ev.CheckReadiness(wait=True),)
+            return (ev.AwaitReadiness(self._store_until),)
 
         terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
         end = spool.fragment.end
         resume_at = resume_offset(spec)
-        head = max(end, index.end, seen.known_head)
+        known = seen.head
+        head = max(end, index.end, known.offset)
         if (
             terms.check_registers is not None
             and spool.registers
@@ -324,12 +334,12 @@ class AppendFSM:
             self.roll_to = head
             return self._resync(seen.now)
         if end != head and terms.offset is None and spec.may_write:
-            if seen.closed is not None and index.end >= seen.known_head:
+            if known.closed is not None and index.end >= known.offset:
                 # The last primary left in good order, and stores have all that was acknowledged.
                 self.roll_to = head
-                return self._resync(seen.now, seen.closed)
+                return self._resync(seen.now, known.closed)
             reason = ""
-            if seen.known_head > index.end:
+            if known.offset > index.end:
                 reason = f"known head {head}, stores end at {index.end}, spools at {end}"
             return self._refuse(Status.INDEX_HAS_GREATER_OFFSET, store_error=reason)
         if terms.offset is not None and terms.offset != head:
@@ -337,6 +347,8 @@ class AppendFSM:
         if terms.offset is not None and end != head:
             self.roll_to = head
             return self._resync(seen.now)
+        if seen.must_begin and terms.suspend not in _WITHOUT_CONTENT:
+            return (ev.BeginTenure(end),)
         return self._check_suspension(seen)
 
     def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:

@@ -33,7 +33,7 @@ class OtherFollowers:
 
     @property
     def unknown(self) -> bool:
-        """True before the first call of another method."""
+        """True at first, and after ``forget``."""
         return self._known is None
 
     @property
@@ -60,6 +60,10 @@ class OtherFollowers:
         """Return True unless all known followers are among ``present``."""
         return self._known is None or not self._known <= present
 
+    def forget(self) -> None:
+        """Record that any broker may have other bytes: this replica goes on without some."""
+        self._known = None
+
     def clear(self) -> None:
-        """Forget all: this replica leads, and is in step with all that can have other bytes."""
+        """Record that no broker can have other bytes: this replica leads, and is in step with all."""
         self._known = frozenset()
