@@ -17,6 +17,7 @@ from gazette.broker.append.events import AppendTerms, Ending
 from gazette.broker.key_space import MISSING_ID, broker_decoder, is_consistent
 from gazette.broker.pulse import NoContent
 from gazette.broker.resolver import Resolver
+from gazette.broker.settings import BrokerSettings
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.etcd.values import KeyValue, RangeResult, ResponseHeader, WatchEvent, WatchResponse
 from gazette.keyspace.key_space import KeySpace
@@ -365,6 +366,7 @@ class Context:
 
     world: World
     resolutions: int = 0
+    settings: BrokerSettings = field(default_factory=BrokerSettings)
 
     @property
     def resolver(self) -> Any:
