@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gazette.broker.flags import BrokerFlags, ProcessFlags
+from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import print_config, schema
 from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.config.member import ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS

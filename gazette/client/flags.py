@@ -39,11 +39,7 @@ class ClientFlags:
     )
 
     def tls(self) -> TlsSettings | None:
-        files = (self.trusted_ca_file, self.cert_file, self.cert_key_file)
-        if not any(files):
-            return None
-        ca, cert, key = (Path(one) if one else None for one in files)
-        return TlsSettings(ca_file=ca, cert_file=cert, key_file=key)
+        return TlsSettings.of(self.trusted_ca_file, self.cert_file, self.cert_key_file)
 
     def signer(self, clock: Clock) -> Signer:
         """Return the signer of the keys or of the token. Raise ``Invalid`` for malformed keys."""

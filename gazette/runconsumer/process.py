@@ -6,12 +6,10 @@ and SIGINT stop it gracefully. A second one ends the wait for other members to t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
 import re
-import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,36 +17,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from starlette.applications import Starlette
-
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.flags import BrokerClientFlags
+from gazette.config.bootstrap import (
+    EXIT_FAILED,
+    EXIT_OK,
+    print_effective,
+    run_member,
+    serve_until_signal,
+)
 from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags, member_id
-from gazette.config.schema import Loaded, Schema, exit_with, log_warnings
+from gazette.config.member import ProcessFlags
+from gazette.config.schema import Loaded, Schema, exit_with
 from gazette.consumer.application import Application
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import GazetteError, Invalid
 from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.http_guard import HttpGuard
-from gazette.net.http_server import HttpServer, bind_debug
 from gazette.net.server import Server, warn_of_open_server
 from gazette.protocol.text.validation import within
-from gazette.runconsumer.flags import ConsumerFlags, ProcessFlags
-from gazette.runtime import log_setup, supervisor
+from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.clock import Clock, SystemClock
-from gazette.runtime.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files
 from gazette.runtime.process_exit import end_process
 from gazette.runtime.random_names import two_words
-from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
 PREFIX_DEFAULT: Final = "/gazette/consumers/"
-_PORTS_PER_WORKER: Final = 2
-_STOP_S: Final = 15.0
 
 USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
 
@@ -111,47 +106,23 @@ def run(
         require_callbacks(application)
         loaded = options.load(rest, environ)
         if command == "print-config":
-            sys.stderr.writelines(f"warning: {warning}\n" for warning in loaded.warnings)
-            sys.stdout.write(options.render_ini(loaded))
+            print_effective(options, loaded)
             return EXIT_OK
-        log_flags = loaded.group(LogFlags)
-        log_setup.setup(log_flags.level, log_flags.format)
-        log_warnings(loaded)
-        supervisor.die_with_parent(environ)
-        files = raise_file_limit()
-        workers = loaded.group(ProcessFlags).workers
-        if workers < 1:
-            raise Invalid(f"invalid workers ({workers}; expected >= 1)", path="--workers")
-        if workers > 1:
-            return asyncio.run(_supervise(loaded, rest, environ, workers))
-        warn_of_few_files(files, loaded.group(ConsumerFlags).limit, "--consumer.limit")
-        return asyncio.run(_serve_one(application, loaded))
+        flags = loaded.group(ConsumerFlags)
+        return run_member(
+            loaded,
+            "consumer",
+            flags,
+            flags.limit,
+            rest,
+            environ,
+            lambda: _serve_one(application, loaded),
+        )
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
         log.critical("%(program)s: %(error)s", {"program": program, "error": error})
         return EXIT_FAILED
-
-
-async def _supervise(
-    loaded: Loaded, argv: Sequence[str], environ: Mapping[str, str], count: int
-) -> int:
-    flags, debug = loaded.group(ConsumerFlags), loaded.group(DebugFlags)
-    first_id = flags.id or two_words(random.SystemRandom())
-    workers: list[supervisor.Worker] = []
-    for index in range(count):
-        name = f"{first_id}-{index}"
-        arguments = [*argv, "--workers=1", f"--consumer.id={name}"]
-        for flag, port, stride in (
-            ("consumer.port", flags.port, _PORTS_PER_WORKER),
-            ("consumer.http-port", flags.http_port, _PORTS_PER_WORKER),
-            ("debug.port", debug.port, 1),
-        ):
-            if port:
-                shifted = supervisor.shifted_port(port, index, stride=stride)
-                arguments.append(f"--{flag}={shifted}")
-        workers.append(supervisor.Worker(name, [*supervisor.this_program(), "serve", *arguments]))
-    return await supervisor.Supervisor(SystemClock(), workers, environ).run()
 
 
 def root_of(application: Application[Any], loaded: Loaded) -> str:
@@ -205,42 +176,10 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
 
 
 async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
-    port = loaded.group(DebugFlags).port
-    debug_socket = bind_debug(port, loaded.group(ConsumerFlags).bind_host) if port else None
-    try:
-        service = build(application, loaded, SystemClock())
-    except BaseException:
-        if debug_socket is not None:
-            debug_socket.close()
-        raise
-    loop = asyncio.get_running_loop()
-    scope = TaskScope("consumer", on_failure=service.fail)
-    starting = scope.spawn(service.start(), name="start")
-
-    def on_signal() -> None:
-        service.stop_soon()
-        starting.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    debug: HttpServer | None = None
-    try:
-        if debug_socket is not None:
-            routes = [*diagnostic_routes(service.not_ready), *service.debug_routes()]
-            limit = ConnectionLimits.of_process().debug
-            app = HttpGuard(Starlette(routes=routes), service.guard_rules)
-            debug = HttpServer(debug_socket, app, tls=None, limit=limit)
-            debug.start(scope)
-        await asyncio.wait({starting})
-        if not starting.cancelled():
-            await service.wait()
-    finally:
-        starting.cancel()
-        await asyncio.wait({starting})
-        try:
-            await service.stop()
-        finally:
-            if debug is not None:
-                await debug.stop(1.0)
-            await scope.stop(_STOP_S)
-    return EXIT_OK
+    return await serve_until_signal(
+        "consumer",
+        lambda: build(application, loaded, SystemClock()),
+        lambda service: [*diagnostic_routes(service.not_ready), *service.debug_routes()],
+        loaded.group(DebugFlags).port,
+        loaded.group(ConsumerFlags).bind_host,
+    )

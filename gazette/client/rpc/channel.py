@@ -49,6 +49,12 @@ class TlsSettings:
     cert_file: Path | None = None
     key_file: Path | None = None
 
+    @classmethod
+    def of(cls, ca_file: str, cert_file: str, key_file: str) -> TlsSettings | None:
+        """Return the settings of paths, each empty if there is no such file; None without any path."""
+        files = [Path(one) if one else None for one in (ca_file, cert_file, key_file)]
+        return cls(*files) if any(files) else None
+
     def credentials(self) -> grpc.ChannelCredentials:
         """Read the files. Raise ``Invalid`` for one that cannot be read."""
         if (self.cert_file is None) != (self.key_file is None):

@@ -1,0 +1,73 @@
+"""Settings that the processes of a cluster share: brokers, and members that run an application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gazette.config.schema import duration, setting
+from gazette.errors import Invalid
+from gazette.net.http_server import TlsFiles
+from gazette.net.server import ServerSettings, advertised_host
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFlags:
+    """Flags without a group."""
+
+    workers: int = setting(
+        1, "processes to run, each a member with its own id and ports", env="GAZETTE_WORKERS"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFlags:
+    """Settings of the groups ``broker`` and ``consumer``: who the process is, and how it listens."""
+
+    zone: str = setting("local", "failure zone of this process")
+    id: str = setting("", "member id, unique in its zone (empty: two random words)")
+    host: str = setting("", "host to advertise (empty: the name of this machine)")
+    port: str = setting("", "gRPC port, or unix:///path (empty: a free one)")
+    http_port: str = setting("", "HTTP port, or unix:///path (empty: the gRPC port plus one)")
+    bind_host: str = setting("", "address to listen on (empty: all)")
+    allow_host: tuple[str, ...] = setting(
+        (), "host name, as of a proxy, at which HTTP is served without keys; may be repeated"
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (), "origin whose pages may call HTTP routes; may be repeated"
+    )
+    server_cert_file: str = setting("", "certificate to serve TLS with (PEM)")
+    server_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    server_ca_file: str = setting("", "CA that must have signed the certificates of callers (PEM)")
+    peer_cert_file: str = setting("", "certificate to present to other members (PEM)")
+    peer_cert_key_file: str = setting("", "key of that certificate (PEM)")
+    peer_ca_file: str = setting("", "CA to verify other members with (PEM)")
+    auth_keys: str = setting(
+        "", "base64 keys, comma separated: first signs, all verify", secret=True
+    )
+    max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
+    watch_delay: float = duration("30ms", "time for which changes in etcd are collected before use")
+    graceful_stop: float = duration("15s", "at exit, longest time for accepted calls to end")
+
+    def server_settings(self, default_host: str) -> ServerSettings:
+        """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
+        return ServerSettings(
+            host=self.host or advertised_host(self.bind_host, default_host),
+            port=self.port,
+            http_port=self.http_port,
+            bind_host=self.bind_host,
+            tls=self._tls_files(),
+            max_recv_bytes=self.max_grpc_recv_size,
+            graceful_stop_s=self.graceful_stop,
+        )
+
+    def _tls_files(self) -> TlsFiles | None:
+        if bool(self.server_cert_file) != bool(self.server_cert_key_file):
+            raise Invalid(
+                "give both server-cert-file and server-cert-key-file, or neither",
+                path="server-cert-file",
+            )
+        if not self.server_cert_file:
+            if self.server_ca_file:
+                raise Invalid("server-ca-file needs server-cert-file", path="server-ca-file")
+            return None
+        return TlsFiles(self.server_cert_file, self.server_cert_key_file, self.server_ca_file)
