@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from typing import Any
 
 import jwt
 import pytest
@@ -84,7 +85,8 @@ def test_hs384_is_verified_too_and_nothing_else_is(auth: KeyedAuth, clock: Manua
     longer = KeyedAuth(clock, (key + b"longer, for HS384",))
     assert longer.verify(header(token), Capability.LIST).selector == EVERYTHING
     for algorithm in ("HS512", "none"):
-        forged = jwt.encode(payload, None if algorithm == "none" else key * 2, algorithm=algorithm)
+        secret: Any = None if algorithm == "none" else key * 2
+        forged = jwt.encode(payload, secret, algorithm=algorithm)
         with pytest.raises(NotAllowed, match="verifying Authorization"):
             KeyedAuth(clock, (key * 2,)).verify(header(forged), Capability.LIST)
 
@@ -125,10 +127,12 @@ def test_hs384_is_verified_too_and_nothing_else_is(auth: KeyedAuth, clock: Manua
     ],
 )
 def test_what_is_wrong_with_a_token_is_said(
-    auth: KeyedAuth, clock: ManualClock, claims: dict[str, object], text: str
+    auth: KeyedAuth, clock: ManualClock, claims: dict[str, Any], text: str
 ) -> None:
     now = clock.now()
-    times = {key: now + claims[key] for key in ("exp", "iat", "nbf") if key in claims}
+    times: dict[str, Any] = {
+        key: now + claims[key] for key in ("exp", "iat", "nbf") if key in claims
+    }
     token = jwt.encode({**claims, **times}, auth.keys[0], algorithm="HS256")
     with pytest.raises(NotAllowed, match=text):
         auth.verify(header(token), Capability.LIST)

@@ -271,7 +271,7 @@ async def check_call(stub: Any, method: Any, row: Row, request: Callable[[], Any
     assert answer is None or answer.status in (0, Status.OFFSET_NOT_YET_AVAILABLE.value), answer
 
 
-def methods(descriptor: Any, service: str) -> Any:
+def methods(descriptor: Any, service: str) -> pytest.MarkDecorator:
     found = descriptor.services_by_name[service].methods
     return pytest.mark.parametrize("method", [pytest.param(one, id=one.name) for one in found])
 

@@ -28,7 +28,7 @@ def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:
 
 def unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+        return int(server.getsockname()[1])
 
 
 async def test_put_get_delete(etcd: Etcd) -> None:
@@ -108,6 +108,7 @@ async def test_a_transaction_runs_one_of_its_branches(etcd: Etcd) -> None:
     # Case: the compare no longer holds.
     lost = await etcd.txn([absent], [Op.put("t", b"2")], [Op.get("t")])
     assert not lost.succeeded
+    found: Any
     (found,) = lost.results
     assert found.kvs[0].value == b"1"
     assert lost.header.revision == done.header.revision
@@ -142,10 +143,13 @@ def test_a_relation_that_is_none() -> None:
 async def test_transactions_nest(etcd: Etcd) -> None:
     inner = Op.txn((Compare.version("n/a", "=", 0),), (Op.put("n/a", b"1"),), (Op.delete("n/a"),))
     first = await etcd.txn([], [inner, Op.put("n/b", b"2"), Op.get_prefix("n/")])
+    nested: Any
+    read: Any
     nested, _, read = first.results
     assert nested.succeeded
     assert [kv.key for kv in read.kvs] == [b"n/a", b"n/b"]
     again = await etcd.txn([], [inner, Op.delete_prefix("n/b")])
+    deleted: Any
     nested, deleted = again.results
     assert not nested.succeeded
     assert nested.results[0].deleted == 1
@@ -275,7 +279,8 @@ async def test_a_write_whose_answer_is_lost_is_unknown_and_happens_once(
 
             # Case: reads, and transactions that only read, are repeated instead.
             proxy.release()
-            assert (await client.txn([], [Op.get("once")])).results[0].count == 1
+            once: Any = (await client.txn([], [Op.get("once")])).results[0]
+            assert once.count == 1
 
 
 async def failure_of(operation: Any) -> GazetteError:
@@ -294,7 +299,7 @@ async def test_a_write_without_an_answer_is_unknown_after_its_deadline(tmp_path:
             with pytest.raises(Unavailable, match="operation=Range"):
                 await etcd.get("a")
             server.resume()
-            assert await etcd.status()
+            assert (await etcd.status()).version
 
 
 async def test_calls_go_on_over_a_restart(tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_marks_of_threads_are_whole_lines_of_one_file(
         threading.Event().wait(0.01)  # Others come meanwhile.
         return real(name, *rest)
 
-    real = failpoints.os.open
-    monkeypatch.setattr(failpoints.os, "open", opening)
+    real = os.open
+    monkeypatch.setattr(os, "open", opening)
     monkeypatch.setattr(failpoints, "_marks", failpoints._Marks())
     monkeypatch.setenv(failpoints.MARKS_ENV, str(path))
     with failpoints.armed("commit.finalized=mark@*"):

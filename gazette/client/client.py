@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from gazette.client import journals
 from gazette.client.access import BrokerAccess
@@ -67,7 +67,7 @@ class Client(BrokerAccess):
     ) -> Header:
         return await journals.apply_journals(self, changes, batch_size=batch_size)
 
-    async def list_fragments(self, params: FragmentsParams) -> Collection[StoredFragment]:
+    async def list_fragments(self, params: FragmentsParams) -> tuple[StoredFragment, ...]:
         return await journals.list_fragments(self, params)
 
     async def fragment_store_health(

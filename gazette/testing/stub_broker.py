@@ -163,7 +163,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
     async def start(self) -> None:
         """Listen. After a ``stop``, listen on the same port again."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        broker_pb2_grpc.add_JournalServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        broker_pb2_grpc.add_JournalServicer_to_server(self, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         await server.start()
         self._server = server

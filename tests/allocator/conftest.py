@@ -70,7 +70,7 @@ paper_decoder = allocator_decoder(ROOT, decode_item, decode_member, decode_assig
 
 
 def is_consistent(item: Any, assignment: Any, assignments: Sequence[Any]) -> bool:
-    return assignment.decoded.value == "consistent"
+    return bool(assignment.decoded.value == "consistent")
 
 
 class PaperCluster:

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from gazette.errors import Broken, Unavailable
 from gazette.etcd.client import Compare, Etcd, Op, TxnResult
 from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import BlockingPool, TaskScope
+from gazette.runtime.tasks import BlockingPool, Pool, TaskScope
 from tests.facts import is_advised, raises
 
 ROOT = "/root"
@@ -208,6 +208,7 @@ async def test_transactions_are_full_but_not_too_full(
     async with cluster(paper, recorded, pool, members, syncs=False) as processes:
         await processes["a#1"].until(lambda s: len(s.assignments) == 200)
         leader = processes["a#1"].state.leader
+        assert leader is not None
     mine = [(c, ops) for c, ops in recorded.txns if len(ops) > 1]
     assert [len(ops) for _, ops in mine] == [126, 74]
     assert max(len(c) for c, _ in mine) == MAX_TXN_OPS
@@ -227,7 +228,9 @@ async def test_a_converged_cluster_writes_nothing(
         written = len(recorded.txns)
         # Case: something unrelated changes; the leader looks, and does nothing.
         await etcd.put(f"{ROOT}/items/item-0000", b"1")
-        revision = (await etcd.get(f"{ROOT}/items/item-0000")).mod_revision
+        item = await etcd.get(f"{ROOT}/items/item-0000")
+        assert item is not None
+        revision = item.mod_revision
         for process in processes.values():
             await process.ks.wait_for_revision(revision)
         async with asyncio.timeout(45):
@@ -334,7 +337,9 @@ async def test_a_leader_that_was_replaced_changes_nothing(
         await etcd.delete(key)
         await etcd.put(key, b"9")
         running = scope.spawn(
-            allocate(recorded, process.ks, process.state, clock=SystemClock(), pool=pool),
+            allocate(
+                cast("Etcd", recorded), process.ks, process.state, clock=SystemClock(), pool=pool
+            ),
             name="allocate",
         )
         async with asyncio.timeout(45):
@@ -392,7 +397,11 @@ async def test_a_leader_that_is_replaced_while_it_solves_writes_nothing(
         async with TaskScope("test") as scope, asyncio.timeout(45):
             running = scope.spawn(
                 allocate(
-                    recorded, process.ks, process.state, clock=SystemClock(), pool=GatedPool()
+                    cast("Etcd", recorded),
+                    process.ks,
+                    process.state,
+                    clock=SystemClock(),
+                    pool=cast("Pool", GatedPool()),
                 ),
                 name="allocate",
             )

@@ -74,7 +74,7 @@ def happen(cluster: Any, name: str, what: Any, planned: list[Any]) -> list[Any]:
     assigned = cluster.assigned()
     match name:
         case "look":
-            return cluster.steps()
+            return list(cluster.steps())
         case "act":
             act(cluster, planned)
             return []

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from gazette.allocator.model import (
@@ -65,19 +68,21 @@ def test_order_of_keys_is_the_order_of_parts() -> None:
     keys = [assignment_key("/root", *p) for p in parts]
     assert keys == sorted(keys)
     assert [k.encode() for k in keys] == sorted(k.encode() for k in keys)
-    assert [decode(kv(key)).member_id for key in keys] == [p[1:3] for p in parts]
+    found: list[Any] = [decode(kv(key)) for key in keys]
+    assert [one.member_id for one in found] == [p[1:3] for p in parts]
 
 
 @pytest.mark.parametrize("bad", ["", "a#b", "a b", "a!", "a\0", 'a"'])
 def test_parts_that_would_break_the_order_are_refused(bad: str) -> None:
-    for make in (
+    makers: tuple[Callable[[], str], ...] = (
         lambda: item_key("/root", bad),
         lambda: member_key("/root", bad, "s"),
         lambda: member_key("/root", "z", bad),
         lambda: assignment_key("/root", bad, "z", "s", 0),
         lambda: assignment_key("/root", "i", "z", bad, 0),
         lambda: item_assignments_prefix("/root", bad),
-    ):
+    )
+    for make in makers:
         with pytest.raises(Invalid):
             make()
     with pytest.raises(Invalid):
@@ -87,10 +92,12 @@ def test_parts_that_would_break_the_order_are_refused(bad: str) -> None:
 def test_keys_decode_into_what_they_name() -> None:
     item = decode(kv("/root/items/a/b", b"x"))
     assert isinstance(item, Item)
+    assert isinstance(item.value, Value)
     assert (item.id, item.value.args) == ("a/b", ("a/b", b"x"))
 
     member = decode(kv("/root/members/z#s", b"x"))
     assert isinstance(member, Member)
+    assert isinstance(member.value, Value)
     assert (member.id, member.value.args) == (("z", "s"), ("z", "s", b"x"))
 
     # Case: the value of a fresh assignment is empty, and it is for the application to say so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ def check_slots(cluster: Any) -> None:
     assert all(sorted(s) == list(range(len(s))) for s in slots.values())
 
 
-def cluster_of(paper: Any, members: dict[str, int], items: dict[str, int], *assigned: str) -> Any:
+def cluster_of(
+    paper: Any, members: Mapping[str, int], items: Mapping[str, int | str], *assigned: str
+) -> Any:
     return paper(
         [
             *((f"members/{member}", str(limit)) for member, limit in members.items()),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gazette.allocator.session import CONFLICT_RETRY_S, CONFLICT_RETRY_SOON_S, MemberSession
 from gazette.errors import Broken, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings, Lease, LeaseLost, Op
+from gazette.etcd.values import KeyValue
 from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -30,6 +31,12 @@ class WatchedClock(ManualClock):
     async def sleep(self, seconds: float) -> None:
         self.asleep.set()
         await super().sleep(seconds)
+
+
+async def stored(etcd: Etcd) -> KeyValue:
+    kv = await etcd.get(KEY)
+    assert kv is not None
+    return kv
 
 
 class FlakyEtcd:
@@ -99,7 +106,7 @@ async def test_a_conflict_is_waited_out(
             while CONFLICT_RETRY_S not in pauses:
                 await clock.asleep.wait()
                 clock.asleep.clear()
-                assert (await etcd.get(KEY)).value == b"7"
+                assert (await stored(etcd)).value == b"7"
                 waited = clock.monotonic() - begun
                 pauses.append(CONFLICT_RETRY_SOON_S if waited < 2 * TTL_S else CONFLICT_RETRY_S)
                 clock.advance(pauses[-1])
@@ -110,7 +117,7 @@ async def test_a_conflict_is_waited_out(
             clock.advance(0.1)
             session = await starting
     assert pauses == [*[CONFLICT_RETRY_SOON_S] * int(2 * TTL_S), CONFLICT_RETRY_S]
-    assert (await etcd.get(KEY)).lease == session.lease.id
+    assert (await stored(etcd)).lease == session.lease.id
     text = caplog.records[0].getMessage()
     assert f"another lease holds member key {KEY} ({other.id:x}" in text
     assert "same zone and id" in text
@@ -127,12 +134,13 @@ async def test_the_lease_is_kept_alive_while_waiting(etcd: Etcd, ks: KeySpace) -
     with pytest.raises(LeaseLost):
         async with TaskScope("test") as scope, asyncio.timeout(10):
             scope.spawn(
-                MemberSession.start(recorded, ks, KEY, b"9", 1.0, clock=clock), name="start"
+                MemberSession.start(cast("Etcd", recorded), ks, KEY, b"9", 1.0, clock=clock),
+                name="start",
             )
             await clock.asleep.wait()
             (lease,) = recorded.leases
             await lease.revoke()
-    assert (await etcd.get(KEY)).value == b"7"
+    assert (await stored(etcd)).value == b"7"
 
 
 async def test_an_announcement_whose_answer_was_lost_succeeds(etcd: Etcd, ks: KeySpace) -> None:
@@ -143,7 +151,7 @@ async def test_an_announcement_whose_answer_was_lost_succeeds(etcd: Etcd, ks: Ke
         await clock.asleep.wait()
         clock.advance(1.0)
         session = await starting
-    kv = await etcd.get(KEY)
+    kv = await stored(etcd)
     assert (kv.lease, kv.version) == (session.lease.id, 1)
     # Case: the session knows the revision of its key.
     await session.set_exiting(b"9 exiting")
@@ -164,10 +172,10 @@ async def test_exiting_is_written_under_the_same_lease(
     etcd: Etcd, ks: KeySpace, clock: ManualClock
 ) -> None:
     session = await start(etcd, ks, clock)
-    created = (await etcd.get(KEY)).create_revision
+    created = (await stored(etcd)).create_revision
     for _ in range(2):  # Case: once is enough.
         await session.set_exiting(b"9 exiting")
-        kv = await etcd.get(KEY)
+        kv = await stored(etcd)
         assert (kv.value, kv.lease, kv.version) == (b"9 exiting", session.lease.id, 2)
         assert kv.create_revision == created
     await session.close()
@@ -183,7 +191,7 @@ async def test_exiting_whose_answer_was_lost_succeeds(etcd: Etcd, ks: KeySpace) 
         await clock.asleep.wait()
         clock.advance(1.0)
         await exiting
-    assert (await etcd.get(KEY)).version == 2
+    assert (await stored(etcd)).version == 2
     await session.close()
 
 

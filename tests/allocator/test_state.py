@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_the_network_hash_is_of_demand_only(cluster: Any) -> None:
     assert cluster.state("a#1").network_hash == before
 
     # Case: items, members, their numbers, and shedding do.
-    for change in (
+    changes: tuple[Callable[[], Any], ...] = (
         lambda: cluster.put("items/x", 3),
         lambda: cluster.put("items/new", 1),
         lambda: cluster.put("items/new", 0),
@@ -132,7 +133,8 @@ def test_the_network_hash_is_of_demand_only(cluster: Any) -> None:
         lambda: cluster.put("members/a#3", 30),
         lambda: cluster.put("members/a#3", "30 exiting"),
         lambda: cluster.lose("a#3"),
-    ):
+    )
+    for change in changes:
         change()
         after = cluster.state().network_hash
         assert after != before

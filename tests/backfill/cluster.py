@@ -25,7 +25,7 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool, resolved
 from gazette.stores.state_builder import OfflineShard
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
@@ -189,7 +189,7 @@ class Cluster:
 
             def look() -> tuple[list[Any], Checkpoint]:
                 with opened_files(backfill, spec, fsm, directory) as (store, checkpoint):
-                    shard: Any = OfflineShard(spec, "", lambda: None)
+                    shard: Any = OfflineShard(spec, "", lambda: resolved(None))
                     return list(backfill.content(shard, store)), checkpoint
 
             return await pool.run(look)

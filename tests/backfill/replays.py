@@ -20,6 +20,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ShardSource
 from gazette.recoverylog.log.log_file import moved_hints
+from gazette.runtime.tasks import resolved
 from gazette.stores.state_builder import OfflineShard
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.recovery import LOG
@@ -152,7 +153,7 @@ class Replay:
         ((data,),) = driver.store.query("SELECT checkpoint FROM gazette_checkpoint")
         # What it has to acknowledge is of its own transaction: that is compared as what it published.
         checkpoint = replace(Checkpoint.from_bytes(data), ack_intents={})
-        shard: Any = OfflineShard(driver.spec, "", lambda: None)
+        shard: Any = OfflineShard(driver.spec, "", lambda: resolved(None))
         return list(self.subject.backfill.content(shard, driver.store)), checkpoint
 
     def _build(self, driver: AppDriver[Any], runner: Any) -> FSMHints:

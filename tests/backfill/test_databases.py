@@ -26,8 +26,8 @@ from tests.backfill.apps import (
     UnseenRowsBackfill,
     WrongRowsBackfill,
 )
-from tests.backfill.cluster import Cluster, history, line, shard_settings, source
-from tests.backfill.test_drive import GAMMA, expected
+from tests.backfill.cluster import GAMMA, Cluster, history, line, shard_settings, source
+from tests.backfill.test_drive import expected
 from tests.facts import raises
 
 PREFIX = "/gazette/consumers/test"
@@ -313,7 +313,7 @@ async def test_a_run_is_over_for_a_shard_that_ran_or_has_another_state(
 
 
 async def test_a_shard_that_is_enabled_while_databases_are_looked_at_is_refused(
-    start: Any, engine: Any
+    start: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, _ = await with_history(start, 40)
     job = cluster.job(RowsBackfill(), prefix=PREFIX)
@@ -323,7 +323,7 @@ async def test_a_shard_that_is_enabled_while_databases_are_looked_at_is_refused(
         await cluster.enable("shard-one")
         await require(listed)
 
-    job._require_unchanged = enable_and_require
+    monkeypatch.setattr(job, "_require_unchanged", enable_and_require)
     with raises(Conflict, shard="shard-one"):
         await job.run()
     assert not cluster.staging.exists()
@@ -334,7 +334,7 @@ async def test_states_in_a_database_are_verified_before_they_are_committed(
 ) -> None:
     cluster, lines = await with_history(start, 120)
     settings: dict[str, Any] = {"prefix": PREFIX, "verify": 2}
-    empty = {"shard-one": {}, "shard-two": {}}
+    empty: dict[str, dict[str, int]] = {"shard-one": {}, "shard-two": {}}
     with pytest.raises(Corrupt, match="differs from a replay"):
         await cluster.backfill(WrongRowsBackfill(), run_id="wrong", **settings)
     assert rows(engine) == empty

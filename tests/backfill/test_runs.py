@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from gazette.backfill.inventory import (
 )
 from gazette.backfill.plan import Plan
 from gazette.backfill.staging import DirectoryStaging, appending_name
+from gazette.client.shards import ShardClient
 from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.recoverylog.scratch import BUILDS, abandoned, scratch_directory, sweep
@@ -149,7 +151,7 @@ async def test_branches_are_asked_for_by_shard(staging: DirectoryStaging) -> Non
         staging.create(appending_name("run", shard, "a1", f"{begin}"), intent)
     found = intents_of(staging)
     assert [one.begin for one, _ in found["shard/one"]] == [100, 300]
-    orphans = await branch_orphans(found, Shards())
+    orphans = await branch_orphans(found, cast("ShardClient", Shards()))
     assert [one.where for one in orphans] == [f"{LOG}@100", f"{LOG}@40"]
     assert "gazctl shards prune" in orphans[0].remedy
 

@@ -221,6 +221,7 @@ def s3_server() -> Iterator[tuple[str, int]]:
     host, port = server.get_host_and_port()
     yield host, port
     server.stop()
+    assert server._server is not None
     server._server.server_close()
 
 

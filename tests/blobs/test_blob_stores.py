@@ -14,6 +14,7 @@ from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import SWEEP_INTERVAL_S, BlobSettings, BlobStores
 from gazette.blobs.thread_call import ended
 from gazette.errors import Invalid, NotAllowed, Unavailable
+from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
@@ -52,7 +53,7 @@ def switch(clock: ManualClock) -> Switch:
 
 @pytest.fixture
 def stores(clock: ManualClock, switch: Switch) -> Iterator[BlobStores]:
-    def bucket(url: str) -> Switch:
+    def bucket(url: FragmentStoreUrl) -> Switch:
         if url.host == "forbidden":
             raise NotAllowed("no credentials", bucket=url.host)
         return switch

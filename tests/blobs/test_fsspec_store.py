@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get,
 from tests.facts import raises
 
 
-class PlainFiles(LocalFileSystem):
+class PlainFiles(LocalFileSystem):  # type: ignore[misc]
     """fsspec's local files by a name of their own: those called ``file`` are never opened."""
 
     protocol = "plainfiles"
@@ -70,7 +71,7 @@ class TestNamedStoreOfFiles(BlobStoreTests):
         return named_store(f"fsspec+plainfiles://{tmp_path}/new/directory/")
 
 
-class BufferedFile(AbstractBufferedFile):
+class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
     """Uploads as the file systems of clouds do: whole, when it is closed, by any task."""
 
     def _upload_chunk(self, final: bool = False) -> bool:
@@ -83,7 +84,7 @@ class BufferedFile(AbstractBufferedFile):
         pass
 
 
-class CloudFileSystem(AbstractFileSystem):
+class CloudFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Objects of a cloud, with the errors that ``fail`` has for its calls."""
 
     protocol = "cloud"
@@ -205,7 +206,7 @@ def test_no_protocol_is_allowed_unless_it_is_named() -> None:
 
 
 def test_without_the_sdks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     constructors = default_constructors(BlobSettings(fsspec_protocols=frozenset({"memory"})))
     for text, extra in {
         "gs://bucket/": "gcs",
@@ -293,7 +294,7 @@ def test_partial_files_are_hidden_and_removed(monkeypatch: pytest.MonkeyPatch) -
 
     def watched(self: MemoryFile, data: bytes) -> int:
         seen.append([*paths(store, ""), *(os.path.basename(one) for one in MemoryFileSystem.store)])
-        return write(self, data)
+        return int(write(self, data))
 
     monkeypatch.setattr(MemoryFile, "write", watched)
     put(store, "a/path", b"content")
@@ -412,7 +413,7 @@ def test_what_errors_mean(error: Exception, expected: type[GazetteError]) -> Non
 
 def test_errors_of_every_call(cloud: CloudStore) -> None:
     """Have our types, and the SDK's text; where the bucket is missing, that is said."""
-    calls = {
+    calls: dict[str, list[Callable[[], Any]]] = {
         "info": [lambda: cloud.exists("path"), lambda: cloud.open("path")],
         "open": [lambda: put(cloud, "path", b"")],
         "ls": [lambda: list(cloud.list(""))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from urllib3 import HTTPResponse
 
-from gazette.blobs import extras, health
+from gazette.blobs import health
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.s3.access import S3Settings
 from gazette.blobs.s3.store import RESUMES_MAX, SIGNATURE_TTL_MAX_S, S3Store
@@ -158,7 +159,7 @@ def test_the_sdk_is_loaded_when_it_is_needed() -> None:
 
 
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Invalid, match=r"pip install 'pygazette\[s3\]'"):
         S3Store(FragmentStoreUrl.parse(f"s3://{BUCKET}/"))
 

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,8 @@ async def test_what_never_was_agreed_is_cut_off(
     agreement.agree(end - 1)
     with caplog.at_level(logging.WARNING):
         agreement.finish()
-    assert [(record.args["begin"], record.args["end"]) for record in caplog.records] == [
+    found: list[Any] = [record.args for record in caplog.records]
+    assert [(args["begin"], args["end"]) for args in found] == [
         (end - 1, end),
         (end, end + 7),
     ]

@@ -157,7 +157,7 @@ def written(cluster: FixedCluster, name: str) -> bytes:
 async def test_append_gets_to_all_replicas(ready: FixedCluster) -> None:
     one = await Append(ready["b"]).open()
     response = await (await one.send(b"hello, ", b"world")).commit()
-    assert response.status == Status.OK
+    assert response.status == Status.OK.value
     assert Fragment.from_pb(response.commit) == Fragment(
         JOURNAL, 0, 12, hashlib.sha1(b"hello, world").digest(), Codec.NONE
     )
@@ -577,7 +577,7 @@ async def test_broken_replica_is_found_out_before_content_is_taken(ready: FixedC
     peer._call.cancel()
     await peer.wait_end()
     response = await append(ready["b"], b"y")
-    assert response.status == Status.OK
+    assert response.status == Status.OK.value
     assert written(ready, "c") == b"xy"
 
 
@@ -590,7 +590,7 @@ async def test_new_primary_continues_where_the_old_one_was(ready: FixedCluster) 
         ready.put_spec(spec)
         ready.assign(JOURNAL, primary, *others)
         response = await append(ready["a"], b"x")
-        assert response.status == Status.OK
+        assert response.status == Status.OK.value
         assert Header.from_pb(response.header).process_id == ready[primary].id
         assert LabelSet.from_pb(response.registers) == registers
     assert response.commit.end == 8
@@ -655,7 +655,7 @@ async def test_fast_client_is_held_back(tmp_path: Path, clock: ManualClock) -> N
                     clock.advance(0.05)
                 await SystemClock().sleep(0.001)
             response = committing.result()
-        assert response.status == Status.OK
+        assert response.status == Status.OK.value
         assert response.total_chunks == 4
         assert response.delayed_chunks >= 1
 
@@ -778,7 +778,7 @@ async def test_bytes_that_were_not_acknowledged_get_to_replicas_that_lack_them(
 
     ready.assign(JOURNAL, primary, *{"a", "b", "c"} - {primary})
     response = await append(ready[primary], b"next")
-    assert response.status == Status.OK
+    assert response.status == Status.OK.value
     content = b"a fragment of its own " + first + b"not acknowledged next"
     assert response.commit.end == len(content)
     # Replicas that stayed need not wait for a listing of the store.

@@ -76,7 +76,7 @@ async def test_stored_and_local_fragments_are_listed_by_time_and_page(
     await broker.client.append(AppendParams(JOURNAL, offset=40), b"local")
 
     everything = [(0, 10), (10, 20), (20, 30), (30, 40), (40, 45)]
-    for fields, expected, token in (
+    asked: tuple[tuple[dict[str, Any], list[tuple[int, int]], int], ...] = (
         ({}, everything, 0),
         ({"begin_mod_time": 300}, everything[2:], 0),
         ({"begin_mod_time": 200, "end_mod_time": 300}, everything[1:3], 0),
@@ -87,7 +87,8 @@ async def test_stored_and_local_fragments_are_listed_by_time_and_page(
         ({"page_limit": 5}, everything, 0),
         ({"next_page_token": 11}, everything[2:], 0),
         ({"next_page_token": 99}, [], 0),
-    ):
+    )
+    for fields, expected, token in asked:
         response = await fragments(broker, **fields)
         assert response.status == Status.OK
         assert (spans(response), response.next_page_token) == (expected, token), fields

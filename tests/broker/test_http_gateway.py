@@ -213,7 +213,7 @@ async def test_a_put_waits_for_the_brokers_of_a_journal_that_was_just_applied(
 async def test_a_put_to_a_journal_that_gets_no_broker_is_answered_with_when_to_try_again(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    settings = {"journal_limit": 0, "assignment_wait_s": 0.05}
+    settings: dict[str, Any] = {"journal_limit": 0, "assignment_wait_s": 0.05}
     async with (
         await BrokerFixture.start(etcd, tmp_path, **settings) as broker,
         httpx.AsyncClient(base_url=broker.http) as http,
@@ -742,7 +742,7 @@ async def test_diagnostics_are_on_the_same_port(http: httpx.AsyncClient) -> None
 
 
 def test_every_message_has_a_json_form_that_reads_back() -> None:
-    response = broker_pb2.ReadResponse(status=6, offset=1, content=b"\xff")
+    response = broker_pb2.ReadResponse(status="OFFSET_NOT_YET_AVAILABLE", offset=1, content=b"\xff")
     response.header.route.primary = -1
     value = to_json(response)
     assert value["fragment"] is None

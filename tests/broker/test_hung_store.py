@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -66,7 +66,7 @@ def stores() -> Iterator[dict[str, Hanging]]:
 
 
 async def started(
-    etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging], **settings: object
+    etcd: Etcd, tmp_path: Path, stores: dict[str, Hanging], **settings: Any
 ) -> BrokerFixture:
     def constructor(url: FragmentStoreUrl) -> Hanging:
         return stores[url.host]

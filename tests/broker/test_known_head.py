@@ -490,7 +490,9 @@ async def test_a_journal_whose_brokers_left_in_good_order_goes_on_without_being_
     cluster.assign(JOURNAL)
     await until(lambda: sum(len(one.read_bytes()) for one in stored(tmp_path)) == 11)
     await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
-    assert known(cluster).offset == 11
+    head = known(cluster)
+    assert head is not None
+    assert head.offset == 11
     # Case: one that leads in between, and acknowledges nothing, changes nothing.
     cluster.assign(JOURNAL, *replicas)
     await append(cluster["a"])
@@ -503,6 +505,7 @@ async def test_a_journal_whose_brokers_left_in_good_order_goes_on_without_being_
     assert outcome.commit is not None
     assert outcome.commit.begin == 11
     head = known(cluster)
+    assert head is not None
     assert (head.offset, head.closed) == (16, None)
     # Case: a death behind that is not in good order.
     await lose_all(cluster, "c")

@@ -383,7 +383,7 @@ async def test_answer_that_came_before_the_end_still_counts(bench: Bench) -> Non
         (None, Broken, "unexpected EOF"),
         (grpc.StatusCode.UNAVAILABLE, Unavailable, "scripted"),
         (grpc.StatusCode.UNKNOWN, Broken, "scripted"),
-        (broker_pb2.ReplicateResponse(status=7), Broken, "expected Header"),
+        (broker_pb2.ReplicateResponse(status="WRONG_ROUTE"), Broken, "expected Header"),
     ],
 )
 async def test_failures_of_a_peer(bench: Bench, answer: Any, kind: Any, text: str) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.client.append.appender import AppendParams
+from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.codecs.codec import new_compressor
 from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
@@ -168,7 +169,7 @@ async def test_what_is_asked_for_is_what_is_read(
         await append(broker, part)
     messages = await read_all(broker, **fields)
     assert content_of(messages) == content
-    assert [m.status for m in messages if not m.content] == statuses
+    assert [Status.from_pb(m.status) for m in messages if not m.content] == statuses
     if fields["offset"] == -1:
         assert messages[0].offset == messages[0].write_head == 10
 
@@ -228,7 +229,7 @@ async def test_statuses_that_are_not_about_offsets(broker: BrokerFixture) -> Non
         ("fully/suspended", Status.SUSPENDED),
     ):
         (only,) = await read_all(broker, journal=journal)
-        assert only.status == status
+        assert Status.from_pb(only.status) is status
         assert only.header.process_id.suffix == "broker-one"
 
 
@@ -327,7 +328,7 @@ async def test_a_remote_fragment_is_only_described_where_proxying_is_not_wanted(
     store_fragment(broker.file_root, 0, b"stored")
     await broker.create(journal_spec(JOURNAL))
     (only,) = await read_all(broker, do_not_proxy=True)
-    assert (only.status, only.fragment.end) == (Status.OK, 6)
+    assert (only.status, only.fragment.end) == (Status.OK.value, 6)
     assert only.fragment_url
 
 
@@ -465,10 +466,10 @@ async def test_reads_are_proxied_to_a_broker_that_has_the_journal(
         assert content_of(rest) == noise(200_000)
         # A metadata segment is passed on, and is no part of what is asked of tokens.
         first, *_ = await read_all(two, journal=f"{JOURNAL};meta", end_offset=1)
-        assert first.status == Status.OK
+        assert first.status == Status.OK.value
 
         (refused,) = await read_all(two, do_not_proxy=True)
-        assert refused.status == Status.NOT_JOURNAL_BROKER
+        assert refused.status == Status.NOT_JOURNAL_BROKER.value
         assert refused.header.process_id.suffix == "broker-two"
         assert [m.suffix for m in refused.header.route.members] == ["broker-one"]
 
@@ -498,7 +499,7 @@ async def test_calls_that_are_passed_on_end_when_the_other_broker_loses_its_leas
         with pytest.raises(grpc.aio.AioRpcError, match="the channel was closed") as raised:
             await anext(stream)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert (await read_all(two))[0].status == Status.OK
+        assert (await read_all(two))[0].status == Status.OK.value
 
 
 async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: Path) -> None:
@@ -588,7 +589,7 @@ async def test_callers_whose_connection_ends_in_the_middle(
                 proxy.cut()
                 for call in calls:
                     with pytest.raises(grpc.aio.AioRpcError):
-                        while await call.read() is not grpc.aio.EOF:
+                        while await call.read() is not END_OF_STREAM:
                             pass
     assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
     await read_all(broker)

@@ -256,7 +256,10 @@ async def test_readers_do_not_jump_over_a_store_that_is_not_mounted(
     """The directory is empty, and brokers fill it again."""
     clock.jump(SystemClock().now() - clock.now())  # Files have the machine's time.
     spec = journal_spec(JOURNAL)
-    times = {"flush_interval_ns": duration.MINUTE, "refresh_interval_ns": 10 * duration.SECOND}
+    times: dict[str, Any] = {
+        "flush_interval_ns": duration.MINUTE,
+        "refresh_interval_ns": 10 * duration.SECOND,
+    }
     timed.create(replace(spec, fragment=replace(spec.fragment, **times)), "a")
     broker = timed["a"]
     await append(broker, b"content")

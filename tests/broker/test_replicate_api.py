@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth, bearer
+from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import Suspend, SuspendLevel
@@ -83,13 +84,13 @@ class Primary:
     async def end(self) -> Any:
         """End the stream; the server's status."""
         await self.call.done_writing()
-        assert await self.call.read() is grpc.aio.EOF
+        assert await self.call.read() is END_OF_STREAM
         return await self.call.code()
 
     async def broken(self) -> grpc.aio.AioRpcError:
         """Return the error with which the server ended the call."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            assert await self.call.read() is grpc.aio.EOF
+            assert await self.call.read() is END_OF_STREAM
             raise AssertionError("ended well")
         return caught.value
 
@@ -234,7 +235,7 @@ async def test_wrong_routes(cluster: FixedCluster) -> None:
         header = Header.from_pb(answer.header)
         assert header.route.equivalent(Route((a, b), 0))
         assert header.etcd.revision == cluster.etcd.revision
-        assert await primary.call.read() is grpc.aio.EOF
+        assert await primary.call.read() is END_OF_STREAM
     # Case: endpoints are not compared.
     primary = Primary(cluster, route=Route((a, b), 0))
     assert (await primary.open(fragment(0, 0))).status == Status.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending
+from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import MISSING_ID, broker_decoder, is_consistent
 from gazette.broker.pulse import NoContent
 from gazette.broker.resolver import Resolver
@@ -121,7 +122,7 @@ class World:
 
 
 @pytest.fixture
-async def world():
+async def world() -> AsyncIterator[World]:
     async with TaskScope("test") as scope:
         world = World(scope)
         world.write(member(US), member(THEM))
@@ -251,7 +252,7 @@ async def test_a_call_for_the_primary_waits_for_the_brokers_of_a_fresh_journal(
 async def test_statuses_of_routes(
     world: World,
     assignments: list[tuple[ProcessId, int]],
-    options: dict[str, bool],
+    options: dict[str, Any],
     status: Status,
     process_id: ProcessId | None,
 ) -> None:
@@ -382,12 +383,12 @@ async def test_an_append_waits_for_the_next_change_behind_a_load_of_the_mirror(
     world: World,
 ) -> None:
     world.write(item(journal_spec(JOURNAL, replication=1)), assigned(THEM, 0), assigned(US, 1))
-    await world.key_space._reload(Etcd(world, world.key_space.header.revision + 20))
+    await world.key_space._reload(cast("Any", Etcd(world, world.key_space.header.revision + 20)))
     at = await world.resolve()
     assert at.seen_revision == at.header.etcd.revision + 20
     call = AppendCall(terms=AppendTerms(JOURNAL), claims=ALL)
     context = Context(world)
-    driver = AppendDriver(context, call, NoContent())
+    driver = AppendDriver(cast("BrokerContext", context), call, NoContent())
     async with TaskScope("append") as scope:
         appending = scope.spawn(driver.run(), name="append")
         await breathe()
@@ -574,7 +575,9 @@ async def test_an_assignment_whose_route_is_damaged_stays_and_is_not_consistent(
     world.write(item(SPEC), (assigned(US, 0)[0], value))
     (assignment,) = world.state.assignments_of(JOURNAL)
     assert assignment.decoded.value == EMPTY_ROUTE
-    assert not is_consistent(world.state.item(JOURNAL), assignment, [assignment])
+    listed = world.state.item(JOURNAL)
+    assert listed is not None
+    assert not is_consistent(listed, assignment, [assignment])
     assert text in caplog.text
 
 

@@ -496,7 +496,8 @@ def logged(process: subprocess.Popen[bytes], text: str) -> dict[str, Any]:
     assert process.stderr is not None
     for line in process.stderr:
         if text in line.decode():
-            return json.loads(line)
+            found: dict[str, Any] = json.loads(line)
+            return found
     raise AssertionError(f"{text!r} was not logged")
 
 

@@ -40,6 +40,13 @@ class Commits:
         return self.last.pread(self.last.begin, 1 << 30)
 
 
+def holding(gate: threading.Event) -> Callable[[bytes], None]:
+    def hold(_: bytes) -> None:
+        gate.wait(10)
+
+    return hold
+
+
 class Bench:
     def __init__(self, tmp_path: Path) -> None:
         self.scope = TaskScope("bench")
@@ -96,7 +103,7 @@ async def test_what_is_written_is_what_came(bench: Bench, chunk: int) -> None:
 async def test_content_is_taken_while_a_batch_is_written(bench: Bench) -> None:
     """Up to another batch; then the writer is waited for."""
     gate = threading.Event()
-    bench.local.begin(lambda _: gate.wait(10) and None)
+    bench.local.begin(holding(gate))
     delta = 0
 
     async def fill() -> None:
@@ -130,6 +137,7 @@ async def test_failure_to_write_is_told_by_what_follows(
     bench: Bench, tmp_path: Path, length: int
 ) -> None:
     """Everything pending is rolled back; the next append finds the spool as it was."""
+    assert isinstance(bench.spool._disk, LocalDisk)
     bench.spool._disk.directory = tmp_path / "missing"
     bench.local.begin(None)
     await bench.local.content(bytes(length), 0)
@@ -151,7 +159,7 @@ async def test_spool_is_let_go_of_only_when_nothing_writes_to_it(
     bench: Bench, cancelled: bool
 ) -> None:
     gate = threading.Event()
-    bench.local.begin(lambda _: gate.wait(10) and None)
+    bench.local.begin(holding(gate))
     await bench.local.content(bytes(INLINE_BYTES + 1), 0)
     await bench.local.content(b"never", INLINE_BYTES + 1)
     settling = bench.scope.spawn(bench.local.settle(), name="settle")

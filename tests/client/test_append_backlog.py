@@ -34,7 +34,11 @@ def put(
         return txn.release()
 
 
-def backlog(**settings: int) -> tuple[Backlog, list[JournalQueue]]:
+RESULT: Any = None
+"""Result of an append, which the backlog passes on unseen."""
+
+
+def backlog(**settings: Any) -> tuple[Backlog, list[JournalQueue]]:
     work: list[JournalQueue] = []
     chosen = AppendServiceSettings(**settings)
     return Backlog(chosen, MemoryBudget(chosen.memory_max), work.append, work.append), work
@@ -51,12 +55,12 @@ def test_a_queue_crosses_to_the_loop_once_however_much_is_put_in() -> None:
     store.seal(queue, batch)
     later = store.enqueue(queue, A, NO_DEPS, b"y", None)
     assert later not in futures
-    store.succeed(queue, batch, None)  # type: ignore[arg-type]
+    store.succeed(queue, batch, RESULT)
     assert len(work) == 1
     batch = store.first(queue)
     assert batch is not None
     assert b"".join(bytes(one.load()) for one in store.seal(queue, batch)) == b"y"
-    store.succeed(queue, batch, None)  # type: ignore[arg-type]
+    store.succeed(queue, batch, RESULT)
     assert store.first(queue) is None
     store.enqueue(queue, A, NO_DEPS, b"z", None)
     assert len(work) == 2
@@ -152,7 +156,7 @@ async def test_a_budget_is_shared_by_services(
 
 async def test_a_producer_does_not_wait_for_memory_that_others_hold(tmp_path: Path) -> None:
     """Its own batches make headway, but they free too little."""
-    store, _ = backlog(headway_s=30.0, spill_directory=tmp_path)  # type: ignore[arg-type]
+    store, _ = backlog(headway_s=30.0, spill_directory=tmp_path)
     queue = store.queue(A)
     queue.flowing = True
     store.budget.add(store.budget.bytes_max)
@@ -187,7 +191,7 @@ async def test_a_producer_that_is_ahead_waits_for_headway_before_it_writes_to_di
 
 
 @pytest.fixture
-async def small(client: Client, tmp_path: object) -> AsyncIterator[AppendService]:
+async def small(client: Client, tmp_path: Path) -> AsyncIterator[AppendService]:
     """Yield a service with room for two segments per journal."""
     service = AppendService(
         client,
@@ -195,7 +199,7 @@ async def small(client: Client, tmp_path: object) -> AsyncIterator[AppendService
             journal_memory_max=300_000,
             backlog_max=2_000_000,
             headway_s=0.01,
-            spill_directory=tmp_path,  # type: ignore[arg-type]
+            spill_directory=tmp_path,
         ),
     )
     yield service

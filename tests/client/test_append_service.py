@@ -22,6 +22,7 @@ from gazette.errors import (
     Conflict,
     Corrupt,
     Fenced,
+    GazetteError,
     Invalid,
     NotAllowed,
     NotFound,
@@ -290,7 +291,7 @@ TERMINAL = {
 
 @pytest.mark.parametrize(("status", "kind"), TERMINAL.items(), ids=lambda value: str(value))
 async def test_what_time_does_not_cure_is_not_retried(
-    service: AppendService, broker: StubBroker, status: Status, kind: type[Exception]
+    service: AppendService, broker: StubBroker, status: Status, kind: type[GazetteError]
 ) -> None:
     broker.on_append(Reply(status))
     future = put(service, A, b"1")

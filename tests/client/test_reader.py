@@ -16,7 +16,17 @@ from gazette.auth import Capability, KeyedAuth
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams, read_all
-from gazette.errors import Broken, Closed, Invalid, Moved, NotAllowed, NotFound, NotYet, Unavailable
+from gazette.errors import (
+    Broken,
+    Closed,
+    GazetteError,
+    Invalid,
+    Moved,
+    NotAllowed,
+    NotFound,
+    NotYet,
+    Unavailable,
+)
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
@@ -145,7 +155,11 @@ async def test_a_jump_between_fragments_is_told(
     ],
 )
 async def test_refusals_are_errors_of_their_kind(
-    client: Client, broker: StubBroker, journal: StubJournal, status: Status, kind: type[Exception]
+    client: Client,
+    broker: StubBroker,
+    journal: StubJournal,
+    status: Status,
+    kind: type[GazetteError],
 ) -> None:
     broker.on_read(Send((broker.metadata(J, 0, status),)))
     reader = client.reader(ReadParams(J))

@@ -59,7 +59,7 @@ def test_errors_say_what_to_do() -> None:
 
 
 def call_error(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
 
 
 @pytest.mark.parametrize(

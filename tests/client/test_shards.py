@@ -11,7 +11,7 @@ import pytest
 
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.shards import ShardChange, ShardClient
-from gazette.errors import Broken, Conflict, Invalid, Moved, NotFound, Unavailable
+from gazette.errors import Broken, Conflict, GazetteError, Invalid, Moved, NotFound, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
@@ -111,10 +111,10 @@ async def test_stat_waits_at_the_primary_and_tells_offsets(
     ],
 )
 async def test_refusals_are_errors_of_their_kind(
-    shards: ShardClient, consumer: StubConsumer, status: ShardStatus, kind: type[Exception]
+    shards: ShardClient, consumer: StubConsumer, status: ShardStatus, kind: type[GazetteError]
 ) -> None:
     consumer.answers["Stat"] = lambda _: consumer_pb2.StatResponse(
-        status=status.value, header=consumer.header().to_pb()
+        status=status.name, header=consumer.header().to_pb()
     )
     with pytest.raises(kind) as caught:
         await shards.stat("shard-one")

@@ -60,13 +60,14 @@ async def write_until_it_ends(call: StreamCall) -> None:
 
 
 def refused(error: grpc.aio.AioRpcError) -> tuple[Any, ...]:
-    return error.code(), error.details(), dict(error.trailing_metadata() or ())
+    trailing: Any = error.trailing_metadata() or ()
+    return error.code(), error.details(), dict(trailing)
 
 
 REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, "no token", dict(TRAILERS))
 
 
-async def test_the_reason_is_that_of_the_server(channel: grpc.aio.Channel) -> None:
+async def test_the_reason_is_that_of_the_server(channel: Any) -> None:
     method: Callable[..., Any] = channel.stream_unary("/t.S/Refuse")
     for _ in range(ROUNDS):
         call = StreamCall(method())
@@ -78,7 +79,7 @@ async def test_the_reason_is_that_of_the_server(channel: grpc.aio.Channel) -> No
         assert call.done()
 
 
-async def test_an_answer_that_comes_early_is_returned(channel: grpc.aio.Channel) -> None:
+async def test_an_answer_that_comes_early_is_returned(channel: Any) -> None:
     method: Callable[..., Any] = channel.stream_unary("/t.S/Answer")
     for _ in range(ROUNDS):
         call = StreamCall(method())
@@ -87,9 +88,7 @@ async def test_an_answer_that_comes_early_is_returned(channel: grpc.aio.Channel)
 
 
 @pytest.mark.parametrize("method_name", ["RefuseStream", "EndStream"])
-async def test_streams_end_as_the_server_ended_them(
-    channel: grpc.aio.Channel, method_name: str
-) -> None:
+async def test_streams_end_as_the_server_ended_them(channel: Any, method_name: str) -> None:
     method: Callable[..., Any] = channel.stream_stream(f"/t.S/{method_name}")
     for _ in range(ROUNDS):
         call = StreamCall(method())
@@ -102,7 +101,7 @@ async def test_streams_end_as_the_server_ended_them(
             assert refused(caught.value) == REFUSED
 
 
-async def test_a_closed_channel_cancels_no_task(channel: grpc.aio.Channel) -> None:
+async def test_a_closed_channel_cancels_no_task(channel: Any) -> None:
     """The caller was not cancelled: it learns that the call has ended."""
     call = StreamCall(channel.stream_unary("/t.S/Refuse")())
     await channel.close()

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import DeferToNextTransaction
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.transaction.inbox import Jump
-from gazette.consumer.transaction.transactor import ApplicationFailed
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError
 from gazette.message.uuid import ACK_TXN
 from gazette.runtime.tasks import OpFuture
@@ -55,6 +55,11 @@ class Words(Echo):
             publisher.publish_uncommitted(self.other, Word(word=word))
 
 
+def tally(driver: AppDriver[Any]) -> Tally:
+    assert isinstance(driver.application, Tally)
+    return driver.application
+
+
 def counts(driver: AppDriver[Any]) -> dict[str, int]:
     return dict(driver.store.query("SELECT word, n FROM counts"))
 
@@ -82,7 +87,7 @@ def test_a_transaction_is_counted_published_and_acknowledged(driver: AppDriver[A
     assert counts(driver) == {"a": 2, "b": 1}
     assert echoed(driver) == ["a", "b", "a"]
     assert driver.read_through == {SOURCE: len(driver.journals.content(SOURCE))}
-    assert driver.application.calls[:3] == ["begin", "finalize", "finished"]
+    assert tally(driver).calls[:3] == ["begin", "finalize", "finished"]
 
 
 def test_nothing_is_consumed_twice_after_a_crash_at_rest(driver: AppDriver[Any]) -> None:
@@ -216,7 +221,7 @@ def test_a_deferred_message_is_the_first_of_the_next_transaction(driver: AppDriv
             deferred.append(word)
             raise DeferToNextTransaction("not with these")
 
-    driver.application.on_word = on_word
+    tally(driver).on_word = on_word
     driver.feed(SOURCE, pending("a", 1) + pending("later", 2) + pending("b", 3) + ack(4))
     driver.run()
     assert counts(driver) == {"a": 1, "later": 1, "b": 1}
@@ -230,7 +235,7 @@ def test_a_deferral_survives_a_crash(driver: AppDriver[Any]) -> None:
         if word == "later" and len(driver.transactions) == 0:
             raise DeferToNextTransaction("not with these")
 
-    driver.application.on_word = on_word
+    tally(driver).on_word = on_word
     _ = driver.store
     driver.feed(SOURCE, pending("a", 1) + pending("later", 2) + ack(3))
     # The first transaction commits, and the second does not.
@@ -253,7 +258,7 @@ def test_the_first_message_must_not_be_deferred(driver: AppDriver[Any]) -> None:
     def on_word(word: str) -> None:
         raise DeferToNextTransaction("never")
 
-    driver.application.on_word = on_word
+    tally(driver).on_word = on_word
     driver.publish(SOURCE, *words("a"))
     with pytest.raises(ApplicationFailed, match="first message"):
         driver.run()
@@ -438,7 +443,7 @@ def test_messages_of_the_next_transaction_are_consumed_while_one_commits(
     driver: AppDriver[Any],
 ) -> None:
     seen: list[str] = []
-    driver.application.on_word = seen.append
+    tally(driver).on_word = seen.append
     _ = driver.store
     driver.journals.holds = at_commit
     driver.publish(SOURCE, *words("a"))
@@ -556,7 +561,7 @@ def test_of_two_primaries_with_a_remote_store_the_old_one_is_fenced(tmp_path: Pa
 
 class Cancelled(Tally):
     def new_store(self, shard: Any, recorder: Any) -> Any:
-        store = super().new_store(shard, recorder)
+        store: Any = super().new_store(shard, recorder)
 
         def start_commit(*args: Any) -> OpFuture[None]:
             future: OpFuture[None] = OpFuture()
@@ -569,7 +574,7 @@ class Cancelled(Tally):
 
 class NoFuture(Tally):
     def new_store(self, shard: Any, recorder: Any) -> Any:
-        store = super().new_store(shard, recorder)
+        store: Any = super().new_store(shard, recorder)
         store.start_commit = lambda *args: None
         return store
 
@@ -614,7 +619,7 @@ def test_whatever_a_callback_raises_ends_its_shard(
         if word == "bad":
             raise error
 
-    driver.application.on_word = on_word
+    tally(driver).on_word = on_word
     driver.publish(SOURCE, *words("a", "bad"))
     with pytest.raises(
         ApplicationFailed, match=f"consume_message raised {type(error).__name__}"
@@ -623,7 +628,7 @@ def test_whatever_a_callback_raises_ends_its_shard(
     size = len(driver.journals.content(SOURCE))
     assert caught.value.facts["journal"] == SOURCE
     assert caught.value.facts["end"] == size
-    driver.application.on_word = lambda word: None
+    tally(driver).on_word = lambda word: None
     driver.crash()
     driver.run()
     assert counts(driver) == {"a": 1, "bad": 1}, "the failed transaction had an effect"
@@ -634,7 +639,7 @@ def test_whatever_a_callback_raises_ends_its_shard(
 )
 def test_a_begun_transaction_is_always_told_of_its_end(tmp_path: Path, where: str) -> None:
     """What begin_transaction took, a semaphore for one, finished_transaction can give back."""
-    application = Tally()
+    application: Any = Tally()
 
     def fail(*args: Any) -> None:
         raise ValueError(where)
@@ -644,7 +649,7 @@ def test_a_begun_transaction_is_always_told_of_its_end(tmp_path: Path, where: st
         if where == "consume":
             application.on_word = fail
         elif where == "finalize_transaction":
-            application.finalize_transaction = fail  # type: ignore[method-assign]
+            application.finalize_transaction = fail
         elif where == "Store.start_commit":
             store.start_commit = fail
         driver.publish(SOURCE, *words("a"))
@@ -684,14 +689,15 @@ def test_acks_are_delivered_on_request_only(tmp_path: Path) -> None:
 def test_a_commit_waits_for_futures_of_the_application(driver: AppDriver[Any]) -> None:
     future: OpFuture[None] = OpFuture()
     shards: list[Any] = []
-    consume = driver.application.consume_message
+    application: Any = driver.application
+    consume = application.consume_message
 
     def consume_message(shard: Any, *args: Any) -> None:
         shard.publish_future(future)
         shards.append(shard)
         consume(shard, *args)
 
-    driver.application.consume_message = consume_message  # type: ignore[method-assign]
+    application.consume_message = consume_message
     driver.publish(SOURCE, *words("a"))
     assert driver.run() == 0
     future.set_result(None)
@@ -735,7 +741,7 @@ def test_a_stop_takes_effect_between_two_messages(driver: AppDriver[Any]) -> Non
             assert life is not None
             life.inbox.stop()
 
-    driver.application.on_word = on_word
+    tally(driver).on_word = on_word
     driver.publish(SOURCE, *words(*["a"] * 200, "last", *["b"] * 200))
     with pytest.raises(Closed):
         driver.run()

@@ -28,6 +28,10 @@ class Flags:
     suffix: str = setting("!", "what is put behind each word")
 
 
+def word_of(message: Any) -> str:
+    return str(message.word)
+
+
 class Spreads(Tally):
     """Publishes to partitions that it finds by their label, and by settings."""
 
@@ -44,7 +48,7 @@ class Spreads(Tally):
         self.suffix = service.config(Flags).suffix
         outputs = service.partitions(LabelSelector.parse(f"{MESSAGE_TYPE} = Output"))
         await outputs.ready()
-        self.mapping = modulo_mapping(outputs, lambda one: one.word)
+        self.mapping = modulo_mapping(outputs, word_of)
         service.add_route("/shards/{shard}/count", Api(service).count)
         self.service = service
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gazette.allocator.model import member_key
+from gazette.allocator.model import Member, member_key
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
@@ -71,4 +71,7 @@ async def test_a_member_that_leaves_waits_for_a_standby_that_has_not_caught_up(
 def is_exiting(member: ConsumerFixture, id: str) -> bool:
     key_space = member.service.key_space
     kv = key_space.get(member_key(key_space.root, "local", id))
-    return kv is not None and kv.decoded.value.exiting()
+    if kv is None:
+        return False
+    assert isinstance(kv.decoded, Member)
+    return kv.decoded.value.exiting()

@@ -26,8 +26,13 @@ def chunk(size: int, offset: int = 0) -> Chunk:
 async def test_events_keep_their_order() -> None:
     box = inbox()
     call = Call(lambda: None, OpFuture())
-    events = [chunk(1), Jump("a/journal", 9), SourceFailed("a/journal", ValueError()), call]
-    await box.put_chunk(events[0])  # type: ignore[arg-type]
+    events: list[Any] = [
+        chunk(1),
+        Jump("a/journal", 9),
+        SourceFailed("a/journal", ValueError()),
+        call,
+    ]
+    await box.put_chunk(events[0])
     for event in events[1:]:
         box.put(event)
     assert box.has_input
@@ -101,7 +106,8 @@ async def test_a_thread_that_brings_messages_takes_nobodys_turn(by: str) -> None
 
 async def test_every_chunk_arrives_through_a_small_inbox() -> None:
     """Many writers, one reader, and room for two: no writer waits for ever, nothing is lost."""
-    box, pool, got = inbox(20), BlockingPool("reader", 1), []
+    box, pool = inbox(20), BlockingPool("reader", 1)
+    got: list[Any] = []
     total = 400
 
     def read() -> None:

@@ -15,7 +15,8 @@ from gazette.protocol.text.duration import SECOND
 
 
 def decode(key: str, value: bytes) -> Any:
-    return consumer_decoder("/root", 3)(KeyValue(f"/root/{key}".encode(), value, 1, 1, 1)).value
+    found: Any = consumer_decoder("/root", 3)(KeyValue(f"/root/{key}".encode(), value, 1, 1, 1))
+    return found.value
 
 
 def test_a_shard_that_is_invalid_here_is_kept(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,7 +101,7 @@ class Forgets(Brings):
     """Its store restores, when the feed has ended, what another owner has committed since."""
 
     def new_store(self, shard: Any, recorder: Any) -> Any:
-        store = super().new_store(shard, recorder)
+        store: Any = super().new_store(shard, recorder)
         restore = store.restore_checkpoint
         restored: list[Checkpoint] = []
 

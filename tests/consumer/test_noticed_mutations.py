@@ -15,6 +15,7 @@ from gazette.consumer.shard import primary as primary_module
 from gazette.consumer.transaction.inbox import Jump
 from gazette.etcd.client import Etcd
 from gazette.protocol.hints import FSMHints, Property
+from gazette.runtime import failpoints
 from gazette.runtime.tasks import OpFuture
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
@@ -66,6 +67,7 @@ def test_a_jump_is_passed_to_the_sequencer(tmp_path: Path) -> None:
         driver.run()
         end = driver.read_through[SOURCE] + 1000
         gap = bytes(1000)
+        assert driver._life is not None
         driver._life.inbox.put(Jump(SOURCE, end))
         driver._life.offsets[SOURCE] = end
         driver.feed(SOURCE, gap)
@@ -83,7 +85,7 @@ def test_a_jump_is_passed_to_the_sequencer(tmp_path: Path) -> None:
 def held_at(monkeypatch: pytest.MonkeyPatch, point: str) -> Iterator[tuple[Any, Any]]:
     """Hold the thread that passes a point of a shard."""
     entered, opened = threading.Event(), threading.Event()
-    real = primary_module.hit
+    real = failpoints.hit
 
     def hit(name: str, detail: str = "") -> None:
         if name == point:
@@ -107,7 +109,7 @@ async def test_a_shard_that_was_taken_away_sets_no_fence(
 
     class Watched(Tally):
         def new_store(self, shard: Any, recorder: Any) -> Any:
-            store = super().new_store(shard, recorder)
+            store: Any = super().new_store(shard, recorder)
             restore = store.restore_checkpoint
 
             def restore_checkpoint(shard: Any) -> Any:

@@ -140,7 +140,7 @@ def test_being_fenced_is_seen_through_what_it_caused() -> None:
 async def unassign(etcd: Etcd, member: ConsumerFixture) -> None:
     """Unassign the shard as an operator does, without asking its owner."""
     (assignment,) = member.assignments(SHARD)
-    assert await etcd.delete(assignment.key)
+    assert (await etcd.delete(assignment.key)).deleted
 
 
 class Opens(Tally):

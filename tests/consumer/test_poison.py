@@ -11,7 +11,7 @@ import pytest
 from gazette import DeadLetter, Envelope, PoisonPolicy, Publisher
 from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
-from gazette.consumer.transaction.dispatch import ApplicationFailed
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.transaction.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
 from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
@@ -81,7 +81,8 @@ class Picky(Tally):
                 with store.view() as view:
                     return {k.decode(): v[0] for k, v in view.iterate(begin=b"\x01")}
             case "json":
-                return store.read()
+                found: dict[str, int] = store.read()
+                return found
         return dict(tuple(row) for row in store.query("SELECT word, n FROM counts"))
 
     def consume_message(

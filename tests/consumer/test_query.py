@@ -149,7 +149,8 @@ async def test_queries_go_on_while_a_shard_is_handed_over(
             await CLOCK.sleep(0.002)
         scope.cancel()
     assert set(answers) == {1}
-    assert one.service.failure is None
+    member: Any = one.service
+    assert member.failure is None
 
 
 async def test_a_query_reads_through_what_it_is_asked_to(

@@ -190,7 +190,7 @@ class Fails(Tally):
 
     def new_store(self, shard: Any, recorder: Any) -> Any:
         self._at("new_store")
-        store = super().new_store(shard, recorder)
+        store: Any = super().new_store(shard, recorder)
         if self.where == "restore":
             store.restore_checkpoint = lambda shard: self._at("restore")
         return store
@@ -635,8 +635,9 @@ async def test_a_shard_serves_before_the_hints_that_it_recovered_from_are_stored
     again = kv
     while again.mod_revision == kv.mod_revision:
         await CLOCK.sleep(0.02)
-        again = await etcd.get(spec.hint_primary_key)
-        assert again is not None
+        found = await etcd.get(spec.hint_primary_key)
+        assert found is not None
+        again = found
     stored.set()
 
 

@@ -79,7 +79,7 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
             super().__init__(*arguments, **options)
             self.on_interrupted = on_interrupted
 
-        async def read(self, size: int) -> bytes:
+        async def read(self, max_bytes: int = 0) -> bytes:
             await may_break.wait()
             self.offset = 80
             self.on_interrupted()

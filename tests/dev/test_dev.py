@@ -134,10 +134,10 @@ async def test_a_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
         address = ipaddress.ip_address(host)
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         assert (mapped or address).is_loopback, (host, port)
-    for address in other_addresses():
+    for other in other_addresses():
         for port in ports_of(described):
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((address, port), timeout=5.0).close()
+                socket.create_connection((other, port), timeout=5.0).close()
     assert await dev.process.stop(BOUND_S)
 
 

@@ -123,13 +123,15 @@ class JSONFold(Fold):
         self.store: Any = JSONFileStore(recorder, dict[str, tuple[int, int]])
 
     def get(self, key: str) -> tuple[int, int]:
-        return self.store.state.get(key, (0, 0))
+        found: tuple[int, int] = self.store.state.get(key, (0, 0))
+        return found
 
     def put(self, key: str, count: int, total: int) -> None:
         self.store.state[key] = (count, total)
 
     def committed(self) -> State:
-        return self.store.read()
+        found: State = self.store.read()
+        return found
 
 
 class SQLFold(Fold):
@@ -216,7 +218,8 @@ class FoldApplication(Application[Any]):
             case _:
                 raise ValueError(f"no store of kind {kind}")
         self.folds[shard.id] = ForgetfulFold(fold) if self.plant == "forgetful" else fold
-        return fold.store
+        store: Store = fold.store
+        return store
 
     def _engine(self, kind: str) -> Any:
         if kind not in self.engines:

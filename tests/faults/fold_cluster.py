@@ -378,7 +378,8 @@ class FoldCluster:
             self.publisher.publish_uncommitted(mapping, message)
         for name, intent in self.publisher.build_ack_intents().items():
             source.futures.append(self.appends.append(AppendParams(name), intent))
-        return source.futures[-1]
+        last: OpFuture[Any] = source.futures[-1]
+        return last
 
     async def pause(self) -> None:
         """Pause the load: no message is on its way any more."""

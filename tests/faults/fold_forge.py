@@ -97,11 +97,12 @@ def _become(order: dict[str, Any]) -> NoReturn:
     sys.argv = ["fold_app", *order["argv"]]
     code = 1
     try:
+        from gazette import runconsumer
         from gazette.runtime import failpoints
         from tests.faults import fold_app
 
         failpoints.arm(os.environ.get(failpoints.ENV, ""))
-        fold_app.runconsumer.main(fold_app.FoldApplication())
+        runconsumer.main(fold_app.FoldApplication())
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001 - a process says it in its log, and ends

@@ -190,16 +190,15 @@ async def test_one_spool_does_not_keep_the_thread(tmp_path: Path, pool: Blocking
     content = bytes(20 << 20)
     first = completed(tmp_path, pool, Codec.SNAPPY, content)
     second = completed(tmp_path, pool, Codec.SNAPPY, content)
-    assert first.compression is not None
-    assert second.compression is not None
-    first.compression.advance(len(content))
-    second.compression.advance(len(content))
+    one, two = first.compression, second.compression
+    assert one is not None
+    assert two is not None
+    one.advance(len(content))
+    two.advance(len(content))
     turns = []
     for _ in range(6):
-        turns.append(
-            await pool.run(lambda: (first.compression.through, second.compression.through))
-        )
-    assert any(one == two == 8 << 20 for one, two in turns)
+        turns.append(await pool.run(lambda: (one.through, two.through)))
+    assert any(turn == (8 << 20, 8 << 20) for turn in turns)
     assert turns[-1] == (20 << 20, 20 << 20)
 
 

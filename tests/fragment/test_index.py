@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -339,5 +340,5 @@ def test_files_that_are_kept_are_few() -> None:
     released: list[int] = []
     kept = KeptFiles(3)
     for number in range(5):
-        kept.keep(lambda number=number: released.append(number))
+        kept.keep(partial(released.append, number))
     assert released == [0, 1]

@@ -103,7 +103,7 @@ async def test_what_is_not_a_fragment(
 
 
 async def test_one_store_that_fails_fails_all(
-    stores: BlobStores, buckets: dict[str, MemoryStore]
+    stores: BlobStores, buckets: dict[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the fragments is worse than none: the head would be wrong."""
     put(buckets["one"], f"a/journal/{name(0, 10)}")
@@ -113,14 +113,14 @@ async def test_one_store_that_fails_fails_all(
         raise Unavailable("down")
 
     put(buckets["two"], f"a/journal/{name(10, 20)}")
-    buckets["two"].list = broken
+    monkeypatch.setattr(buckets["two"], "list", broken)
     with pytest.raises(Unavailable):
         await list_fragments(stores, spec("one", "two"))
 
     def forbidden(prefix: str) -> NoReturn:
         raise NotAllowed("may not list")
 
-    buckets["two"].list = forbidden
+    monkeypatch.setattr(buckets["two"], "list", forbidden)
     with pytest.raises(NotAllowed):
         await list_fragments(stores, spec("one", "two"))
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -110,7 +110,7 @@ class Bench:
     def spec(
         self,
         journal: str = "a/journal",
-        stores: tuple[str, ...] = ("s3://one/",),
+        stores: Sequence[str] = ("s3://one/",),
         template: str = "",
     ) -> None:
         fragment = FragmentSpec(stores=tuple(stores), path_postfix_template=template)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -151,7 +152,8 @@ class SpoolMachine(RuleBasedStateMachine):
         self.pool = BlockingPool("spools", 2)
         self.observers = [Observer() for _ in range(3)]
         self.models = [Model() for _ in range(3)]
-        self.inline_bytes, spool_file.INLINE_BYTES = spool_file.INLINE_BYTES, 64
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(spool_file, "INLINE_BYTES", 64)
         clock = ManualClock()
         self.disk = PacedDisk(Path(self.directory.name), clock)
         pace = Pace(clock.monotonic)
@@ -167,7 +169,7 @@ class SpoolMachine(RuleBasedStateMachine):
             assert [
                 (spool.fragment.begin, content_of(spool)) for spool, _ in observer.completed
             ] == model.completed
-        spool_file.INLINE_BYTES = self.inline_bytes
+        self.patch.undo()
         self.pool.close()
         self.runner.close()
         self.directory.cleanup()
@@ -228,7 +230,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def disagree(self, hearers: set[int], leader: int, field: str) -> None:
         """Propose what is not quite ours. Never propose beyond our end, which would roll us."""
         model = self.models[leader]
-        change = {
+        change: dict[str, Any] = {
             "begin": model.begin + 1,
             "end": max(model.begin, model.fragment.end - 1),
             "sum": sha(b"something else"),
@@ -268,6 +270,7 @@ async def test_what_an_append_does(spool: Spool, observer: Observer, clock: Manu
     assert read_all(first) == b"hello, world"
     assert first.pread(7, 3) == b"wor"
     assert first.pread(12, 10) == b""
+    assert isinstance(spool._disk, LocalDisk)
     assert list(spool._disk.directory.iterdir()) == []
     with pytest.raises(Bug):
         replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
@@ -307,6 +310,7 @@ async def test_a_primary_compresses_as_it_goes(
     for at in range(0, len(content), 100_000):
         await append(spool, content[at : at + 100_000])
     compression = spool._compression
+    assert compression is not None
     clock = ManualClock()
     while len(content) - compression.through >= 1 << 20:
         await clock.sleep(0)
@@ -384,11 +388,13 @@ async def test_a_full_disk_fails_the_append_and_nothing_else(
     """The error names the cause; committed bytes stay, and the next append that fits succeeds."""
     await append(spool, b"committed")
     await spool.apply(Content(b"pending", 0), primary=True)
-    descriptor = spool._file._fd
+    file: Any = spool._file
+    descriptor = file._fd
     saved, full = os.dup(descriptor), os.open("/dev/full", os.O_RDWR)
     os.dup2(full, descriptor)
     with pytest.raises(Unavailable, match="ENOSPC") as raised:
         await spool.apply(Content(bytes(length), 7), primary=True)
+    assert isinstance(spool._disk, LocalDisk)
     assert str(spool._disk.directory) in raised.value.hint
     os.dup2(saved, descriptor)
     os.close(saved)
@@ -472,7 +478,8 @@ async def test_the_space_of_a_large_roll_back_is_freed(
     await spool.apply(Content(bytes(1 << 20), 0), primary=True)
     await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
     await append(spool, b"!")
-    assert os.fstat(spool._file._fd).st_size == 10
+    file: Any = spool._file
+    assert os.fstat(file._fd).st_size == 10
 
 
 class PacedDisk(LocalDisk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 from hypothesis import given
@@ -109,5 +110,7 @@ def test_lines_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
     if not expected[-1]:
         expected.pop()
     expected = [line.removesuffix(b"\r") for line in expected]
-    found = [line for batch in read_lines("f", Pieces(pieces), 1000) for line in batch]
+    found = [
+        line for batch in read_lines("f", cast("BinaryIO", Pieces(pieces)), 1000) for line in batch
+    ]
     assert found == expected

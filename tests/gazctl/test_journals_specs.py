@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -256,7 +257,7 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def editing(script: Path, *steps: str) -> dict[str, str]:
+def editing(script: Path, *steps: str) -> dict[str, Any]:
     """Return the environment in which ``script`` makes these steps."""
     (script.parent / "steps").write_text("\n".join(steps))
     (script.parent / "log").unlink(missing_ok=True)

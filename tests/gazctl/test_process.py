@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
+from gazette.client.read.reader import ReadParams
 from gazette.etcd.client import Etcd
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -44,7 +45,7 @@ async def test_a_blocking_read_that_is_interrupted_ends_well(
     await broker.create(journal_spec("a/journal"))
     await broker.client.append(AppendParams("a/journal"), b"content")
     offsets = tmp_path / "offsets.json"
-    argv = ["journals", "read", "-l", "name=a/journal", "--block", "--offsets-out", offsets]
+    argv = ["journals", "read", "-l", "name=a/journal", "--block", "--offsets-out", str(offsets)]
     process = await start(gazctl, *argv)
     assert process.stdout is not None
     assert await process.stdout.readexactly(7) == b"content"
@@ -67,9 +68,7 @@ async def test_an_append_that_waits_for_its_input_can_be_interrupted(
     assert await ended(process) == (128 + signal.SIGINT, "", "")
 
 
-def _blocking(journal: str) -> object:
-    from gazette.client.read.reader import ReadParams
-
+def _blocking(journal: str) -> ReadParams:
     return ReadParams(journal, block=True)
 
 

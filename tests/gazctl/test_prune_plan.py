@@ -23,7 +23,7 @@ HEADER: Any = None
 
 
 def fragment(begin: int, end: int, *, log: str = LOG, persisted: bool = True) -> Fragment:
-    stored = {"backing_store": "file:///", "mod_time": 1} if persisted else {}
+    stored: dict[str, Any] = {"backing_store": "file:///", "mod_time": 1} if persisted else {}
     return Fragment(log, begin, end, **stored)
 
 

@@ -40,7 +40,12 @@ async def test_everything_that_can_be_had_is_in_it(
     log.write_text(f"first line\nGET Authorization: Bearer {TOKEN}\nlast line\n")
     target = tmp_path / "bundle.tar.gz"
     # The end of the log begins within its first line, which is left out.
-    words = ("support-bundle", "-o", target, f"--log-bytes={log.stat().st_size - 5}")
+    words: tuple[str | Path, ...] = (
+        "support-bundle",
+        "-o",
+        target,
+        f"--log-bytes={log.stat().st_size - 5}",
+    )
     # The fixtures' HTTP ports are any free ones.
     words += ("--http", broker.http, "--http", consumer.http)
     result = await gazctl.ok(*words, log)

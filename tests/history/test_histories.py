@@ -247,7 +247,7 @@ def test_two_passes_are_one_sequencer(
     want, checkpoint = sequenced(kept, prior, begin, max(begin, end))
 
     bounds = sorted({0, *(cut for cut in cuts if cut < count), count})
-    pieces = []
+    pieces: list[Piece] = []
     for low, high in itertools.pairwise(bounds):
         for at in range(low, high):
             envelope = envelopes[at]

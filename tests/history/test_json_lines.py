@@ -19,7 +19,8 @@ from gazette.history.columns import ColumnDecoder, MessageFormat
 from gazette.history.field_arrays import arrow_arrays, scannable
 from gazette.history.json_lines import FIELDS_MAX, Field, LineScanner
 from gazette.history.read import Batch
-from gazette.history.rows import FoundBatch, RowFormat, RowMaker
+from gazette.history.rows import RowFormat, RowMaker
+from gazette.history.scanned_batches import FoundBatch
 from gazette.history.snapshot import Piece, Run
 from gazette.message.uuid import build_uuid, uuid_text
 
@@ -52,6 +53,7 @@ def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
     """Return the same by the framing, message by message. Raise what these do."""
     shape = MessageFormat(uuid_field=uuid_field)
     decoder = ColumnDecoder(JOURNAL, shape)
+    assert decoder._framing is not None
     columns, consumed, _ = decoder._decode_framed(decoder._framing, buffer, 1000)
     assert consumed == len(buffer)
     run = Run(JOURNAL, shape, 0, (Piece(1000, 1000 + len(buffer)),), 0)
@@ -274,7 +276,9 @@ def test_buffers_of_all_sizes() -> None:
         for _ in range(2):
             decoded = decoder.decode(buffer, 5)
             assert decoded.fields is not None
-            texts, numbers, *_ = arrow_arrays(decoded.fields, SCHEMA)
+            arrays = arrow_arrays(decoded.fields, SCHEMA)
+            assert arrays is not None
+            texts, numbers, *_ = arrays
             assert numbers.to_pylist() == list(range(count))
             assert texts[count - 1].as_py() == str(count - 1)
 
@@ -312,7 +316,7 @@ def test_a_kernel_that_cannot_be_compiled_is_not_needed(
         ]
     finally:
         json_lines.kernel.cache_clear()
-    assert "No space left" in caplog.records[0].reason
+    assert "No space left" in vars(caplog.records[0])["reason"]
 
 
 def test_without_the_kernel_the_rest_reads_alike(monkeypatch: pytest.MonkeyPatch) -> None:

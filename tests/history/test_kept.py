@@ -24,6 +24,7 @@ from gazette.history.merge import Folded, fold_snapshot
 from gazette.history.read import fold_locally, resolver
 from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
 from gazette.history.rows import META, RowFormat, read_rows
+from gazette.history.scanned_batches import found_batches
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV
@@ -101,13 +102,15 @@ class Subject:
                 for run in folded.runs
                 for batch in read_keeping(opened, run, keeping, paths.get(run.run.number, ""))
             ]
-        return pa.Table.from_batches(found, keeping.format.schema).to_pylist()
+        rows: list[dict[str, Any]] = pa.Table.from_batches(found, keeping.format.schema).to_pylist()
+        return rows
 
     def read_twice(self, format: RowFormat) -> list[dict[str, Any]]:
         folded = fold_locally(self.access, self.snapshot, run_bytes=1)
         with self.access.open() as opened:
             found = [batch for run in folded.runs for batch in read_rows(opened, run, format)]
-        return pa.Table.from_batches(found, format.schema).to_pylist()
+        rows: list[dict[str, Any]] = pa.Table.from_batches(found, format.schema).to_pylist()
+        return rows
 
 
 def counted(rows: pa.Table) -> pa.Table:
@@ -194,7 +197,7 @@ def test_a_disk_without_room_keeps_nothing(
     folded, paths = subject.first_pass(Keeping(FORMAT))
     assert set(paths.values()) == {""}
     assert list(subject.directory.iterdir()) == []
-    assert "the disk is nearly full" in str([record.reason for record in caplog.records])
+    assert "the disk is nearly full" in str([vars(record)["reason"] for record in caplog.records])
     assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
@@ -259,7 +262,7 @@ def test_a_disk_that_fills_up_keeps_nothing(tmp_path: Path) -> None:
         Path("/dev/full").open("wb", 0) as full,
         kept._Writer(runs[0], Keeping(FORMAT), subject.directory) as writer,
     ):
-        (found,) = kept.found_batches(opened, runs[0], FORMAT.scanned)
+        (found,) = found_batches(opened, runs[0], FORMAT.scanned)
         writer._stream = pa.ipc.new_stream(pa.PythonFile(full), SCHEMA)
         writer.take(found, cut(found.columns, runs[0]))
         assert writer.finish() == ""

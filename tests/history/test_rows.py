@@ -52,11 +52,12 @@ def rows(
         snapshot = take_snapshot(opened, selection)
         runs = snapshot.runs(1) if uncommitted else fold_locally(access, snapshot, run_bytes=1).runs
         found = [b for run in runs if format.selects(run) for b in read_rows(opened, run, format)]
-    return pa.Table.from_batches(found, format.schema).to_pylist()
+    rows: list[dict[str, Any]] = pa.Table.from_batches(found, format.schema).to_pylist()
+    return rows
 
 
 def json_format(
-    *fields: tuple[str, pa.DataType], meta: tuple[str, ...] = (), **options: Any
+    *fields: tuple[str, pa.DataType], meta: tuple[tuple[str, str], ...] = (), **options: Any
 ) -> RowFormat:
     schema = pa.schema([*((name, META[key]) for name, key in meta), *fields])
     return RowFormat("json", schema, meta, **options)

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -186,13 +186,14 @@ def test_links_out_of_stores(tmp_path: Path, matrix: Callable[[str], Matrix]) ->
     (root / "chain").symlink_to(root / "hop")
     store = FileStore(root, FragmentStoreUrl.parse("file:///"))
     for path in PATHS:
-        for act in (
+        acts: tuple[Callable[[str], Any], ...] = (
             lambda path: store.put(path, io.BytesIO(b"overwritten")),
             lambda path: store.open(path).close(),
             store.remove,
             store.exists,
             lambda path: list(store.list(path)),
-        ):
+        )
+        for act in acts:
             try:
                 found = act(path)
             except GazetteError:

@@ -39,7 +39,8 @@ def written(
     kind = CSVRecord if content_type == CONTENT_CSV else Word
     framing = framing_of(content_type, kind)
     mint = UuidMint(PRODUCER, Clock(clock_at(10**18)))
-    buffer, found = bytearray(), []
+    buffer = bytearray()
+    found: list[tuple[int, int, Any]] = []
     for number in range(count):
         begin = len(buffer)
         if number % 7 == 3:
@@ -134,14 +135,21 @@ def test_an_error_repeats_until_it_is_skipped() -> None:
         decoder.skip(caught.value)
 
 
-def test_a_frame_in_many_chunks_is_not_decoded_again_with_each() -> None:
+def test_a_frame_in_many_chunks_is_not_decoded_again_with_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Counting(EnvelopeDecoder[Any]):
         pass
 
     framing = framing_of(CONTENT_PROTO_FIXED, bytes)
-    calls = []
+    calls: list[int] = []
     decode = framing.decode
-    framing.decode = lambda buffer, base: calls.append(len(buffer)) or decode(buffer, base)
+
+    def counted(buffer: bytes, base: int) -> Any:
+        calls.append(len(buffer))
+        return decode(buffer, base)
+
+    monkeypatch.setattr(framing, "decode", counted)
     decoder = Counting("a/journal", framing, 0)
     frame = framing.encode(b"x" * 10_000)
     for at in range(0, len(frame), 7):

@@ -159,7 +159,7 @@ async def test_long_transactions_are_read_again(
             writer.journal.append(b"poison\n")
     writer.write("", ACK_TXN)
     writer.write("end")
-    malformed = []
+    malformed: list[MalformedMessage] = []
     reader = CommittedReader(
         client,
         ReadParams(JOURNAL),
@@ -207,11 +207,12 @@ async def test_malformed_messages_end_the_reading_unless_they_are_taken(
                 words += [e.message.word for e in batch]
         assert words == ["a"]
         assert (caught.value.journal, caught.value.begin) == (JOURNAL, begin)
-        malformed = []
+        malformed: list[MalformedMessage] = []
         reader = reader_type(client, ReadParams(JOURNAL), Word, on_malformed=malformed.append)
         assert await words_of(reader) == ["a", "b"]
         assert [error.raw for error in malformed] == [b'{"word":7}\n', b"more\n"]
     # Case: what was passed over at the end is not met again.
+    assert isinstance(reader, CommittedReader)
     assert reader.checkpoint().read_through == writer.journal.end
 
 
@@ -265,7 +266,8 @@ async def test_a_jump_within_a_message_gives_up_its_begin() -> None:
         )
 
     framing = framing_of(CONTENT_JSON_LINES, Word)
-    malformed, read = [], source()
+    malformed: list[MalformedMessage] = []
+    read = source()
     batches = [
         batch async for batch in read_batches(read, JOURNAL, framing, on_malformed=malformed.append)
     ]
@@ -302,7 +304,7 @@ async def test_a_transaction_that_is_gone_up_to_where_reading_goes_on_is_corrupt
 
 
 async def test_a_transaction_whose_begin_is_gone_is_corrupt(
-    client: Client, broker: StubBroker, writer: Writer
+    client: Client, broker: StubBroker, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(6):
         writer.write(f"{number}", CONTINUE_TXN)
@@ -323,7 +325,7 @@ async def test_a_transaction_whose_begin_is_gone_is_corrupt(
             original.begin = gone
         return served(request)
 
-    broker._served = shortened
+    monkeypatch.setattr(broker, "_served", shortened)
     with raises(Corrupt, begin=0, end=295, says="a/journal"):
         await read()
 

@@ -127,7 +127,7 @@ CASES = [
     (DataWord("w"), CONTENT_JSON_LINES),
     (FrozenDataWord("w"), CONTENT_JSON_LINES),
     (ModelWord(word="w"), CONTENT_JSON_LINES),
-    (ModelUuidWord(word="w"), CONTENT_JSON_LINES),
+    (ModelUuidWord(word="w", UUID=None), CONTENT_JSON_LINES),
     ({"word": "w"}, CONTENT_JSON_LINES),
     (Counted(n=7), CONTENT_PROTO_FIXED),
     (CSVRecord(["", "w", "x"]), CONTENT_CSV),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +21,7 @@ from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions, fixed_mapping, modulo_mapping
 from gazette.message.message import CSVRecord, Message
-from gazette.message.publisher import Publisher
+from gazette.message.publisher import Appends, Publisher
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
     ACK_TXN,
@@ -50,15 +51,19 @@ class Checked(Message):
             raise Invalid("a word is needed")
 
 
+def word_of(message: Any) -> str:
+    return str(message.word)
+
+
 class Refusing:
     """An append service in memory. ``refuse`` fails the next write."""
 
     def __init__(self) -> None:
-        self.journals = defaultdict(bytearray)
-        self.locks = defaultdict(threading.Lock)
-        self.released = []
+        self.journals: defaultdict[str, bytearray] = defaultdict(bytearray)
+        self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.released: list[Any] = []
         self.refuse = False
-        self.on_write = lambda: None
+        self.on_write: Callable[[], Any] = lambda: None
 
     def start_append(self, params: AppendParams, dependencies: Any = ()) -> _Txn:
         assert not dependencies
@@ -97,11 +102,11 @@ def appends() -> Refusing:
 
 @pytest.fixture
 def publisher(appends: Refusing) -> Publisher:
-    return Publisher(appends, producer=PRODUCER, clock=Clock(START))
+    return Publisher(cast("Appends", appends), producer=PRODUCER, clock=Clock(START))
 
 
 def read(
-    content: bytes, kind: type[Any] = Word, content_type: str = CONTENT_JSON_LINES
+    content: bytes | bytearray, kind: type[Any] = Word, content_type: str = CONTENT_JSON_LINES
 ) -> list[Envelope[Any]]:
     decoder = EnvelopeDecoder("a/journal", framing_of(content_type, kind), 0)
     decoder.feed(bytes(content))
@@ -202,7 +207,7 @@ def test_much_content_does_not_wait_for_the_end(
 
 def test_a_batch_is_one_append_for_each_journal(publisher: Publisher, appends: Refusing) -> None:
     current = Partitions([Partition("one/journal", CONTENT_JSON_LINES)] * 1 + [TWO(None)])
-    mapping = modulo_mapping(lambda: current, lambda message: message.word)
+    mapping = modulo_mapping(lambda: current, word_of)
     messages = [Word(f"w{number}") for number in range(50)]
     futures = publisher.publish_committed_batch(mapping, messages)
     assert sorted(futures) == sorted(appends.released) == ["one/journal", "two/journal"]
@@ -231,15 +236,17 @@ async def test_tasks_publish_without_waiting_for_threads(
         (Checked(""), ONE, Invalid),
         (Word("a"), fixed_mapping("one/journal", "application/other"), Invalid),
         (Word("a"), fixed_mapping("one/journal", CONTENT_PROTO_FIXED), Invalid),
-        (Word("a"), modulo_mapping(lambda: Partitions(()), lambda m: m.word), NotFound),
-        (Word(object()), ONE, Invalid),
+        (Word("a"), modulo_mapping(lambda: Partitions(()), word_of), NotFound),
+        (Word(cast("str", object())), ONE, Invalid),
         (Word("x" * 3000), ONE, Invalid),
     ],
 )
 def test_what_cannot_be_published_leaves_nothing(
     appends: Refusing, message: Any, mapping: Any, error: type[Exception]
 ) -> None:
-    publisher = Publisher(appends, producer=PRODUCER, clock=Clock(START), frame_bytes_max=2000)
+    publisher = Publisher(
+        cast("Appends", appends), producer=PRODUCER, clock=Clock(START), frame_bytes_max=2000
+    )
     for publish in (publisher.publish_committed, publisher.publish_uncommitted):
         with pytest.raises(error):
             publish(mapping, message)
@@ -295,7 +302,7 @@ def test_an_append_that_fails_keeps_what_was_in_line(
 
 def test_a_standalone_publisher_follows_the_wall(appends: Refusing) -> None:
     clock = ManualClock()
-    publisher = Publisher.standalone(appends, clock, random.Random(5))
+    publisher = Publisher.standalone(cast("Appends", appends), clock, random.Random(5))
     publisher.publish_committed(ONE, Word("a"))
     clock.advance(60)
     publisher.publish_committed_batch(ONE, [Word("b")])
@@ -348,8 +355,8 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(
         stop.set()
         for thread in threads:
             thread.join()
-    for content in appends.journals.values():
-        clocks = [envelope.clock for envelope in read(content)]
+    for written in appends.journals.values():
+        clocks = [envelope.clock for envelope in read(written)]
         assert clocks == sorted(set(clocks))
 
 
@@ -359,7 +366,12 @@ def test_intents_wait_for_another_thread_that_took_what_was_in_line(
     """Else the commit might not wait for these messages, since their append is not known yet."""
     publisher.publish_uncommitted(ONE, Word("a"))
     taken, go_on = threading.Event(), threading.Event()
-    appends.on_write = lambda: (taken.set(), go_on.wait(10))
+
+    def hold() -> None:
+        taken.set()
+        go_on.wait(10)
+
+    appends.on_write = hold
     beside = threading.Thread(target=publisher.publish_committed, args=(ONE, Word("b")))
     beside.start()
     assert taken.wait(10)
@@ -401,7 +413,8 @@ async def test_the_real_append_service_carries_transactions() -> None:
         content = broker.content_of("one/journal")
     envelopes = read(content)
     assert len(envelopes) > len(expected) + 6
-    sequencer, committed, index = Sequencer({}, 4096), [], 0
+    sequencer: Sequencer[Any] = Sequencer({}, 4096)
+    committed, index = [], 0
     while index < len(envelopes):
         index = sequencer.queue_batch(envelopes, index)
         while batch := sequencer.dequeue(100):

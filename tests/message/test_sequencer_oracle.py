@@ -163,7 +163,8 @@ def test_any_history_is_delivered_as_it_means(
 ) -> None:
     """Whatever was written, and however small the ring: the same messages in the same order."""
     history = history_of(items)
-    oracle, sequencer, delivered = Oracle(), Sequencer({}, ring), []
+    sequencer: Sequencer[Any] = Sequencer({}, ring)
+    oracle, delivered = Oracle(), list[Envelope[Any]]()
     for envelope in history:
         oracle.read(envelope)
         sequencer.queue(envelope)
@@ -192,7 +193,7 @@ def test_batches_are_queued_as_single_messages_are(
         Envelope(f"a/journal/{n * journals // 7 % journals}", e.begin, e.end, n, *_uuid(e))
         for n, e in enumerate(history)
     ]
-    slow, fast = Sequencer({}, ring), Sequencer({}, ring)
+    slow, fast = Sequencer[Any]({}, ring), Sequencer[Any]({}, ring)
     by_one: list[Envelope[Any]] = []
     ranges: list[object] = []
     for envelope in history:
@@ -237,7 +238,7 @@ def test_every_committed_message_takes_effect_once_across_crashes(seed: int) -> 
     checkpoint: dict[str, SourceCheckpoint] = {}
     crashes = rng.randint(0, 6)
     while True:
-        sequencer = Sequencer(checkpoint, rng.randint(1, 8))
+        sequencer = Sequencer[Any](checkpoint, rng.randint(1, 8))
         source = checkpoint.get(JOURNAL, SourceCheckpoint())
         unread = [e for e in history if e.begin >= source.read_through]
         running, index, crashed = list(durable), 0, False

@@ -54,6 +54,10 @@ def problem_of(check: Check, pb: Any) -> str:
     return problem
 
 
+STRANGE: Any = 77
+"""A number that is no status."""
+
+
 def check_all(check: Check, cases: list[tuple[Any, str]]) -> None:
     for pb, problem in cases:
         assert problem_of(check, pb) == problem
@@ -86,7 +90,12 @@ def test_read_requests() -> None:
 
 def test_read_responses_of_metadata() -> None:
     def response(**fields: Any) -> b.ReadResponse:
-        values = {"offset": 150, "write_head": 200, "fragment": FRAGMENT, "header": HEADER}
+        values: dict[str, Any] = {
+            "offset": 150,
+            "write_head": 200,
+            "fragment": FRAGMENT,
+            "header": HEADER,
+        }
         return b.ReadResponse(**{k: v for k, v in (values | fields).items() if v is not None})
 
     check_all(
@@ -94,7 +103,7 @@ def test_read_responses_of_metadata() -> None:
         [
             (response(), ""),
             (response(fragment_url="http://host/path", header=None), ""),
-            (response(status=77), "Status: invalid status (77)"),
+            (response(status=STRANGE), "Status: invalid status (77)"),
             (response(header=BAD_HEADER), BAD_REVISION),
             (response(write_head=-1), "invalid WriteHead (-1; expected >= 0)"),
             (response(fragment=BAD_FRAGMENT), f"Fragment: {BACKWARDS}"),
@@ -128,7 +137,7 @@ def test_read_responses_of_content() -> None:
                 response(status=Status.WRONG_ROUTE.value),
                 "unexpected Status with Content (WRONG_ROUTE)",
             ),
-            (response(status=77), "Status: invalid status (77)"),
+            (response(status=STRANGE), "Status: invalid status (77)"),
             (response(header=HEADER), "unexpected Header with Content"),
             (response(write_head=1), "unexpected WriteHead with Content (1)"),
             (response(fragment=FRAGMENT), "unexpected Fragment with Content"),
@@ -207,7 +216,7 @@ def test_append_responses() -> None:
             (response(), ""),
             (response(status=mismatch, commit=None), ""),
             (response(status=Status.SUSPENDED.value, commit=None, registers=None), ""),
-            (response(status=77), "Status: invalid status (77)"),
+            (response(status=STRANGE), "Status: invalid status (77)"),
             (response(header=BAD_HEADER), BAD_REVISION),
             (response(commit=None), "expected Commit"),
             (response(registers=None), "expected Registers"),
@@ -272,7 +281,7 @@ def test_replicated_content() -> None:
 
 
 def test_replicate_responses() -> None:
-    mismatch, wrong = Status.PROPOSAL_MISMATCH.value, Status.WRONG_ROUTE.value
+    mismatch, wrong = Status.PROPOSAL_MISMATCH.name, Status.WRONG_ROUTE.name
     uncoded = b.Fragment(journal="a/journal", begin=1, end=2)
     check_all(
         rpc.validate_replicate_response,
@@ -281,7 +290,7 @@ def test_replicate_responses() -> None:
             # Case: what peers do in fact send.
             (b.ReplicateResponse(header=HEADER), ""),
             (b.ReplicateResponse(status=mismatch, fragment=uncoded, registers=LABELS), ""),
-            (b.ReplicateResponse(status=77), "Status: invalid status (77)"),
+            (b.ReplicateResponse(status=STRANGE), "Status: invalid status (77)"),
             (b.ReplicateResponse(header=BAD_HEADER), BAD_REVISION),
             (b.ReplicateResponse(status=wrong), "expected Header"),
             (b.ReplicateResponse(status=mismatch, registers=LABELS), "expected Fragment"),
@@ -316,7 +325,11 @@ def test_list_requests() -> None:
 
 def test_list_responses() -> None:
     def response(**fields: Any) -> b.ListResponse:
-        values = {"spec": SPEC.to_pb(), "mod_revision": 5, "route": EMPTY_ROUTE.to_pb()}
+        values: dict[str, Any] = {
+            "spec": SPEC.to_pb(),
+            "mod_revision": 5,
+            "route": EMPTY_ROUTE.to_pb(),
+        }
         journal = b.ListResponse.Journal(**(values | fields))
         return b.ListResponse(header=HEADER, journals=[journal])
 
@@ -326,7 +339,7 @@ def test_list_responses() -> None:
             (response(), ""),
             (b.ListResponse(header=HEADER), ""),
             (b.ListResponse(), "Header.Route: invalid Primary (0; expected -1 <= Primary < 0)"),
-            (b.ListResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+            (b.ListResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
         ],
     )
     check_all(
@@ -382,7 +395,7 @@ def test_apply_responses() -> None:
         rpc.validate_apply_response,
         [
             (b.ApplyResponse(header=HEADER), ""),
-            (b.ApplyResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+            (b.ApplyResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
             (b.ApplyResponse(header=BAD_HEADER), BAD_REVISION),
         ],
     )
@@ -495,7 +508,7 @@ def test_stat_requests_and_responses() -> None:
         rpc.validate_stat_response,
         [
             (c.StatResponse(header=HEADER, read_through=offsets, publish_at=offsets), ""),
-            (c.StatResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+            (c.StatResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
             (c.StatResponse(header=BAD_HEADER), BAD_REVISION),
             (
                 c.StatResponse(header=HEADER, publish_at={"a/journal": -1}),
@@ -511,7 +524,7 @@ def test_stat_requests_and_responses() -> None:
 
 def test_shard_lists() -> None:
     def response(**fields: Any) -> c.ListResponse:
-        values = {
+        values: dict[str, Any] = {
             "spec": SHARD.to_pb(),
             "mod_revision": 5,
             "route": Route((MEMBER,), 0).to_pb(),
@@ -534,7 +547,7 @@ def test_shard_lists() -> None:
         [
             (response(), ""),
             (c.ListResponse(header=BAD_HEADER), BAD_REVISION),
-            (c.ListResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+            (c.ListResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
             # What others have applied, and what their replicas say, is theirs.
             (response(spec=ShardSpec("shard-0001").to_pb()), ""),
             (response(status=[c.ReplicaStatus(code=c.ReplicaStatus.FAILED)]), ""),
@@ -594,7 +607,7 @@ def test_shard_applies() -> None:
         rpc.validate_shard_apply_response,
         [
             (c.ApplyResponse(header=HEADER), ""),
-            (c.ApplyResponse(status=77, header=HEADER), "Status: invalid status (77)"),
+            (c.ApplyResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
             (c.ApplyResponse(header=BAD_HEADER), BAD_REVISION),
         ],
     )
@@ -619,7 +632,7 @@ def test_hint_requests_and_responses() -> None:
                 ),
                 "",
             ),
-            (c.GetHintsResponse(status=77), "Status: invalid status (77)"),
+            (c.GetHintsResponse(status=STRANGE), "Status: invalid status (77)"),
             (
                 c.GetHintsResponse(primary_hints=hints(hints=BAD_HINTS)),
                 "primary hints.Segment: Author is zero",
@@ -644,9 +657,9 @@ def test_unassign_requests_and_responses() -> None:
         rpc.validate_unassign_response,
         [
             (c.UnassignResponse(shards=["shard-0001"]), ""),
-            (c.UnassignResponse(status=77), "Status: invalid status (77)"),
+            (c.UnassignResponse(status=STRANGE), "Status: invalid status (77)"),
             (
-                c.UnassignResponse(status=ShardStatus.NO_SHARD_PRIMARY.value),
+                c.UnassignResponse(status=ShardStatus.NO_SHARD_PRIMARY.name),
                 "bad status: NO_SHARD_PRIMARY",
             ),
         ],

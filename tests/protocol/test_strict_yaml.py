@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -97,7 +97,7 @@ BOMBS = {
     "too many values": "[" + "a," * 1_000_001 + "]",
     "too long": "#" * ((32 << 20) + 1),
 }
-READERS = {
+READERS: dict[str, Callable[[str], Any]] = {
     "journals": JournalNode.parse,
     "shards": ShardList.parse,
     "settings": lambda text: list(yaml_entries(text)),

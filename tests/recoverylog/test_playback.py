@@ -216,7 +216,8 @@ def test_a_gap_of_the_owner_is_an_error() -> None:
         writer = Writer()
         writer.op(Create("/a"))
         writer.op(None)
-        writer.op(None, **({"checksum": writer.checksum} | fields))
+        chosen: dict[str, Any] = {"checksum": writer.checksum} | fields
+        writer.op(None, **chosen)
         with raises(Corrupt, "seq_no", "expected_seq_no", log="a/log", offset=41):
             Playback(FSMHints(LOG)).feed(bytes(writer.data))
 

@@ -90,6 +90,10 @@ def tree(directory: Path) -> dict[str, bytes]:
     }
 
 
+def state_of(player: Player) -> PlayerState:
+    return player.state
+
+
 async def put(recorder: Recorder, path: str, data: bytes) -> None:
     with recorder.group() as group:
         group.write(group.create(path), 0, data)
@@ -116,7 +120,7 @@ async def test_a_standby_tails_and_takes_over(world: World) -> None:
     async with TaskScope("standby") as scope:
         task = scope.spawn(player.play(), name="play")
         await player.tailing.wait()
-        assert player.state is PlayerState.TAILING
+        assert state_of(player) is PlayerState.TAILING
         for number in range(20):
             await put(first, f"/{number}", os.urandom(200_000))
         head = await world.head()
@@ -386,10 +390,10 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
         # A player with several hints goes through them. What was asked of it before is still done.
         player = world.player(old, older_hints=[FSMHints(LOG), hints])
         player.hand_off(33)
-        state = await player.play()
+        recovered = await player.play()
         assert player.hints == hints
-        assert state.author == 33
-        assert tree(state.directory) == expected
+        assert recovered.author == 33
+        assert tree(recovered.directory) == expected
 
 
 async def test_hints_beyond_the_log_are_refused(world: World) -> None:

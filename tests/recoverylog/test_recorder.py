@@ -70,7 +70,7 @@ def test_a_group_is_one_append(tmp_path: Path) -> None:
     with recorder.group() as group:
         group.write(group.create("/a"), 0, b"one")
         with pytest.raises(Bug, match="before the group has ended"):
-            assert group.future
+            _ = group.future
     with recorder.group() as group:
         group.write(group.create("/b"), 0, b"two")
         group.rename("/b", "/a")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -38,12 +38,14 @@ def delete(key: bytes, range_end: bytes = b"", **options: Any) -> Pb.RequestOp:
     return Pb.RequestOp(request_delete_range=request)
 
 
-def nested(success: list[Pb.RequestOp] = (), failure: Any = (), compare: Any = ()) -> Pb.RequestOp:
+def nested(
+    success: Sequence[Pb.RequestOp] = (), failure: Any = (), compare: Any = ()
+) -> Pb.RequestOp:
     request = Pb.TxnRequest(compare=compare, success=success, failure=failure)
     return Pb.RequestOp(request_txn=request)
 
 
-async def refusal(call: Any) -> tuple[str, str]:
+async def refusal(call: Any) -> tuple[str, str | None]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code().name, caught.value.details()
@@ -113,7 +115,7 @@ async def test_ranges_are_bounded_sorted_and_counted(subject: Subject) -> None:
     assert await keys(limit=3) == (["a", "b", "c"], False, 3)
     assert await keys(limit=-1) == (["a", "b", "c"], False, 3)
     assert await keys(count_only=True, limit=1) == ([], False, 3)
-    descending = {"sort_order": order.DESCEND, "limit": 2}
+    descending: dict[str, Any] = {"sort_order": order.DESCEND, "limit": 2}
     assert await keys(**descending) == (["c", "b"], True, 3)
     assert await keys(sort_target=target.MOD, **descending) == (["a", "c"], True, 3)
     assert await keys(sort_target=target.CREATE, **descending) == (["c", "a"], True, 3)
@@ -284,7 +286,7 @@ async def test_compares(compared: Subject, compare: Compare, holds: bool) -> Non
 async def test_a_compare_of_a_range_holds_for_each_key_of_it(compared: Subject) -> None:
     async def holds(**options: Any) -> bool:
         compare = Pb.Compare(target=Pb.Compare.VERSION, **options)
-        return (await compared.stubs.kv.Txn(Pb.TxnRequest(compare=[compare]))).succeeded
+        return bool((await compared.stubs.kv.Txn(Pb.TxnRequest(compare=[compare]))).succeeded)
 
     greater = Pb.Compare.GREATER
     assert await holds(key=b"t", range_end=b"u", result=greater, version=0)
@@ -329,8 +331,10 @@ async def test_a_transaction_reads_its_own_writes(subject: Subject) -> None:
 async def test_every_compare_sees_the_keys_before_the_transaction(subject: Subject) -> None:
     inner = Op.txn((Compare.version("n", "=", 0),), (Op.put("n2", b""),))
     done = await subject.etcd.txn((), (Op.put("n", b""), inner))
-    assert done.results[1].succeeded
-    assert not (await subject.etcd.txn((), (inner,))).results[0].succeeded
+    results: list[Any] = list(done.results)
+    assert results[1].succeeded
+    refused: Any = (await subject.etcd.txn((), (inner,))).results[0]
+    assert not refused.succeeded
 
 
 async def test_a_transaction_that_changes_nothing_is_no_revision(subject: Subject) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +129,7 @@ class RealEtcd:
         self._kv = stubs.KVStub(self._channel)
         self._lease = stubs.LeaseStub(self._channel)
         self._watch = stubs.WatchStub(self._channel)
-        self._methods = {
+        self._methods: dict[type[Any], Callable[[Any], Any]] = {
             Pb.RangeRequest: self._kv.Range,
             Pb.PutRequest: self._kv.Put,
             Pb.DeleteRangeRequest: self._kv.DeleteRange,
@@ -175,7 +175,7 @@ class FakeSide:
     def __init__(self, revision: int) -> None:
         self.store = Store(lease_ttl_min_s=1, revision=revision, compacted=revision)
         store = self.store
-        self._methods = {
+        self._methods: dict[type[Any], Callable[[Any], Any]] = {
             Pb.RangeRequest: store.range,
             Pb.PutRequest: store.put,
             Pb.DeleteRangeRequest: store.delete_range,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -167,4 +167,4 @@ def test_what_it_does_not_do_is_refused_by_name(etcd: FakeEtcd) -> None:
         with pytest.raises(EtcdError, match=f"UNIMPLEMENTED.*{name}"):
             stream.receive(Pb.WatchRequest(create_request=request))
     with pytest.raises(EtcdError, match="invalid sort option"):
-        etcd.store.range(Pb.RangeRequest(key=KEY, sort_target=9))
+        etcd.store.range(Pb.RangeRequest(key=KEY, sort_target=cast("Any", 9)))

@@ -125,7 +125,9 @@ async def journal_is_created_again_unseen(
     others.remove(host)
     service = world.brokers[host].service
     assert service is not None
-    context, held, after = service.context, [], []
+    context = service.context
+    held: list[int] = []
+    after: list[int] = []
     steps = held
 
     def life() -> int:
@@ -159,7 +161,8 @@ def test_a_fault_that_takes_long_is_over_before_anything_is_judged() -> None:
 
 def _with_a_long_fault() -> list[bool]:
     quiet()
-    scenario, over = Scenario(SEED), []
+    over: list[bool] = []
+    scenario: Any = Scenario(SEED)
 
     async def fault() -> None:
         await scenario.clock.sleep(900.0)

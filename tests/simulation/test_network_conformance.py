@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.client.rpc.errors import END_OF_STREAM
 from tools.simulation.loop import Node, VirtualLoop
 from tools.simulation.network import Network, SimChannel, SimServer
 
@@ -156,7 +157,7 @@ def test_responses_are_read_to_the_end(run: Any) -> None:
     async def case(channel: Any, service: Any) -> None:
         call = channel.unary_stream("/test.Service/Count")(b"3")
         got = [await call.read() for _ in range(4)]
-        assert got == [b"0", b"1", b"2", grpc.aio.EOF]
+        assert got == [b"0", b"1", b"2", END_OF_STREAM]
         assert await call.code() is CODE.OK
         assert [one async for one in channel.unary_stream("/test.Service/Count")(b"2")] == [
             b"0",
@@ -197,7 +198,7 @@ def test_full_duplex(run: Any) -> None:
             await call.write(text)
             assert await call.read() == text.upper()
         await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
+        assert await call.read() is END_OF_STREAM
         assert await call.code() is CODE.OK
 
     run(case)
@@ -208,7 +209,7 @@ def test_caller_that_cancels(run: Any) -> None:
         call = channel.stream_stream("/test.Service/Talk")()
         await call.write(b"a")
         assert await call.read() == b"A"
-        ended = []
+        ended: list[Any] = []
         call.add_done_callback(ended.append)
         assert call.cancel()
         assert call.done()

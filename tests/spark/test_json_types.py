@@ -212,7 +212,7 @@ def test_every_value_as_every_type(spark: Any, tmp_path: Path, kind: str) -> Non
 
 def _is_excused(kind: str, value: str, ours: Any, of_spark: Any) -> bool:
     if (kind, value) in WRAPPED:
-        return ours == (None, True)
+        return bool(ours == (None, True))
     # Two zeros, which are equal.
     return {ours[0], of_spark[0]} == {"0.0", "-0.0"} and ours[1] == of_spark[1]
 

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
-from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
 from gazette.history.read import fold_locally, read_envelopes
@@ -37,7 +37,7 @@ JSON = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 
 
 @pytest.fixture
-async def broker(etcd: Etcd, tmp_path: Path):
+async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(
             journal_spec("topic/a", labels=JSON), journal_spec("topic/b", labels=JSON)
@@ -50,7 +50,7 @@ def batch(**columns: list[Any]) -> pa.RecordBatch:
 
 
 def writer(
-    broker: BrokerFixture, schema: pa.Schema, *, streaming: bool = False, **options: str
+    broker: BrokerFixture, schema: pa.Schema, *, streaming: bool = False, **options: Any
 ) -> Any:
     source = GazetteDataSource(
         {
@@ -156,7 +156,11 @@ async def test_a_batch_of_a_stream_is_committed_once(
     data = batch(word=["x"])
 
     def play() -> None:
-        options = {"streaming": True, "selector": "prefix=topic/", "commits": str(commits)}
+        options: dict[str, Any] = {
+            "streaming": True,
+            "selector": "prefix=topic/",
+            "commits": str(commits),
+        }
         options |= {"mapping": "modulo", "key": "word"}
         schema = data.schema
         other = batch(word=[f"w{n}" for n in range(9)])
@@ -196,7 +200,10 @@ async def test_a_table_may_be_written_once_by_name(broker: BrokerFixture, tmp_pa
     data = batch(word=["x"])
 
     def play() -> None:
-        options = {"commits": str(tmp_path / "commits"), "commit_id": "nightly-2024"}
+        options: dict[str, Any] = {
+            "commits": str(tmp_path / "commits"),
+            "commit_id": "nightly-2024",
+        }
         for _ in range(2):
             one = writer(broker, data.schema, **options)
             one.commit([one.write(iter([data]))])
@@ -214,7 +221,7 @@ async def test_records_of_long_ago_are_removed(tmp_path: Path) -> None:
         "query-other.json",
     ]
     (tmp_path / "query-7.json").write_text("[")
-    with raises(Exception, "file"):
+    with raises(GazetteError, "file"):
         publishing._Record(tmp_path, "query-7").decide({})
 
 
@@ -259,7 +266,7 @@ async def test_what_csv_holds_is_read_as_the_same(broker: BrokerFixture) -> None
     )
     schema = parse_columns(f"{kinds}, s string")
     rows = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)], schema)
-    given = {"journal": "topic/csv", "value": "csv"}
+    given: dict[str, Any] = {"journal": "topic/csv", "value": "csv"}
 
     def play() -> None:
         one = writer(broker, schema, **given)
@@ -319,7 +326,7 @@ async def test_what_cannot_be_written(broker: BrokerFixture) -> None:
         with raises(Invalid, path="option value", says="application/x-nd"):
             writer(broker, data.schema, value="csv").write(iter([data]))
         wrong = batch(count=["many"])
-        proto_options = {"journal": "topic/proto", "message": PROTO}
+        proto_options: dict[str, Any] = {"journal": "topic/proto", "message": PROTO}
         with pytest.raises(Invalid, match=f"a row does not fit message {PROTO}: .*many"):
             writer(broker, wrong.schema, **proto_options).write(iter([wrong]))
         with raises(Invalid, path="option content_type", says="topic/plain"):

@@ -12,7 +12,7 @@ import pytest
 
 from gazette import Envelope, ErrorCause, PoisonPolicy, Publisher
 from gazette.consumer.application import Store
-from gazette.consumer.transaction.dispatch import ApplicationFailed
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.transaction.error_cause import cause_of
 from gazette.consumer.transaction.poison import DeadLetter
 from gazette.errors import Invalid, Unavailable
@@ -65,7 +65,8 @@ def causes(engine: Any, run: Callable[[Any], Any]) -> set[ErrorCause]:
     def by_driver(connection: Any) -> Any:
         return connection.connection.cursor()
 
-    for executor in (lambda connection: connection, by_driver):
+    executors: tuple[Callable[[Any], Any], ...] = (lambda connection: connection, by_driver)
+    for executor in executors:
         with engine.connect() as connection:
             with pytest.raises(Exception) as raised:
                 run(executor(connection))

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -107,7 +108,7 @@ def test_a_state_that_could_not_be_read_again_is_not_committed(
 def test_types_that_are_no_json(tmp_path: Path) -> None:
     recorder = take_over(MemoryLog(), tmp_path / "shard", random.Random(1))
     with pytest.raises(Invalid, match="state"):
-        JSONFileStore(recorder, dict[str, object()])  # type: ignore[misc]
+        JSONFileStore(recorder, cast("type[dict[str, Any]]", GenericAlias(dict, (str, object()))))
     with pytest.raises(Invalid, match="state"):
         JSONFileStore(recorder, State, object)  # type: ignore[arg-type]
 

@@ -112,7 +112,10 @@ def test_recording_that_is_stopped_while_the_store_opens(world: World, when: str
     def sabotage(connection: apsw.Connection) -> None:
         connection.wal_autocheckpoint(1)
 
-    prepare = {"prepare": {"prepare_connection": sabotage}, "migration": {"migrations": [sabotage]}}
+    prepare: dict[str, dict[str, Any]] = {
+        "prepare": {"prepare_connection": sabotage},
+        "migration": {"migrations": [sabotage]},
+    }
     with pytest.raises((Broken, Corrupt), match=r"hook|checkpoint"):
         commit(world.open(**prepare[when]), 1)
 

@@ -103,20 +103,26 @@ def test_a_transaction_sees_its_own_writes(log: MemoryLog, tmp_path: Path) -> No
                 assert store.get(key, column_family=family) == model.get(key)
             case 6 | 7:
                 prefix = rng.choice((b"", b"a", b"\xff"))
-                begin, end = rng.choice(((None, None), (key, None), (None, key), (b"a", key)))
+                bounds: tuple[tuple[bytes | None, bytes | None], ...] = (
+                    (None, None),
+                    (key, None),
+                    (None, key),
+                    (b"a", key),
+                )
+                low, high = rng.choice(bounds)
                 reverse = rng.random() < 0.5
                 expected = sorted(
                     (
                         (k, v)
                         for k, v in model.items()
                         if k.startswith(prefix)
-                        and (begin is None or k >= begin)
-                        and (end is None or k < end)
+                        and (low is None or k >= low)
+                        and (high is None or k < high)
                     ),
                     reverse=reverse,
                 )
                 found = store.iterate(
-                    prefix, begin=begin, end=end, reverse=reverse, column_family=family
+                    prefix, begin=low, end=high, reverse=reverse, column_family=family
                 )
                 assert list(found) == expected
             case 8 if rng.randrange(4) == 0:

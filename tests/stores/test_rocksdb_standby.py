@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_view_only_reads(small: tuple[MemoryLog, RocksDBStore], scratch: Path)
     view = Counted.standby_view(scratch / "view")
     reader = replayer.view(view.refresh)
     assert reader.keys() == 1
-    for use in (
+    uses: tuple[Callable[[], Any], ...] = (
         lambda: reader.put(b"a", b"2"),
         lambda: reader.get(b"a"),
         lambda: reader.delete(b"a"),
@@ -174,7 +174,8 @@ def test_a_view_only_reads(small: tuple[MemoryLog, RocksDBStore], scratch: Path)
         lambda: reader.live_bytes,
         lambda: reader.start_commit(SHARD, Checkpoint(), ()),
         lambda: reader.restore_checkpoint(SHARD),
-    ):
+    )
+    for use in uses:
         with pytest.raises(NotAllowed, match="read-only"):
             use()
     view.close()

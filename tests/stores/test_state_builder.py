@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -61,7 +61,8 @@ def put(store: Any, rows: list[tuple[bytes, bytes]]) -> None:
 
 def content(store: Any) -> list[tuple[bytes, bytes]]:
     if isinstance(store, SQLiteStore):
-        return store.execute("SELECT k, v FROM kv ORDER BY k").fetchall()
+        found: Any = store.execute("SELECT k, v FROM kv ORDER BY k").fetchall()
+        return list(found)
     if isinstance(store, RocksDBStore):
         return list(store.iterate())
     return sorted((key.encode(), value.encode()) for key, value in store.state.items())
@@ -141,7 +142,7 @@ def test_a_promotion_opens_it_by_its_hints_and_nothing_else_does(
         store = opener(recorder)
         assert content(store)[: len(ROWS)] == ROWS
         assert len(content(store)) == len(ROWS) + round
-        assert store.restore_checkpoint(None) == checkpoint(77 + round)
+        assert store.restore_checkpoint(cast("Any", None)) == checkpoint(77 + round)
         put(store, [(b"tail %d" % round, b"x")])
         store.start_commit(None, checkpoint(78 + round), ()).result()
         if round == 1:
@@ -166,11 +167,11 @@ def test_a_failed_attempt_behind_a_published_one_changes_nothing(tmp_path: Path)
 
 def test_rocksdb_takes_whole_tables(tmp_path: Path) -> None:
     pytest.importorskip("rocksdict")
-    opener, rng, log = (
-        lambda recorder: RocksDBStore(recorder, column_families=["other"]),
-        random.Random(2),
-        MemoryLog(),
-    )
+
+    def opener(recorder: Any) -> RocksDBStore:
+        return RocksDBStore(recorder, column_families=["other"])
+
+    rng, log = random.Random(2), MemoryLog()
     with StateBuilder(App(opener), SPEC, tmp_path / "build", rng) as builder:
         assert builder.store.ingest(iter(ROWS)) == len(ROWS)
         assert builder.store.ingest(iter(ROWS[:9]), column_family="other") == 9
@@ -186,7 +187,7 @@ def test_rocksdb_takes_whole_tables(tmp_path: Path) -> None:
     store = opener(take_over(log, tmp_path / "owner", rng, hints=hints))
     assert content(store) == ROWS
     assert list(store.iterate(column_family="other")) == ROWS[:9]
-    assert store.restore_checkpoint(None) == checkpoint(3)
+    assert store.restore_checkpoint(cast("Any", None)) == checkpoint(3)
     with pytest.raises(NotAllowed, match="live"):
         store.ingest([])
     store.destroy()

@@ -449,7 +449,7 @@ class QueryClient:
     async def _stat(self, host: str, shard: str, timeout_s: float) -> None:
         wanted = self._read_through(shard)
         request = consumer_pb2.StatRequest(shard=shard, read_through=wanted)
-        stub: Any = ShardStub(self._channels[host])  # type: ignore[no-untyped-call]
+        stub: Any = ShardStub(self._channels[host])
         try:
             response = await stub.Stat(request, timeout=timeout_s)
         except grpc.aio.AioRpcError:

@@ -344,8 +344,8 @@ class _Channel:
         """Time at which the first of the present calls began, a call last
         ended, or the peer last answered.
         """
-        self.journal = JournalStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
-        self.shard = ShardStub(cast("grpc.aio.Channel", self))  # type: ignore[no-untyped-call]
+        self.journal = JournalStub(cast("grpc.aio.Channel", self))
+        self.shard = ShardStub(cast("grpc.aio.Channel", self))
         self.byte_path = BytePath(self)
 
     def health(self) -> Health:
