@@ -143,6 +143,12 @@ async def test_a_log_whose_fragments_are_in_s3(
         assert s3_proxy.count("GET", "/logs/") > before
 
 
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(Invalid) as raised:
+        StateOptions.parse({"tabel": "x"})
+    assert raised.value.hint == "Did you mean table?"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

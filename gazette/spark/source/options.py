@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NoReturn, TypeVar, get_args
+from typing import Final, Literal, TypeVar
 
 from gazette.errors import Invalid
 from gazette.history.columns import Malformed, MessageFormat
@@ -22,8 +21,9 @@ from gazette.message.uuid import clock_at
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
-from gazette.runtime.numbers import parse_integer, parse_number
+from gazette.runtime.numbers import parse_number
 from gazette.spark.message_class import message_class
+from gazette.spark.options import Options
 
 T = TypeVar("T")
 
@@ -110,66 +110,10 @@ _MALFORMED: Final[dict[Mode, Malformed]] = {
 }
 _CORRUPT: Final = "_corrupt_record"
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_IGNORED: Final = frozenset({"path", "queryname"})
 
 
-class Options:
-    """Options by name, in any case. Errors name the option, its value, and what to do."""
-
-    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
-        self._values = {name.lower(): value for name, value in options.items()}
-        self._known = known
-        for name, value in self._values.items():
-            if name not in known and name not in _IGNORED:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise Invalid(
-                    f"there is no such option (value {value!r})",
-                    path=f"option {name}",
-                    hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
-                )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def text(self, name: str, default: str = "") -> str:
-        return self._values.get(name, default).strip()
-
-    def fail(self, name: str, reason: str, hint: str = "") -> NoReturn:
-        value = self._values.get(name)
-        given = "is not given" if value is None else f"is {value!r}"
-        raise Invalid(
-            f"{reason} (it {given})",
-            path=f"option {name}",
-            hint=hint or f"It is: {self._known.get(name, 'not known')}.",
-        )
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        text = self.text(name).lower()
-        if text not in ("", "true", "false"):
-            self.fail(name, "must be true or false")
-        return text == "true" if text else default
-
-    def number(self, name: str, default: T, least: float = 0, kind: type = int) -> Any | T:
-        text = self.text(name)
-        if not text:
-            return default
-        try:
-            value = parse_integer(text) if kind is int else parse_number(text)
-        except ValueError:
-            self.fail(name, "must be a number")
-        if not value >= least:
-            self.fail(name, f"must be at least {least}")
-        return value
-
-    def choice(self, name: str, kind: Any, default: str) -> Any:
-        text = self.text(name, default).lower()
-        choices = [choice for choice in get_args(kind) if choice]
-        if text not in choices and text != default:
-            self.fail(name, f"must be one of {', '.join(choices)}")
-        return text
-
-    def names(self, name: str) -> tuple[str, ...]:
-        return tuple(part for part in re.split(r"[,\s]+", self.text(name)) if part)
+class SourceOptions(Options):
+    """Options of journals: of reads, streams and writes."""
 
     def offsets(self, name: str) -> tuple[int | None, dict[str, int]]:
         """Return an offset for all journals, and offsets by journal."""
@@ -210,12 +154,6 @@ class Options:
             time = time.replace(tzinfo=datetime.UTC)
         return (time - _UNIX_EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
-    def parsed(self, name: str, parse: Callable[[str], T]) -> T:
-        try:
-            return parse(self.text(name))
-        except Invalid as error:
-            self.fail(name, str(error))
-
     def journals(self) -> tuple[str, ...]:
         if "journal" in self._values and "path" in self._values:
             self.fail("journal", f"is given twice: the path is {self._values['path']!r}")
@@ -228,11 +166,6 @@ class Options:
         if len(set(names)) < len(names):
             self.fail("journal", "names a journal twice")
         return names
-
-    def selector(self) -> LabelSelector | None:
-        if not self.text("selector"):
-            return None
-        return self.parsed("selector", LabelSelector.parse)
 
     def shape(self) -> MessageFormat:
         value = self.choice("value", Values, "")
@@ -304,7 +237,7 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
         """Parse the options. Raise `Invalid`."""
-        given = Options(options, known)
+        given = SourceOptions(options, known)
         names = given.names("store")
         stores = given.parsed("store", lambda _: tuple(map(_store, names)))
         direct = given.flag("direct", default=bool(stores))
@@ -388,7 +321,7 @@ class StreamOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse the options. Raise `Invalid`."""
-        given = Options(options, STREAM)
+        given = SourceOptions(options, STREAM)
         for name in ("end", "begin_time", "end_time", "plan"):
             if given.text(name):
                 given.fail(name, "is for tables, and not for streams")
@@ -424,7 +357,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """Parse the options. Raise `Invalid`."""
-        given = Options(options, WRITE)
+        given = SourceOptions(options, WRITE)
         journals, selector = given.journals(), given.selector()
         if bool(journals) == (selector is not None):
             given.fail("journal", "give either names of journals, or a selector of them")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,6 +32,7 @@ from gazette.recoverylog.time_travel import NOW, Moment, open_at
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import LoopThread
 from gazette.spark.error_hints import with_hints
+from gazette.spark.options import Options
 
 T = TypeVar("T")
 
@@ -68,43 +69,29 @@ class StateOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StateOptions:
         """Parse the options. Raise `Invalid` that names the option."""
-        given = {name.lower(): value for name, value in options.items()}
-        for name in given:
-            if name == "path":
-                raise Invalid(
-                    f"shards are not named by a path ({given[name]!r})",
-                    path="load()",
-                    hint="Set the option selector, as id=shard-000.",
-                )
-            if name not in KNOWN:
-                known = ", ".join(KNOWN)
-                raise Invalid(
-                    "there is no such option", path=f"option {name}", hint=f"Known: {known}."
-                )
+        given = Options(options, KNOWN)
+        if "path" in given:
+            raise Invalid(
+                f"shards are not named by a path ({given.text('path')!r})",
+                path="load()",
+                hint="Set the option selector, as id=shard-000.",
+            )
         for name in ("broker.address", "consumer.address"):
-            if not given.get(name):
-                raise Invalid("an address is required", path=f"option {name}")
-        selector = given.get("selector", "")
+            if not given.text(name):
+                given.fail(name, "an address is required")
         return cls(
             BrokerClientFlags(
-                address=given["broker.address"], auth_keys=given.get("broker.auth_keys", "")
+                address=given.text("broker.address"), auth_keys=given.text("broker.auth_keys")
             ),
             ConsumerClientFlags(
-                address=given["consumer.address"], auth_keys=given.get("consumer.auth_keys", "")
+                address=given.text("consumer.address"), auth_keys=given.text("consumer.auth_keys")
             ),
-            _parsed("selector", LabelSelector.parse, selector or "id"),
-            given.get("table", ""),
-            given.get("column_family", "default"),
-            given.get("fields", ""),
-            _parsed("at", Moment.parse, given["at"]) if given.get("at") else NOW,
+            given.selector() or LabelSelector.parse("id"),
+            given.text("table"),
+            given.text("column_family", "default"),
+            given.text("fields"),
+            given.parsed("at", Moment.parse) if given.text("at") else NOW,
         )
-
-
-def _parsed(name: str, parse: Callable[[str], T], text: str) -> T:
-    try:
-        return parse(text)
-    except Invalid as error:
-        raise error.within(f"option {name}") from error
 
 
 class ShardPartition(InputPartition):

@@ -1,0 +1,86 @@
+"""Options of Spark's data sources: texts by name, parsed and checked. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, TypeVar, get_args
+
+from gazette.errors import Invalid
+from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.numbers import parse_integer, parse_number
+
+T = TypeVar("T")
+
+_IGNORED: Final = frozenset({"path", "queryname"})
+
+
+class Options:
+    """Options by name, in any case. Errors name the option, its value, and what to do."""
+
+    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in options.items()}
+        self._known = known
+        for name, value in self._values.items():
+            if name not in known and name not in _IGNORED:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise Invalid(
+                    f"there is no such option (value {value!r})",
+                    path=f"option {name}",
+                    hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._values.get(name, default).strip()
+
+    def fail(self, name: str, reason: str, hint: str = "") -> NoReturn:
+        value = self._values.get(name)
+        given = "is not given" if value is None else f"is {value!r}"
+        raise Invalid(
+            f"{reason} (it {given})",
+            path=f"option {name}",
+            hint=hint or f"It is: {self._known.get(name, 'not known')}.",
+        )
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        text = self.text(name).lower()
+        if text not in ("", "true", "false"):
+            self.fail(name, "must be true or false")
+        return text == "true" if text else default
+
+    def number(self, name: str, default: T, least: float = 0, kind: type = int) -> Any | T:
+        text = self.text(name)
+        if not text:
+            return default
+        try:
+            value = parse_integer(text) if kind is int else parse_number(text)
+        except ValueError:
+            self.fail(name, "must be a number")
+        if not value >= least:
+            self.fail(name, f"must be at least {least}")
+        return value
+
+    def choice(self, name: str, kind: Any, default: str) -> Any:
+        text = self.text(name, default).lower()
+        choices = [choice for choice in get_args(kind) if choice]
+        if text not in choices and text != default:
+            self.fail(name, f"must be one of {', '.join(choices)}")
+        return text
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(part for part in re.split(r"[,\s]+", self.text(name)) if part)
+
+    def parsed(self, name: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(self.text(name))
+        except Invalid as error:
+            self.fail(name, str(error))
+
+    def selector(self) -> LabelSelector | None:
+        if not self.text("selector"):
+            return None
+        return self.parsed("selector", LabelSelector.parse)
