@@ -1,4 +1,4 @@
-"""How many small messages one process publishes: ``python benchmarks/bench_publish.py [--json]``.
+"""The rate at which one process publishes small messages: ``python benchmarks/bench_publish.py [--json]``.
 
 Messages of about a hundred bytes go from one thread, over some partitions, through a `Publisher` and
 the real `AppendService`, in gRPC to a broker in another process that keeps them in memory. Beside it

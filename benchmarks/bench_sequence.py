@@ -1,4 +1,4 @@
-"""How fast journals become committed messages: ``python benchmarks/bench_sequence.py [--json]``.
+"""The rate at which journals become committed messages: ``python benchmarks/bench_sequence.py [--json]``.
 
 Bytes in chunks, as a reader gets them, are decoded to envelopes and sequenced, all in one thread.
 Beside it the ceiling of the same run: ``msgspec`` decoding whole buffers into the same structs,

@@ -63,7 +63,7 @@ Work = Callable[[], int]
 
 @dataclass(frozen=True)
 class Taken:
-    """What one measurement took: seconds of the clock, of CPUs, and bytes of memory at the most."""
+    """The cost of one measurement: seconds of the clock, of CPUs, and bytes of memory at the most."""
 
     messages: int
     seconds: float
@@ -71,7 +71,7 @@ class Taken:
     peak_bytes: int = 0
     peak_worker_bytes: int = 0
     java_seconds: float = 0.0
-    """Of the CPU seconds."""
+    """Java's part of the CPU seconds."""
 
     @property
     def rate(self) -> float:
@@ -98,7 +98,7 @@ class Watch:
         self._cpu: dict[tuple[int, float], tuple[float, float]] = {}
         self._java: set[tuple[int, float]] = set()
         self._own = 0.0
-        """What sampling itself has taken."""
+        """The cost of sampling itself."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 

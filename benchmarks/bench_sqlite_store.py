@@ -1,4 +1,4 @@
-"""What recording costs a SQLite store, against a bare apsw loop of the same statements in the same run.
+"""The cost of recording for a SQLite store, against a bare apsw loop of the same statements in the same run.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How large the hints of a SQLite shard are: ``python -m tools.image_hints 1 10 30 45 100`` (GiB of state).
+"""The size of the hints of a SQLite shard: ``python -m tools.image_hints 1 10 30 45 100`` (GiB of state).
 
 The shipped recording writes a real database, scaled down: a group is one page of 512 bytes instead of 4 MiB.
 It is changed until every group has an image of steady work. Offsets in its hints are then scaled up again.

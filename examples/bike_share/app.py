@@ -40,7 +40,7 @@ QUERY_TIMEOUT_S: Final = 60.0
 class BikeShareFlags:
     store: str = setting("sqlite", "where shards keep rides", choices=STORES)
     database: str = setting("", "SQLAlchemy URL of the database, for the store sql")
-    longer_than: int = setting(10, "rides that a cycle has more of")
+    longer_than: int = setting(10, "number of rides that a cycle must exceed")
 
 
 class BikeShare(Application[History]):
@@ -77,7 +77,7 @@ class BikeShare(Application[History]):
 
 
 class Question(msgspec.Struct):
-    """What one member asks another."""
+    """A question of one member to another."""
 
     bike: int
     shard: str

@@ -38,10 +38,10 @@ BATCH: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class GenerateFlags:
-    rides: int = setting(10_000, "how many rides to write")
-    bikes: int = setting(200, "of how many bikes")
-    stations: int = setting(60, "between how many stations")
-    seed: int = setting(1, "the same seed gives the same rides")
+    rides: int = setting(10_000, "number of rides to write")
+    bikes: int = setting(200, "number of bikes")
+    stations: int = setting(60, "number of stations")
+    seed: int = setting(1, "random seed; the same one gives the same rides")
 
 
 @dataclass(frozen=True, slots=True)

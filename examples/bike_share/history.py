@@ -47,7 +47,7 @@ CYCLE: Final = """
 
 
 class History(Store):
-    """What the application asks of either store."""
+    """The methods that the application calls on either store."""
 
     @abstractmethod
     def change(self, sql: str, **parameters: Any) -> None:

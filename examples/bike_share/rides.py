@@ -61,7 +61,7 @@ class Ride(CSVRecord):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Where a bike was, and when. Names in JSON as here, with a capital."""
+    """A place where a bike was, and the time. Names in JSON as here, with a capital."""
 
     time: str = field(default="", name="Time")
     station: str = field(default="", name="Station")
@@ -80,4 +80,4 @@ class Cycle(msgspec.Struct, kw_only=True):
     uuid: str = field(default="", name="UUID")
     bike: int = field(default=0, name="BikeID")
     steps: list[Stop] = field(default_factory=list, name="Steps")
-    """From the station where it began to the same one, and where it stopped between."""
+    """The stations of the cycle, from the first one back to it."""

@@ -28,10 +28,10 @@ LOOK_S: Final = 0.5
 class ChunkerFlags:
     """Flags of the chunker; the first three are named as in the original."""
 
-    streams: int = setting(100, "how many streams to publish; -1: without end")
-    chunks: int = setting(100, "most chunks of a stream")
-    workers: int = setting(8, "streams that are published at the same time")
-    sla: float = duration("40s", "how long after its last chunk a stream's sum may take")
+    streams: int = setting(100, "number of streams to publish; -1: without end")
+    chunks: int = setting(100, "greatest number of chunks of a stream")
+    workers: int = setting(8, "number of streams that are published at the same time")
+    sla: float = duration("40s", "time within which a stream's sum must follow its last chunk")
     alone: bool = setting(True, "no other process publishes streams: an unknown sum is a violation")
 
 

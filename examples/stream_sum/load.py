@@ -28,19 +28,19 @@ HEAD: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How much is published. Each worker has one stream at a time, in one journal: there are as many
+    """The amount to publish. Each worker has one stream at a time, in one journal: there are as many
     workers for each journal as for others."""
 
     workers: int = 8
     chunks: int = 10
-    """Most chunks of a stream that hold data; each has as many as chance says."""
+    """Greatest number of chunks with data in a stream; the number of each is random."""
     chunk_bytes: int = 64
     pause_s: float = 0.05
-    """Between two chunks of a stream."""
+    """Seconds between two chunks of a stream."""
     streams: int = -1
-    """How many streams to publish in all; -1: until asked to stop."""
+    """Number of streams to publish in all; -1: until asked to stop."""
     offset: int = HEAD
-    """Where reading begins in every journal of sums and receipts."""
+    """The offset at which reading begins in every journal of sums and receipts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Finished:
 
     key: bytes
     journal: str
-    """Of its chunks."""
+    """The journal of its chunks."""
     began_at: float
     ended_at: float
     summed_at: float

@@ -1,4 +1,4 @@
-"""What the journals of stream-sum hold. Names in JSON are those of the Go original, so that its chunkers
+"""The messages of stream-sum. Names in JSON are those of the Go original, so that its chunkers
 and summers understand ours; what is new here is left out of its messages, and ignored by it."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def crc64(data: bytes, value: int = 0) -> int:
 class _OfStream(msgspec.Struct, kw_only=True):
     uuid: str = field(default="", name="UUID")
     id: tuple[int, ...] = field(default=(0,) * ID_BYTES, name="ID")
-    """Of the stream: 16 bytes, as numbers."""
+    """Key of the stream: 16 bytes, as numbers."""
 
     @property
     def key(self) -> bytes:
@@ -56,21 +56,21 @@ class Sum(_OfStream):
     """The sum of a whole stream."""
 
     seq_no: int = field(default=0, name="SeqNo")
-    """Of its last chunk."""
+    """Number of its last chunk."""
     value: int = field(default=0, name="Value")
     shard: str = field(default="", name="Shard")
     transaction: int = field(default=0, name="Transaction")
-    """Which of the shard's receipts covers it. Zero if it was written by the Go original."""
+    """Number of the shard's receipt that covers it. Zero if the Go original wrote it."""
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """What a transaction of a shard published, in the same transaction, to another journal."""
+    """A receipt of what a transaction of a shard published, in the same transaction, to another journal."""
 
     uuid: str = field(default="", name="UUID")
     shard: str = field(default="", name="Shard")
     transaction: int = field(default=0, name="Transaction")
     """Counts the shard's transactions that published, from 1; part of its state."""
     sums: dict[str, int] = field(default_factory=dict, name="Sums")
-    """How many sums it published, by journal."""
+    """Number of sums that it published, by journal."""
     digest: int = field(default=0, name="Digest")
     """The exclusive or of their values."""

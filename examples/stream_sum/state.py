@@ -32,22 +32,22 @@ NEW: Final = Partial(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a shard has done since it exists."""
+    """The work of a shard since it exists."""
 
     open_streams: int
     transactions: int
-    """Of those, how many published."""
+    """Number of transactions that published."""
     sums: int
 
 
 class StreamState(Store):
-    """What the application asks of a store. A transaction's changes are gathered, and saved at its end."""
+    """The methods that the application calls on a store. Changes are gathered, and saved at the end."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.gathered: dict[bytes, Partial | None] = {}
         """Sums that changed. None: the stream has ended."""
         self.ended: list[Sum] = []
-        """What the transaction is going to publish."""
+        """Sums that the transaction is going to publish."""
         super().__init__(*arguments, **named)
 
     def open(self, key: bytes) -> Partial:

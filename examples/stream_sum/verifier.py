@@ -1,4 +1,4 @@
-"""What stream-sum proves: `Verifier`. Pure: the caller says what was published, and what was read.
+"""The proof of stream-sum: `Verifier`. Pure: the caller says what was published, and what was read.
 
 It knows the right sum of every stream, because the caller announces each stream. From what read-committed
 readers then give it, it finds
@@ -26,7 +26,7 @@ class Expected:
     seq_no: int
     value: int
     ended_at: float
-    """When its last chunk was acknowledged, by the caller's clock, in seconds."""
+    """Time at which its last chunk was acknowledged, by the caller's clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Violation:
 
 @dataclass(slots=True)
 class _Transaction:
-    """As much of a transaction as was read."""
+    """The part of a transaction that was read."""
 
     receipt: Receipt | None = None
     sums: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -73,9 +73,9 @@ class Verifier:
         self.verified = 0
         """Streams whose sum was right."""
         self.transactions: dict[str, int] = {}
-        """By shard, its last receipt."""
+        """Last receipt, by shard."""
         self.sums: defaultdict[str, int] = defaultdict(int)
-        """By shard, how many sums."""
+        """Number of sums, by shard."""
         self._expected: dict[bytes, Expected] = {}
         self._seen: dict[bytes, Sum] = {}
         self._open: dict[tuple[str, int], _Transaction] = {}

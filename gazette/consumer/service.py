@@ -1,4 +1,4 @@
-"""What an application may ask of the member that it runs in."""
+"""The methods of a member that an application may call."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _ASSIGNED: Final = re.compile(r"(\\*[\"'`])?[ \t]*(?:=>|:=|=|:|%(?:25)*3[DA])[ \
 _NAMED_VALUE: Final = re.compile(
     r"(\\*[\"'`])?\s{0,64},?\s{0,64}\\*[\"']?\bvalue\\*[\"']?[ \t]*[:=][ \t]*", re.IGNORECASE
 )
-"""After a name that is a value: ``name: DB_PASSWORD, value: x``."""
+"""A value that follows a name which is itself a value: ``name: DB_PASSWORD, value: x``."""
 _NEXT_ITEM: Final = re.compile(r"(\\*[\"'`])\s{0,64},\s{0,64}(?=[bru]?\\*[\"'])", re.IGNORECASE)
 _NEXT_WORD: Final = re.compile(r"\\*[\"']?[ \t]+(?=\S)")
 

@@ -73,7 +73,7 @@ _DELIVERY_S = 2.0
 _HELD = " held"
 """An answer may be on its way for so long after its broker was killed."""
 _CREATION_S = 15.0
-"""So much later than it happened a creation may be recorded."""
+"""Seconds by which the record of a creation may be late."""
 _STALE_S = 5.0
 """A reader may be given bytes that it has received already for so long after its journal went on."""
 _LEASE_KINDS = ("pause", "etcd")
@@ -94,8 +94,11 @@ class Figures:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was wrong, and how much there was to be wrong. ``unknown`` counts attempts whose client does
-    not know, ``unknown_there`` those of them that are in a journal."""
+    """The violations, and the number of operations that were checked.
+
+    ``unknown`` counts attempts whose client does not know the outcome. ``unknown_there`` counts those of them
+    that are in a journal.
+    """
 
     violations: list[Violation] = field(default_factory=list)
     appends: Counter[str] = field(default_factory=Counter)
@@ -184,7 +187,7 @@ class _Book:
         self._lease_s = lease_s
         self._blind: dict[str, list[tuple[float, float]]] = {}
         self._holding: dict[tuple[str, str], float] = {}
-        """By kind and target, since when a cut holds bytes back."""
+        """Time since which a cut holds bytes back, by kind and target."""
         self._held: list[tuple[float, float]] = []
         """The times of cuts that held bytes back."""
         self._shaken: dict[str, float] = {}
@@ -353,7 +356,7 @@ class _Reads:
         self._contents = contents
         self._life: dict[str, int] = defaultdict(lambda: 1)
         self._readers: dict[tuple[str, str], tuple[int, int]] = {}
-        """Of each reader and journal: where it is, and of which life."""
+        """The offset and life of each reader of each journal."""
 
     def enter(self, event: Event) -> None:
         match event:

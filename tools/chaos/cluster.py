@@ -1,4 +1,4 @@
-"""What is broken: etcd and brokers as processes, every connection between them by way of a gateway."""
+"""The cluster: etcd and brokers as processes, every connection between them by way of a gateway."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ from tools.chaos.schedule import ETCD, Bounds, Effect, Kind, Planned
 from tools.chaos.store import BreakableStore, empty_disk, fill_disk, stored_spans
 
 SETTLE_S: Final = 240.0
-"""Within which a broker must leave, and a final reading must end."""
+"""Seconds within which a broker must leave, and a final reading must end."""
 _TICK_S: Final = 0.2
 _PROBE_S: Final = 10.0
 _CUTS: Final = (LinkState.HELD, LinkState.REFUSED)
 _JUMPS_S: Final = (-7200.0, -60.0, 60.0, 7200.0)
 _LISTED_S: Final = 10.0
-"""Within which brokers have listed the stores again."""
+"""Seconds within which brokers have listed the stores again."""
 _RECOVERY_S: Final = 5.0
-"""How long survivors need at least until they try a repaired store again."""
+"""Least seconds until survivors try a repaired store again."""
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class _Confirmation:
     lost: bool
     """A loss of bytes was declared."""
     head: int | None = None
-    """Where it was confirmed."""
+    """The offset at which it was confirmed."""
     ended: float | None = None
-    """When all of the processes had ended."""
+    """Time at which all of the processes had ended."""
 
 
 class Driver:
@@ -102,9 +102,9 @@ class Driver:
         """Processes that got SIGTERM."""
         self._killed: set[int] = set()
         self._seen: dict[str, int] = {}
-        """By broker, the process that was last seen to run."""
+        """The process that was last seen to run, by broker."""
         self._started: dict[int, float] = {}
-        """When each process was first seen."""
+        """Time at which each process was first seen."""
         self._reviving = TaskScope("reviving")
         self._confirmations: dict[str, _Confirmation] = {}
         self._impaired_until = 0.0

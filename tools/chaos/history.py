@@ -1,4 +1,4 @@
-"""What happened in a run, one event a line: the checker's only input beside the bytes of the journals."""
+"""The history of a run, one event a line: the checker's only input beside the bytes of the journals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     """Brokers of the answer's route: these held the bytes."""
     primary: str = ""
     revision: int = 0
-    """Of the answer's route."""
+    """Revision of the answer's route."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
@@ -190,7 +190,7 @@ class ClientFailed(msgspec.Struct, frozen=True, tag="client_failed", omit_defaul
 
 
 class Replicas(msgspec.Struct, frozen=True, tag="replicas", omit_defaults=True):
-    """How many replicas a journal has in etcd as of a revision, and how many it should have."""
+    """Number of replicas of a journal in etcd as of a revision, and the number that it should have."""
 
     time: float
     journal: str
@@ -201,7 +201,7 @@ class Replicas(msgspec.Struct, frozen=True, tag="replicas", omit_defaults=True):
 
 
 class StoredOps(msgspec.Struct, frozen=True, tag="stored-ops", omit_defaults=True):
-    """Which operations have bytes in the store of one life of a journal, in the end."""
+    """The operations that have bytes in the store of one life of a journal, in the end."""
 
     journal: str
     life: int

@@ -35,7 +35,7 @@ class LinkState(Enum):
 
 
 class Link:
-    """What is between two processes, in both directions."""
+    """The connections between two processes, in both directions."""
 
     def __init__(self) -> None:
         self.state = LinkState.OPEN

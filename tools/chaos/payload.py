@@ -1,4 +1,4 @@
-"""What is appended: bytes that say whose they are, so that a journal can be taken apart again."""
+"""The content of appends: bytes that name their append, so that a journal can be taken apart again."""
 
 from __future__ import annotations
 

@@ -56,15 +56,15 @@ class QuietTimes:
         self._journals: set[str] = set()
         self._heads: dict[str, int] = defaultdict(int)
         self._positions: dict[tuple[str, str], int] = {}
-        """By journal and reader, of those that follow the head."""
+        """Offsets of the readers that follow the head, by journal and reader."""
         self.gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """By journal, where declared losses left nothing before what was stored. Readers wait there."""
+        """Spans in which declared losses left nothing, by journal. Readers wait there."""
         self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
-        """What was stored when all replicas were lost, of journals that have not gone on since then."""
+        """Spans stored when all replicas were lost, of journals without a later append."""
         self._lost: dict[str, float] = {}
-        """By journal, the time of the last declared loss."""
+        """Time of the last declared loss, by journal."""
         self._continued: dict[str, int] = {}
-        """By journal, the least offset that an append was given which began after the last loss."""
+        """Least offset of the appends that began after the last loss, by journal."""
         self._ops: dict[int, Invoked] = {}
         self._window: _Window | None = None
 

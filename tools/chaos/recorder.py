@@ -26,9 +26,9 @@ class Recorder:
         self.members: dict[str, tuple[str, ...]] = {}
         """Brokers that held what was acknowledged last, by journal."""
         self.acknowledged: dict[str, array[float]] = defaultdict(lambda: array("d"))
-        """When, by journal."""
+        """Time of that, by journal."""
         self.revisions: dict[str, int] = {}
-        """As of which each journal was created."""
+        """Revision as of which each journal was created."""
         self.restarted: list[Callable[[str, int], None]] = []
         """Called with a journal and an offset at which readers that are beyond it must start again."""
         self.counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Whether the registers of a journal are linearizable, given the order of its appends. Pure.
+"""Check that the registers of a journal are linearizable, given the order of its appends. Pure.
 
 The log is the order: an append changes registers just where its bytes are. So each append is checked
 against the registers at its place, and one that was refused for them against those that there were
@@ -16,7 +16,7 @@ from tools.chaos.history import Completed, Invoked, Labels
 
 REGISTER_MISMATCH = "REGISTER_MISMATCH"
 _LAST = 10
-"""Of so many states one may be left when a head is reset."""
+"""Greatest number of states of which one may be left when a head is reset."""
 
 
 @dataclass(frozen=True, slots=True)

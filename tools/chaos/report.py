@@ -1,4 +1,4 @@
-"""What a run comes to, for people. Pure."""
+"""The report of a run, for people. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN_MAX = 4
 
 @dataclass(slots=True)
 class Outages:
-    """Of the faults of one kind: how long, for each, no append to some journal was acknowledged."""
+    """Seconds without an acknowledgement of some journal, for each fault of one kind."""
 
     seconds: list[float] = field(default_factory=list)
 

@@ -56,13 +56,13 @@ _CODECS: Final = {
 _FRAGMENT_BYTES: Final = 1 << 20
 HISTORY: Final = "history.ndjson"
 STORM_S: Final = 80.0
-"""So long things break, until there is a quiet time."""
+"""Seconds for which things break before a quiet time."""
 STORE_S: Final = 20.0
-"""Within a lease and so many seconds after a broker is gone, others must have stored what they hold."""
+"""Seconds after the lease of a lost broker within which others must have stored what they hold."""
 SERVE_S: Final = 60.0
 _READ_S: Final = 20.0
 EXIT_S: Final = 90.0
-"""Within which a broker must end when everything is whole."""
+"""Seconds within which a broker must end when everything is whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which faults begin when, and which combinations a cluster must survive. Pure.
+"""The times of faults, and the combinations that a cluster must survive. Pure.
 
 A plan follows from the seed alone. ``Bounds`` holds a planned fault back while it would break the promise
 of docs/consistency.md, so that every acknowledged byte must be there in the end:
@@ -29,7 +29,7 @@ LINKS: Final = "links"
 
 
 class Effect(Enum):
-    """What a fault does to the promise."""
+    """The effect of a fault on the promise."""
 
     GONE = auto()
     """A broker, and what it holds, is away."""
@@ -98,7 +98,7 @@ _GAPS_S: Final = {
 }
 """Between the beginnings of two faults of an effect."""
 _TWINS: Final = 0.5
-"""How often a second broker follows a first one at once."""
+"""Probability that a second broker follows a first one at once."""
 _TWIN_S: Final = 2.0
 
 
@@ -183,7 +183,7 @@ class Bounds:
         self._most = floor - 1 if self._replicated else max((brokers - 1) // 2, 1)
         self._store_s = store_s if self._replicated else 0.0
         self._clear: dict[str, float] = {}
-        """By broker that counts as gone: seconds in which others could store what they hold."""
+        """Seconds in which others could store what they hold, by broker that counts as gone."""
         self._now = 0.0
         self._all_until_whole = False
 

@@ -22,7 +22,7 @@ CONTROL_ENV: Final = "GAZETTE_CHAOS_CONTROL"
 BROKER_ENV: Final = "GAZETTE_CHAOS_BROKER"
 _POLL_S: Final = 0.1
 _CALLS: Final = ("exists", "open", "put", "list", "remove")
-"""What reaches out for a store. Signing does not."""
+"""Operations that reach out for a store. Signing does not."""
 
 
 class Control:
@@ -88,7 +88,7 @@ def _wait() -> None:
 
 
 class _Skew:
-    """By how many seconds the wall clock is wrong now."""
+    """Seconds by which the wall clock is wrong now."""
 
     def __init__(self, control: Control, broker: str) -> None:
         self.seconds = control.clock(broker)

@@ -78,7 +78,7 @@ class Workload:
     ) -> None:
         self.stopping = asyncio.Event()
         self.appending = 0
-        """How many appenders have not ended yet."""
+        """Number of appenders that have not ended yet."""
         self._cluster = cluster
         self._clock: Clock = cluster.clock
         self._recorder = recorder
@@ -86,7 +86,7 @@ class Workload:
         self._seed = seed
         self._clients: dict[tuple[str, bool, bool], Client] = {}
         self._following: dict[str, dict[str, tuple[RetryReader | Reader, int]]] = defaultdict(dict)
-        """By journal and name: readers that follow the head, and from where on they must start again."""
+        """Readers that follow the head, by journal and name, with the offset from which they start again."""
         recorder.restarted.append(self._restart)
 
     def start(self, scope: TaskScope, journals: list[str]) -> None:
@@ -310,7 +310,7 @@ class Appending:
         self.journal = journal
         self.rng = workload.rng(name)
         self.status = ""
-        """Why the last append was refused."""
+        """The reason for which the last append was refused."""
         self.slow = False
         self._workload = workload
         self._recorder = workload.recorder

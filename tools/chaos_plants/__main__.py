@@ -16,7 +16,9 @@ _HERE = Path(__file__).parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.chaos_plants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PLANTS)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"mistakes to plant, of {', '.join(PLANTS)}"
+    )
     parser.add_argument("--without", action="store_true", help="the same runs without the mistakes")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(PLANTS):

@@ -1,4 +1,4 @@
-"""What the fuzzers of all stores have in common: a log, its commits, its owners, and where it is cut."""
+"""The common part of the fuzzers of all stores: a log, its commits, its owners, and its cuts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ContentT = TypeVar("ContentT")
 
 
 class Difference(AssertionError):
-    """What was recovered is not what was committed."""
+    """Error of a recovery that differs from what was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         self.recorder: Recorder
         self.store: Any = None
         self.checks = 0
-        """How many states were compared."""
+        """Number of states that were compared."""
         self._floor = 0
         """The log is not cut before this: hints need it."""
         self._owners = 0

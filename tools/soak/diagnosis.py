@@ -1,4 +1,4 @@
-"""What to say of a soak that is stuck: how everything is, and what its processes last complained of."""
+"""The diagnosis of a soak that is stuck: the state of everything, and the last complaints of processes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tools.soak.diagnosis import diagnose
 from tools.soak.faults import Fault, Faults, Process
 
 SETTLE_S: Final = 180.0
-"""Within which everything must be as it was before a fault."""
+"""Seconds after a fault within which everything must be as before."""
 PAUSE_S: Final = 2.0
 POLL_S: Final = 0.25
 RESUME_S: Final = 20.0
@@ -32,20 +32,20 @@ RESUME_S: Final = 20.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one fault. Seconds."""
+    """The result of one fault. Times in seconds."""
 
     kind: str
     target: str
     lasted_s: float
-    """From its begin until it was put right."""
+    """Time from its beginning until it was repaired."""
     service_s: float
     """The longest time, of all shards and while it lasted, between two sums of a shard."""
     settled_s: float
-    """From its begin until everything was as before."""
+    """Time from its beginning until everything was as before."""
     failed: dict[str, str] = field(default_factory=dict)
     """Errors of shards that were FAILED, and had to be unassigned."""
     restarted: int = 0
-    """How often shards were FAILED, and announced an automatic restart."""
+    """Number of times that shards were FAILED, and announced an automatic restart."""
     heads: int = 0
     """Journals whose heads had to be confirmed, because all brokers had ended."""
 

@@ -21,7 +21,7 @@ from tools.soak.cluster import Member, SoakCluster
 
 STOP_S: Final = 120.0
 BACK_S: Final = 180.0
-"""Within which a cluster must be back between two steps of a rolling restart."""
+"""Seconds within which a cluster must be back between two steps of a rolling restart."""
 SCRATCH_KEY: Final = "/soak/scratch"
 """No process reads it: it is written so that etcd has a history that can be compacted."""
 KINDS: Final = (
@@ -72,9 +72,9 @@ class Faults:
 
     def __init__(self, cluster: SoakCluster, note: Callable[..., None]) -> None:
         self.target = ""
-        """What the present fault is about."""
+        """The target of the present fault."""
         self.outage_s = 0.0
-        """How long etcd did not answer, by the last fault that concerned it."""
+        """Seconds for which etcd did not answer, by the last fault that concerned it."""
         self._cluster = cluster
         self._clock = cluster.clock
         self._note = note

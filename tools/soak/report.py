@@ -1,4 +1,4 @@
-"""What came of a soak, for people and for scripts. Pure."""
+"""The report of a soak, for people and for scripts. Pure."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Report:
     streams: int = 0
     verified: int = 0
     transactions: int = 0
-    """Of those, how many published sums."""
+    """Number of transactions that published sums."""
     faults: int = 0
     by_kind: dict[str, dict[str, Any]] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
-    """From the acknowledgement of a stream's last chunk to its sum, under faults."""
+    """Seconds from the acknowledgement of a stream's last chunk to its sum, under faults."""
     failed: dict[str, int] = field(default_factory=dict)
     """Shards that were FAILED and had to be unassigned, by fault."""
     restarted: dict[str, int] = field(default_factory=dict)
-    """How often shards were FAILED and restarted automatically, by fault."""
+    """Number of times that shards were FAILED and restarted automatically, by fault."""
     service: dict[str, float] = field(default_factory=dict)
-    """Of all faults: the longest time that a shard stood still."""
+    """The longest time that a shard stood still, of all faults."""
     heads: dict[str, int] = field(default_factory=dict)
     """Journals whose heads were confirmed after all brokers had ended, by fault."""
     load: dict[str, float] = field(default_factory=dict)
-    """Of the machine, as it counts it over a minute: at the begin, in the mean, at most."""
+    """Load of the machine over a minute: at the beginning, in the mean, at most."""
     bad_exits: dict[str, int] = field(default_factory=dict)
-    """How often a process ended with another exit code than 0 after a request to stop, by both."""
+    """Number of times that a process ended with another exit code than 0 after a request to stop, by both."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 

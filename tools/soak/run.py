@@ -44,22 +44,22 @@ LOOK_S: Final = 1.0
 class SoakFlags:
     """Flags of ``gazette soak``."""
 
-    minutes: float = setting(5.0, "how long to break things")
-    seed: int = setting(0, "of the faults and of the load; 0: any, which is printed")
+    minutes: float = setting(5.0, "minutes for which things break")
+    seed: int = setting(0, "random seed of faults and load; 0 picks one and prints it")
     stores: str = setting(",".join(STORES), "stores of the shards, one shard each")
     database: str = setting(
         "auto",
-        "of the store sql: a PostgreSQL server, or a file",
+        "database of the store sql: a PostgreSQL server, or a file",
         choices=("auto", "postgres", "sqlite"),
     )
-    brokers: int = setting(3, "how many brokers to run")
-    members: int = setting(3, "how many members to run")
-    lease: float = duration("15s", "how long etcd waits for a process that does not answer")
-    sla: float = duration("120s", "within which every sum must be there, whatever happens")
-    scenarios: str = setting("", "only these faults, by name; empty: all")
+    brokers: int = setting(3, "number of brokers")
+    members: int = setting(3, "number of members")
+    lease: float = duration("15s", "time to live of the leases of processes")
+    sla: float = duration("120s", "time within which every sum must be there, during any fault")
+    scenarios: str = setting("", "names of the faults to use; empty: all")
     dir: Path | None = setting(
         None,
-        "where state, logs and history are kept (default: temporary, kept if something is wrong)",
+        "directory of state, logs and history (default: a temporary one, kept after a violation)",
     )
     json: bool = setting(False, "print one JSON object instead of progress")
 
@@ -123,7 +123,7 @@ def scenarios_of(flags: SoakFlags) -> tuple[str, ...]:
 
 
 class History:
-    """What happened, one JSON object a line. ``t`` is in seconds since the beginning."""
+    """The events of a run, one JSON object a line. ``t`` is in seconds since the beginning."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
@@ -140,7 +140,7 @@ class History:
 
 
 class Served:
-    """When shards did their work, by the streams that were summed."""
+    """Times at which shards did their work, by the streams that were summed."""
 
     def __init__(self, journals: Sequence[str]) -> None:
         self.latencies: list[float] = []

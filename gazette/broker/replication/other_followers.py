@@ -1,4 +1,4 @@
-"""Which brokers may upload bytes that this replica has never received, and that no client was answered for.
+"""The brokers that may upload bytes which this replica never received, and no client was answered for.
 
 A primary sends an append to all of its followers at once. If it ends just then, one follower may have bytes
 that another follower never gets. It uploads them when it leaves (`upload_gate`). If the other one leads
