@@ -41,7 +41,6 @@ SAME_NAMES = {
     "Pipeline": 2,
     "Plan": 3,
     "Player": 2,
-    "ProcessFlags": 2,
     "Progress": 2,
     "Reader": 2,
     "Report": 3,

@@ -21,7 +21,7 @@ class ProcessFlags:
 
 @dataclass(frozen=True, slots=True)
 class MemberFlags:
-    """Settings of the groups ``broker`` and ``consumer``: who the process is, and how it listens."""
+    """Settings of the groups ``broker`` and ``consumer``: the identity of the process, and its ports."""
 
     zone: str = setting("local", "failure zone of this process")
     id: str = setting("", "member id, unique in its zone (empty: two random words)")
