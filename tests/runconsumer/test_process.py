@@ -16,6 +16,7 @@ import pytest
 
 from gazette import Application
 from gazette.client.shards import ShardChange, ShardClient
+from gazette.config.bootstrap import EXIT_FAILED
 from gazette.config.schema import setting
 from gazette.consumer.member import ConsumerMember
 from gazette.errors import Bug
@@ -165,7 +166,7 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         code = run(f"--consumer.port={port}", "--consumer.bind-host=127.0.0.1")
-    assert code == process.EXIT_FAILED
+    assert code == EXIT_FAILED
     assert str(port) in capsys.readouterr().err
 
 
