@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from gazette.allocator.model import Assignment, DecodedKV, Item, Member, allocator_decoder
+from gazette.allocator.routes import route_of
 from gazette.allocator.state import State
 from gazette.errors import Invalid
 from gazette.etcd.values import KeyValue
@@ -18,7 +18,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import EMPTY_ROUTE, Route
-from gazette.protocol.stored import noted, stored_broker, stored_journal, stored_route
+from gazette.protocol.stored import noted, readable, stored_broker, stored_journal, stored_route
 
 MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
 """Stands for this broker while its own key is not in etcd: it can still proxy."""
@@ -68,7 +68,7 @@ def decode_journal(journal: str, value: bytes) -> JournalSpec:
 
     Raise ``Invalid`` for bytes that are no specification, and for one of another journal.
     """
-    with _readable("JournalSpec"):
+    with readable("JournalSpec"):
         pb = broker_pb2.JournalSpec.FromString(value)
     if pb.name != journal:
         raise Invalid(f"JournalSpec.Name ({pb.name}) does not match its key ({journal})")
@@ -76,7 +76,7 @@ def decode_journal(journal: str, value: bytes) -> JournalSpec:
 
 
 def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
-    with _readable("BrokerSpec"):
+    with readable("BrokerSpec"):
         pb = broker_pb2.BrokerSpec.FromString(value)
     spec = noted(f"the broker {zone}#{suffix}", *stored_broker(pb))
     if spec.id != ProcessId(zone, suffix):
@@ -117,26 +117,6 @@ def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec |
         return None
     spec: JournalSpec = item.decoded.value.spec
     return spec
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except DecodeError as error:
-        raise Invalid(f"not a {what}: {error}") from error
-
-
-def route_of(assignments: Sequence[DecodedKV]) -> Route:
-    """Return the route that the keys of a journal's assignments (all of them, in key order) stand for."""
-    members: list[ProcessId] = []
-    primary: int | None = None
-    for kv in assignments:
-        assignment: Assignment = kv.decoded
-        if assignment.slot == 0:
-            primary = len(members)
-        members.append(ProcessId(assignment.zone, assignment.suffix))
-    return Route(tuple(members), primary)
 
 
 def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import DecodedKV
+from gazette.allocator.routes import etcd_header, route_of, with_endpoints
 from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
-from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, route_of, tenure_of
+from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, tenure_of
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.fragment import Fragment
@@ -149,8 +150,7 @@ class Resolver:
         return tuple(self._held)
 
     def etcd_header(self) -> EtcdHeader:
-        header = self._ks.header
-        return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
+        return etcd_header(self._ks)
 
     def unrouted_header(self) -> Header:
         """Return the header of responses that are about no single journal."""
@@ -256,11 +256,7 @@ class Resolver:
 
     def with_endpoints(self, route: Route) -> Route:
         """Return the route with the endpoints of its members; ``""`` for a member without a key."""
-        endpoints: list[str] = []
-        for one in route.members:
-            member = self._state.member(one.zone, one.suffix)
-            endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
-        return Route(route.members, route.primary, tuple(endpoints))
+        return with_endpoints(route, self._state)
 
     def update(self) -> None:
         """Follow the key space: an observer of it, to be called after ``State.observe``."""

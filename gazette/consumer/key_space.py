@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -16,9 +15,8 @@ from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.process import ConsumerSpec
-from gazette.protocol.route import Route
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
-from gazette.protocol.stored import noted, stored_consumer, stored_shard, stored_status
+from gazette.protocol.stored import noted, readable, stored_consumer, stored_shard, stored_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
 
     Raise ``Invalid`` for damaged bytes, and for the specification of another shard.
     """
-    with _readable("ShardSpec"):
+    with readable("ShardSpec"):
         pb = consumer_pb2.ShardSpec.FromString(value)
     if pb.id != shard_id:
         raise Invalid(f"ShardSpec.Id ({pb.id}) does not match its key ({shard_id})")
@@ -81,7 +79,7 @@ def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
 
 
 def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
-    with _readable("ConsumerSpec"):
+    with readable("ConsumerSpec"):
         pb = consumer_pb2.ConsumerSpec.FromString(value)
     spec = noted(f"the member {zone}#{suffix}", *stored_consumer(pb))
     if spec.id != ProcessId(zone, suffix):
@@ -103,26 +101,6 @@ def _decode_assignment(
     except DecodeError as error:
         return noted(what, ReplicaStatus(), str(error))
     return noted(what, *stored_status(pb))
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except DecodeError as error:
-        raise Invalid(f"not a {what}: {error}") from error
-
-
-def route_of(assignments: Sequence[DecodedKV]) -> Route:
-    """Return the route of a shard from the keys of all its assignments, in key order."""
-    members: list[ProcessId] = []
-    primary: int | None = None
-    for kv in assignments:
-        assignment: Assignment = kv.decoded
-        if assignment.slot == 0:
-            primary = len(members)
-        members.append(ProcessId(assignment.zone, assignment.suffix))
-    return Route(tuple(members), primary)
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:

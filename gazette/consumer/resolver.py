@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.allocator.model import DecodedKV
+from gazette.allocator.routes import etcd_header, route_of, with_endpoints
 from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
 from gazette.consumer.application import Store
-from gazette.consumer.key_space import ShardItem, route_of
+from gazette.consumer.key_space import ShardItem
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
@@ -115,8 +116,7 @@ class Resolver:
         return tuple(spec for spec in specs if selector.matches(spec.labels_with_id()))
 
     def etcd_header(self) -> EtcdHeader:
-        header = self._ks.header
-        return EtcdHeader(header.cluster_id, header.member_id, header.revision, header.raft_term)
+        return etcd_header(self._ks)
 
     def unrouted_header(self) -> Header:
         """Return the header of responses that concern no single shard."""
@@ -125,11 +125,7 @@ class Resolver:
 
     def with_endpoints(self, route: Route) -> Route:
         """Return the route with the advertised endpoints; ``""`` where a member's key is gone."""
-        endpoints: list[str] = []
-        for one in route.members:
-            member = self._state.member(one.zone, one.suffix)
-            endpoints.append("" if member is None else member.decoded.value.spec.endpoint)
-        return Route(route.members, route.primary, tuple(endpoints))
+        return with_endpoints(route, self._state)
 
     async def resolve(
         self,

@@ -9,9 +9,12 @@ replaced by the nearest value that can be served. Only the identity of the item 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from gazette.errors import Invalid
 from gazette.labels import META_NAME, META_PREFIX, META_SHARD_ID
@@ -190,6 +193,15 @@ def stored_status(pb: consumer_pb2.ReplicaStatus) -> tuple[ReplicaStatus, str]:
         return status, ""
     except Invalid as error:
         return status, str(error)
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raise ``Invalid`` for a value that is not a message of the protocol. ``what`` names the message."""
+    try:
+        yield
+    except DecodeError as error:
+        raise Invalid(f"not a {what}: {error}") from error
 
 
 def noted(what: str, value: T, problem: str) -> T:

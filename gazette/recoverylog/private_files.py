@@ -117,3 +117,12 @@ def copy_private(source: Path, target: Path) -> Path:
     write_private(target, b"", new=True)
     shutil.copyfile(source, target)
     return target
+
+
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of ``data`` at an offset of a file. Raise ``OSError``."""
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from gazette.allocator.model import DecodedKV
-from gazette.broker.key_space import broker_decoder, is_consistent, route_of
+from gazette.allocator.routes import route_of
+from gazette.broker.key_space import broker_decoder, is_consistent
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.dev.processes import ChildProcess, await_ready, python_module

@@ -12,10 +12,11 @@ from typing import Any, Final
 import grpc
 
 from gazette.allocator.model import ITEMS, DecodedKV, item_key
+from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
 from gazette.broker.context import BrokerContext
-from gazette.broker.key_space import decode_journal, route_of
+from gazette.broker.key_space import decode_journal
 from gazette.broker.known_head import head_key
 from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS

@@ -9,12 +9,12 @@ from typing import Any, Final
 import grpc
 
 from gazette.allocator.model import DecodedKV, item_key
+from gazette.allocator.routes import route_of
 from gazette.allocator.state import State
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
 from gazette.consumer.hint_keys import HintKeys
-from gazette.consumer.key_space import route_of
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.shard.hints_store import read_hints
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, Unavailable

@@ -25,6 +25,7 @@ from gazette.recoverylog.private_files import (
     FILE_MODE,
     copy_private,
     empty_private,
+    write_at,
     write_private,
 )
 
@@ -127,7 +128,7 @@ class StagedFiles:
             for action in actions:
                 match action:
                     case WriteNode(fnode=fnode, offset=offset, data=data):
-                        _write_all(self._open(fnode), data, offset)
+                        write_at(self._open(fnode), data, offset)
                         end = offset + len(data)
                         self._lengths[fnode] = max(self._lengths.get(fnode, 0), end)
                     case OpenNode(fnode=fnode):
@@ -225,11 +226,3 @@ class StagedFiles:
             self._abandoned = True
             self._close()
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written

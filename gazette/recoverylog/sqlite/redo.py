@@ -46,6 +46,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gazette.errors import Corrupt, GazetteError, Invalid
+from gazette.recoverylog.private_files import write_at
 
 _HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
 _MAGIC: Final = b"GZREDO01"
@@ -467,7 +468,7 @@ def apply_redo(descriptor: int, file: RedoFile, begin: int, pages: int) -> tuple
             continue
         (pages, _) = _COMMIT.unpack_from(payload)
         for page, offset, data in _changes(payload, file.page_size):
-            _pwrite(descriptor, data, (page - 1) * file.page_size + offset)
+            write_at(descriptor, data, (page - 1) * file.page_size + offset)
     return pages, at
 
 
@@ -518,7 +519,7 @@ def _write_images(
                 length=len(data),
                 expected=expected,
             )
-        _pwrite(descriptor, data, (image.first - 1) * state.page_size)
+        write_at(descriptor, data, (image.first - 1) * state.page_size)
 
 
 def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
@@ -545,11 +546,3 @@ def _replay(descriptor: int, files: list[RedoFile], state: RedoState) -> None:
                         continue
                     begin = (page - 1) * page_size + offset
                     target[begin : begin + len(data)] = data
-
-
-def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
