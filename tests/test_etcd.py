@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +283,7 @@ async def test_a_write_whose_answer_is_lost_is_unknown_and_happens_once(
             assert once.count == 1
 
 
-async def failure_of(operation: Any) -> GazetteError:
+async def failure_of(operation: Awaitable[object]) -> GazetteError:
     with pytest.raises(GazetteError) as caught:
         await operation
     return caught.value

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
 
-from gazette.blobs.store_calls import StoreCalls, off_store, on_store
+from gazette.blobs.store_calls import StoreCall, StoreCalls, off_store, on_store
 from gazette.errors import Closed, Unavailable
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
@@ -103,7 +102,7 @@ async def test_while_all_threads_hang_calls_fail_at_once(
     assert not second.future.done()
 
 
-async def _outcome(calls: StoreCalls, call: Any) -> str:
+async def _outcome(calls: StoreCalls, call: StoreCall[str]) -> str:
     try:
         return await calls.answer(call)
     except Unavailable as error:

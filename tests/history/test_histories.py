@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from gazette.history.columns import Columns, MessageFormat
 from gazette.history.commit_filter import CommitFilter, settled
 from gazette.history.merge import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
-from gazette.history.summary import first_beyond, summarise
+from gazette.history.summary import RunSummary, first_beyond, summarise
 from gazette.message.envelope import Envelope
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
@@ -79,7 +80,7 @@ class History:
             assert offset is not None
             return offset
 
-        def summaries(runs: Any) -> Any:
+        def summaries(runs: Sequence[Run]) -> list[RunSummary]:
             return [summarise(run, self.columns(run)) for run in reversed(runs)]
 
         return fold_snapshot(snapshot, summaries, resolve, run_bytes)
@@ -295,7 +296,9 @@ def test_runs_that_repeat_nothing_are_known_to() -> None:
     assert [run.fresh for run in folded.runs] == [True] * 5 + [False, True, False]
 
 
-def snapshot_of(pieces: Any, begin: int, end: int, prior: Any) -> Snapshot:
+def snapshot_of(
+    pieces: Sequence[Piece], begin: int, end: int, prior: SourceCheckpoint | None
+) -> Snapshot:
     producers = {} if prior is None else prior.producers
     journal = JournalSnapshot(JOURNAL, MessageFormat(), begin, end, (), producers)
     held = cover(pieces, journal.pieces_begin, end)

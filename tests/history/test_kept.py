@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from gazette.history.read import fold_locally, resolver
 from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
 from gazette.history.rows import META, RowFormat, read_rows
 from gazette.history.scanned_batches import found_batches
+from gazette.history.snapshot import Run
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
+from gazette.history.summary import RunSummary
 from gazette.labels import CONTENT_CSV
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.fragment import Codec
@@ -86,7 +89,7 @@ class Subject:
         paths: dict[int, str] = {}
         with self.access.open() as opened:
 
-            def summaries(runs: Any) -> Any:
+            def summaries(runs: Sequence[Run]) -> list[RunSummary]:
                 found = [summarise_keeping(opened, run, keeping, self.directory) for run in runs]
                 paths.update((summary.number, path) for summary, path in found)
                 return [summary for summary, _ in found]
@@ -348,7 +351,7 @@ def test_rows_that_stay_as_many_are_not_held() -> None:
     "combine",
     [lambda rows: None, lambda rows: rows.drop_columns("n"), lambda rows: rows.to_batches()[0]],
 )
-def test_a_combine_that_gives_something_else(combine: Any) -> None:
+def test_a_combine_that_gives_something_else(combine: Callable[[pa.Table], Any]) -> None:
     with pytest.raises(Invalid, match="must return a table") as raised:
         combined(Combiner(combine, COUNTED.schema), batches(3))
     assert "word: string" in str(raised.value.hint)

@@ -62,8 +62,8 @@ NEIGHBOURS = (kv("a", "10", 1, 1, 1), kv("z", "20", 2, 2, 1))
     ],
 )
 def test_every_kind_of_event(
-    before: Any,
-    event: Any,
+    before: KeyValue | None,
+    event: WatchEvent,
     after: tuple[int, ...] | None,
     problem: str | None,
     applied: bool | None,

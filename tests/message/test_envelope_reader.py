@@ -12,6 +12,7 @@ from gazette.client.client import Client
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader, read_batches
 from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import Message
@@ -63,7 +64,7 @@ async def broker() -> AsyncIterator[StubBroker]:
             FragmentSpec(1024, Codec.NONE, (), 10**9, 0, 0, ""),
         )
 
-        def list_journals(request: Any) -> Any:
+        def list_journals(request: broker_pb2.ListRequest) -> list[broker_pb2.ListResponse]:
             (label,) = request.selector.include.labels
             response = broker_pb2.ListResponse(header=broker.header().to_pb())
             if label.value == JOURNAL:
@@ -90,7 +91,7 @@ def writer(broker: StubBroker) -> Writer:
     return Writer(broker)
 
 
-async def words_of(reader: Any) -> list[str]:
+async def words_of(reader: UncommittedReader[Any] | CommittedReader[Any]) -> list[str]:
     return [envelope.message.word async for batch in reader.batches() for envelope in batch]
 
 
@@ -125,7 +126,7 @@ async def test_reading_from_the_head_gives_what_is_written_later(
     assert (envelope.message.word, envelope.begin) == ("after", begin)
 
 
-async def _next(batches: Any) -> Any:
+async def _next(batches: AsyncIterator[list[Envelope[Word]]]) -> list[Envelope[Word]]:
     return await anext(batches)
 
 

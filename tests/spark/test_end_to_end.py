@@ -27,6 +27,7 @@ from tests.backfill.conftest import start as start
 from tests.backfill.replays import Replay, Story
 from tests.backfill.subjects import SUBJECTS
 from tests.backfill.test_drive import expected
+from tests.blobs.s3_endpoint import FaultProxy
 from tests.spark.backfills import CombinedBackfill, FoldedBackfill
 from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
 
@@ -286,7 +287,7 @@ async def test_states_are_those_of_the_local_runner(start: Any, spark: Any) -> N
     assert len(states[0][1][0]) > 20
 
 
-async def test_states_are_tables(s3_proxy: Any, start: Any, spark: Any) -> None:
+async def test_states_are_tables(s3_proxy: FaultProxy, start: Any, spark: Any) -> None:
     """Whose logs are in a bucket, from which executors read them."""
     # The bucket first: the broker stores what it still has as it ends.
     cluster = await stored_in_s3(start, s3_proxy.endpoint, Words)

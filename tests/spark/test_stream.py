@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import random
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -396,7 +397,7 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         loop = asyncio.get_running_loop()
 
-        def run(coro: Any) -> Any:
+        def run(coro: Coroutine[Any, Any, Any]) -> Any:
             return asyncio.run_coroutine_threadsafe(coro, loop).result(30)
 
         def append(name: str, *lines: bytes) -> None:
