@@ -1,8 +1,8 @@
-"""Stage 9 of the byte path: takes a listing of a journal's stores, and the listing before it, and gives
-back the fragments of a store that suddenly lists none of them.
+"""Stage 9 of the byte path: takes a listing of a journal's stores, and the listing before it.
 
-A file system that is not mounted looks like an empty directory. Without this check, readers of old offsets
-would jump to the first fragment that brokers store there in the meantime, over acknowledged bytes.
+It keeps the fragments of a store that suddenly lists none of them. A file system that is not mounted looks
+like an empty directory. Brokers may store a fragment there in the meantime. Without this check, readers of
+old offsets would jump to that fragment, over acknowledged bytes.
 """
 
 from __future__ import annotations

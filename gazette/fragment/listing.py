@@ -13,7 +13,7 @@ too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``
 4. All others are not fragments of ``a``. A deleted journal has left them, or a person has put them there.
 
 So a template may be changed and old fragments stay readable, as long as one of the two wrote ``key=value``
-components. And a journal below ``a`` may be deleted without its fragments becoming part of ``a``, unless the
+components. And a journal below ``a`` may be deleted: its fragments do not become part of ``a``, unless the
 rest of its name has ``key=value`` components only.
 """
 

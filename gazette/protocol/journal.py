@@ -343,8 +343,8 @@ def _duration_data(nanos: int) -> NamedInt:
 
 
 def _try_postfix(text: str) -> None:
-    # Evaluate with an empty and with a full context. So an invalid layout, such as one with a
-    # space, is found when it is applied, and not when a fragment must be stored.
+    # Evaluate with an empty and with a full context. So an invalid layout, such as one with a space, is
+    # found when it is applied. Later, a fragment could not be stored.
     template = postfix_template.parse(text)
     for context in (_ZERO_CONTEXT, _FULL_CONTEXT):
         template.evaluate(context)

@@ -1,8 +1,8 @@
 """Stage 16 of the byte path: takes a recovery log from `client/read/retry_reader`, gives a directory.
 
 A player rebuilds the files of a log in a directory. Then it tails the log (a hot standby), or ends.
-It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation
-that makes a new author the owner of the log, exactly at the point that was played to.
+It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation.
+It makes a new author the owner of the log, exactly at the point that was played to.
 
 ::
 

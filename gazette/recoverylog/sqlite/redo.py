@@ -20,8 +20,8 @@ size of the database, and for each page the ranges that changed. The second kind
 image of a group, which begins a file. The third kind announces an image within a file. It was added
 later: versions that do not know it refuse the log. Small databases do not use it.
 
-A frame is either complete or absent, because a commit is one append, and the log is played back to
-the end of an append. So a file that ends within a frame is damaged, at any position. Its length may
+A frame is either complete or absent: a commit is one append, and the log is played back to the
+end of an append. So a file that ends within a frame is damaged, at any position. Its length may
 be wrong, with commits behind it. Every file's header holds the end of its predecessor. So bytes
 that a later owner replaced are never read as data.
 
