@@ -63,6 +63,44 @@ runconsumer.main(Wrong)  # wrong
 '''  # fmt: skip
 
 
+QUERIED = '''
+from gazette import (
+    Application, ConsumerService, Envelope, Message, Publisher, Recorder, Shard, ShardRequest, shard_route
+)
+from gazette.stores.sqlite import SQLiteStore
+
+
+class Word(Message):
+    word: str
+
+
+class Api:
+    def __init__(self, service: ConsumerService) -> None:
+        self.service = service
+
+    @shard_route()
+    def count(self, store: SQLiteStore, request: ShardRequest) -> dict[str, int]:
+        return {"n": len(store.query("SELECT 1"))}
+
+
+class Queried(Application[SQLiteStore]):
+    message_type = Word
+
+    async def initialize(self, service: ConsumerService) -> None:
+        service.add_route("/shards/{shard}/count", Api(service).count)
+        shards = service.shards_with_source("a/journal")
+        print([shard.id for shard in shards], service.process_id, service.client.address)
+
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
+        return SQLiteStore(recorder)
+
+    def consume_message(
+        self, shard: Shard, store: SQLiteStore, envelope: Envelope[Word], publisher: Publisher
+    ) -> None:
+        pass
+'''  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a project of a user: ``bin/python`` has the wheel, and what it depends on."""
@@ -130,6 +168,13 @@ def test_the_application_of_the_readme_has_no_errors(user: Path, checker: Checke
     assert readme is not None
     (user / "app.py").write_text(readme.group(1))
     assert checker(user, "app.py") == {}
+
+
+@pytest.mark.long
+@CHECKERS
+def test_an_application_that_answers_queries_has_no_errors(user: Path, checker: Checker) -> None:
+    (user / "queried.py").write_text(QUERIED)
+    assert checker(user, "queried.py") == {}
 
 
 @pytest.mark.long
