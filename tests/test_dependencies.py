@@ -167,6 +167,15 @@ def test_an_extra_that_is_missing_is_named(plain: Path, statement: str, extra: s
     assert f"pip install 'pygazette[{extra}]'" in done.stderr, done.stderr
 
 
+def test_the_pages_are_built_with_the_extra_docs_alone(tmp_path: Path) -> None:
+    """Neither Spark nor a database: not even this package."""
+    python = installation(tmp_path / "docs", closure(EXTRAS["docs"]))
+    command = ["-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    done = run(python, *command, "--site-dir", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "installation" / "index.html").exists()
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an installation of the client's wheel alone."""
