@@ -25,7 +25,7 @@ PLANTS[sys.argv[1]]()
 print(*run_seed(int(sys.argv[2]), consumers=True).violations, sep="\\n")
 """
 FOUND: dict[str, tuple[int, str]] = {
-    "answered-before-the-offset": (2, "lacks"),
+    "answered-before-the-offset": (4, "lacks"),
     "answers-of-the-running-transaction": (5, "no state of a commit"),
     "fence-after-the-end": (2, "set a fence after it had ended"),
     "hints-before-flush": (8, "ends before operations that its hints name"),
