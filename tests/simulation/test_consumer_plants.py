@@ -26,7 +26,7 @@ print(*run_seed(int(sys.argv[2]), consumers=True).violations, sep="\\n")
 """
 FOUND: dict[str, tuple[int, str]] = {
     "answered-before-the-offset": (4, "lacks"),
-    "answers-of-the-running-transaction": (5, "no state of a commit"),
+    "answers-of-the-running-transaction": (7, "no state of a commit"),
     "fence-after-the-end": (2, "set a fence after it had ended"),
     "hints-before-flush": (8, "ends before operations that its hints name"),
     "queries-outlive-the-lease": (6, "still answers a query"),
