@@ -28,12 +28,12 @@ FOUND: dict[str, tuple[int, str]] = {
     "answered-before-the-offset": (4, "lacks"),
     "answers-of-the-running-transaction": (7, "no state of a commit"),
     "fence-after-the-end": (2, "set a fence after it had ended"),
-    "hints-before-flush": (8, "ends before operations that its hints name"),
+    "hints-before-flush": (59, "the hints name operations beyond the end"),
     "queries-outlive-the-lease": (6, "still answers a query"),
     "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
-    "standby-older-than-it-says": (12, "were committed"),
-    "views-forget-the-hand-off": (114, "is stuck"),
+    "standby-older-than-it-says": (20, "were committed"),
+    "views-forget-the-hand-off": (23, "created again"),
 }
 """At which seed each is found, and a word of what is said then."""
 UNSEEN = {"jump-not-sequenced"}
