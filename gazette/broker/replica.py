@@ -193,7 +193,7 @@ class Replica:
     def agree(self, end: Offset) -> None:
         """Record that all replicas have acknowledged everything before ``end``.
 
-        Has no effect before the known head names this tenure. What it appended is not uploaded until then:
+        Before the known head names this tenure, what it appended is not uploaded:
         the next primary may know neither the store nor the head, and begin before it.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
@@ -202,6 +202,8 @@ class Replica:
         self._context.lease.check()
         if self.head.names(self.agreement.tenure):
             self.agreement.agree(end)
+        else:
+            self.agreement.acknowledge(end)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""

@@ -261,15 +261,44 @@ async def test_nothing_is_uploaded_before_it_names_the_primary(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
     """One replica, and the first append was not recorded. The next primary may not see the store."""
-    cluster.create(journal_spec(JOURNAL), "a")
+    cluster.create(journal_spec(JOURNAL, length=1), "a")
     await append(cluster["a"])
     cluster.etcd.failing = KEY
     assert (await append(cluster["a"], b"first")).ending is Ending.FAILED
-    await append(cluster["a"])  # As a pulse: all replicas have the bytes now.
+    for _ in range(3):
+        await append(
+            cluster["a"]
+        )  # As pulses: all replicas have the bytes, and the fragment is complete.
+    assert not cluster["a"].context.persister.unpersisted
+    assert not stored(tmp_path)
+    # Case: the primary leaves. The write may have reached etcd, which then demands these bytes.
+    cluster.etcd.failing = ""
     cluster.assign(JOURNAL, "b")
     await cluster["a"].context.resolver.wait_torn_down(10.0)
-    await until(lambda: not cluster["a"].context.persister.unpersisted)
-    assert not stored(tmp_path)
+    await until(lambda: stored(tmp_path))
+    assert stored(tmp_path)[0].name == name_of(0, b"first")
+
+
+async def test_what_it_names_is_uploaded_although_the_lease_ends_meanwhile(
+    cluster: FixedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the journal would wait for bytes that no broker has."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"])
+    head = cluster["a"].replica(JOURNAL).head
+    acknowledge = head.acknowledge
+
+    async def late(tenure: int, begin: int, end: int) -> None:
+        await acknowledge(tenure, begin, end)
+        cluster["a"].lease.remaining_s = 0.0
+
+    monkeypatch.setattr(head, "acknowledge", late)
+    await append(cluster["a"], b"first")
+    cluster.assign(JOURNAL, "b")
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: stored(tmp_path))
+    assert stored(tmp_path)[0].name == name_of(0, b"first")
+    assert (await append(cluster["b"], b"x", offset=5)).ending is Ending.COMMITTED
 
 
 @pytest.mark.parametrize("stays", [False, True])

@@ -61,6 +61,8 @@ class QuietTimes:
         """Spans in which declared losses left nothing, by journal. Readers wait there."""
         self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
         """Spans stored when all replicas were lost, of journals without a later append."""
+        self._waits: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """By journal, where readers may have to wait beside the gaps."""
         self._lost: dict[str, float] = {}
         """Time of the last declared loss, by journal."""
         self._continued: dict[str, int] = {}
@@ -76,6 +78,7 @@ class QuietTimes:
                 self.gaps.pop(event.journal, None)
                 self._stored.pop(event.journal, None)
                 self._lost.pop(event.journal, None)
+                self._waits.pop(event.journal, None)
                 self._head_is(event.journal, 0)
             case Lost():
                 self._stored[event.journal] = event.stored
@@ -88,8 +91,11 @@ class QuietTimes:
                 self._enter_completed(event)
             case HeadReset():
                 if (stored := self._stored.pop(event.journal, None)) is not None:
-                    at = self._continued.get(event.journal, event.offset)
-                    self._enter_gaps(event.journal, [*stored, (at, at)])
+                    self._enter_gaps(event.journal, [*stored, (event.offset, event.offset)])
+                    at = self._continued.get(event.journal, 0)
+                    if stored and stored[-1][1] < at:
+                        # Perhaps another broker still had what is before it.
+                        self._waits[event.journal].append((stored[-1][1], at))
                 self._head_is(event.journal, event.offset)
             case Opened(follows=True):
                 self._positions[event.journal, event.reader] = event.offset
@@ -160,7 +166,8 @@ class QuietTimes:
         return found
 
     def _is_gap(self, journal: str, offset: int) -> bool:
-        return any(begin <= offset < end for begin, end in self.gaps.get(journal, ()))
+        spans = (*self.gaps.get(journal, ()), *self._waits.get(journal, ()))
+        return any(begin <= offset < end for begin, end in spans)
 
     def _close(self, window: _Window, time: float) -> None:
         self._served |= self._journals

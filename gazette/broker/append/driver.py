@@ -539,7 +539,8 @@ class AppendDriver:
             return
         await replica.head.acknowledge(tenure, begin, end)
         replica.others.clear()
-        replica.agree(end)
+        # Not `replica.agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
+        replica.agreement.agree(end)
 
     # The ways to give up the pipeline.
 

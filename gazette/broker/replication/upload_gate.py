@@ -58,6 +58,7 @@ class Agreement:
         self._completed = completed
         self._tenure: Revision = 0
         self._end: Offset | None = None
+        self._acknowledged: Offset = 0
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
         self._reassigned: asyncio.Event | None = None
@@ -90,6 +91,13 @@ class Agreement:
         for spool in held:
             self.spool_complete(spool)
 
+    def acknowledge(self, end: Offset) -> None:
+        """Record that all replicas have everything before ``end``, but etcd may not name this primary.
+
+        The bytes are held back until ``agree`` or ``finish``.
+        """
+        self._acknowledged = max(self._acknowledged, end)
+
     def confirm(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
         """Record that the primary of ``tenure`` has proposed exactly ``fragment``,
         and this replica has accepted it.
@@ -117,9 +125,13 @@ class Agreement:
     def finish(self) -> None:
         """Pass on the agreed part of all held spools: no more answers will arrive.
 
-        The part beyond the agreed end is dropped, and logged. Raise as the persister does. The persister
+        What all replicas have acknowledged counts as agreed now. A write to etcd may have named this primary
+        although its answer did not arrive. If the lease is lost, the persister asks etcd before it uploads.
+
+        The part beyond is dropped, and logged. Raise as the persister does. The persister
         cuts and repeats these uploads like all others.
         """
+        self.agree(self._acknowledged)
         held, self._held = self._held, []
         for spool in held:
             self._give_agreed(spool)
