@@ -61,6 +61,7 @@ STORE_S: Final = 20.0
 """Seconds after the lease of a lost broker within which others must have stored what they hold."""
 SERVE_S: Final = 60.0
 _READ_S: Final = 20.0
+_GAP_S: Final = 1.0
 EXIT_S: Final = 90.0
 """Seconds within which a broker must end when everything is whole."""
 
@@ -402,7 +403,8 @@ async def _read_all(
     client: Client, journal: str, gaps: Sequence[tuple[int, int]]
 ) -> tuple[bytes, tuple[tuple[int, int], ...]]:
     """Read a journal from offset 0 to its present head. Return zeros where there is nothing, and where
-    that is. Pass over ``gaps``. Raise ``Unavailable`` if nothing comes for a time."""
+    that is. Pass over ``gaps`` that are empty: a broker that was not lost may have filled them.
+    Raise ``Unavailable`` if nothing comes for a time."""
     holes: list[tuple[int, int]] = []
     content = bytearray()
 
@@ -417,17 +419,17 @@ async def _read_all(
     async with client.retry_reader(ReadParams(journal, end_offset=end, block=True)) as reader:
         while len(content) < end:
             at = len(content)
-            if gap := next((one for one in gaps if one[0] <= at < one[1]), None):
-                skip(gap[1])
-                reader.seek(gap[1])
-                continue
+            gap = next((one for one in gaps if one[0] <= at < one[1]), None)
             try:
-                async with asyncio.timeout(_READ_S):
+                async with asyncio.timeout(_READ_S if gap is None else _GAP_S):
                     content += await reader.read()
             except OffsetJump as jump:
                 skip(jump.offset)
             except TimeoutError:
-                raise Unavailable(
-                    f"nothing came from offset {at} for {_READ_S:.0f} s, and the head is {end}"
-                ) from None
+                if gap is None:
+                    raise Unavailable(
+                        f"nothing came from offset {at} for {_READ_S:.0f} s, and the head is {end}"
+                    ) from None
+                skip(gap[1])
+                reader.seek(gap[1])
     return bytes(content), tuple(holes)
