@@ -165,9 +165,12 @@ class QuietTimes:
                 )
         return found
 
+    def perhaps_empty(self, journal: str) -> list[tuple[int, int]]:
+        """Return the spans that readers may find empty, because of declared losses."""
+        return [*self.gaps.get(journal, ()), *self._waits.get(journal, ())]
+
     def _is_gap(self, journal: str, offset: int) -> bool:
-        spans = (*self.gaps.get(journal, ()), *self._waits.get(journal, ()))
-        return any(begin <= offset < end for begin, end in spans)
+        return any(begin <= offset < end for begin, end in self.perhaps_empty(journal))
 
     def _close(self, window: _Window, time: float) -> None:
         self._served |= self._journals

@@ -314,7 +314,7 @@ class Trial:
     async def _read_from(self, name: str, client: Client, journal: str) -> None:
         if journal in self._unread:
             return  # One broker that does not give it is enough to know.
-        gaps = self.recorder.quiet.gaps.get(journal, [])
+        gaps = self.recorder.quiet.perhaps_empty(journal)
         try:
             held, holes = await _read_all(client, journal, gaps)
         except (GazetteError, TimeoutError) as error:
