@@ -1,4 +1,4 @@
-"""What an installation needs: each process loads few packages, and an extra that is missing is named."""
+"""Dependencies of an installation: each process loads few packages, and errors name a missing extra."""
 
 from __future__ import annotations
 

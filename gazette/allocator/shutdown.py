@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from gazette.errors import GazetteError
 
 log = logging.getLogger(__name__)
+
+
+class Membership(Protocol):
+    """The method of ``gazette.allocator.session.MemberSession`` that gives the lease back."""
+
+    async def close(self) -> None: ...
 
 
 async def leave(
@@ -34,3 +42,30 @@ async def leave(
             )
             first = first or error
     return first
+
+
+async def release(membership: Membership, *watchers: asyncio.Task[Any] | None) -> None:
+    """End the tasks that watch a membership, then give its lease back. Raise as ``close``.
+
+    The watchers would take the end of the membership for a failure. Cancellation: the lease may remain.
+    """
+    for task in watchers:
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    await membership.close()
+
+
+async def end_all(*endings: Awaitable[None]) -> None:
+    """Await all in order, also behind one that fails with a ``GazetteError``. Raise the first such error.
+
+    Each bounds its own time.
+    """
+    first: GazetteError | None = None
+    for ending in endings:
+        try:
+            await ending
+        except GazetteError as error:
+            first = first or error
+    if first is not None:
+        raise first

@@ -155,8 +155,10 @@ class Replica:
         return self.others.any_gone(self.other_followers(route))
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
-        """Begin at ``end`` as the primary of ``tenure``. Other brokers may have bytes behind it that
-        this replica never got, or its spool was rolled there without the bytes before.
+        """Begin at ``end`` as the primary of ``tenure``.
+
+        Call it if other brokers may have bytes behind ``end`` that this replica never received. Call it
+        also if the spool was rolled there without the bytes before.
 
         A former primary or follower may upload until it learns of that from etcd. So etcd is written first,
         and then stores are listed again. The listing shows what was uploaded before. Its broker
@@ -193,8 +195,8 @@ class Replica:
     def agree(self, end: Offset) -> None:
         """Record that all replicas have acknowledged everything before ``end``.
 
-        Before the known head names this tenure, what it appended is not uploaded:
-        the next primary may know neither the store nor the head, and begin before it.
+        Nothing of this tenure is uploaded before the known head names the tenure. The next
+        primary may know neither the store nor the head, and would begin before these bytes.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.

@@ -23,7 +23,7 @@ from gazette.allocator.drain import Drain
 from gazette.allocator.drain_status import ItemNames
 from gazette.allocator.model import member_key
 from gazette.allocator.session import MemberSession
-from gazette.allocator.shutdown import leave
+from gazette.allocator.shutdown import end_all, leave, release
 from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
@@ -400,21 +400,15 @@ class BrokerService:
 
     async def _release(self) -> None:
         parts = self._parts
-        if parts is None or parts.session is None:
-            return
-        # Stop the watchers of our membership first: they must not take its end for a failure.
-        for task in (parts.keeping_alive, parts.allocating):
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        await parts.session.close()
+        if parts is not None and parts.session is not None:
+            await release(parts.session, parts.keeping_alive, parts.allocating)
 
     async def _cancel(self) -> None:
         if self._parts is not None:
             self._parts.context.blob_stores.close()
         try:
-            for scope in (self._daemons, self._replicas, self._servers):
-                await scope.stop(_CANCEL_S)
+            scopes = (self._daemons, self._replicas, self._servers)
+            await end_all(*(scope.stop(_CANCEL_S) for scope in scopes))
         finally:
             await self.peers.close()
             self._pools.close()

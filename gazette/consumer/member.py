@@ -25,7 +25,7 @@ from gazette.allocator.drain import Drain
 from gazette.allocator.drain_status import ItemNames
 from gazette.allocator.model import DecodedKV, member_key
 from gazette.allocator.session import MemberSession
-from gazette.allocator.shutdown import leave
+from gazette.allocator.shutdown import end_all, leave, release
 from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
 from gazette.client.append.service import AppendService, MemoryBudget
@@ -545,28 +545,15 @@ class ConsumerMember:
 
     async def _release(self) -> None:
         parts = self._parts
-        if parts is None or parts.session is None:
-            return
-        # The watch of our membership must not take its end for a failure.
-        for task in (parts.keeping_alive, parts.allocating):
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        await parts.session.close()
+        if parts is not None and parts.session is not None:
+            await release(parts.session, parts.keeping_alive, parts.allocating)
 
     async def _cancel(self) -> None:
-        late: list[GazetteError] = []
         try:
-            for stopping in (
-                self.append_service.close(_CANCEL_S),
-                *(scope.stop(_CANCEL_S) for scope in (self._daemons, self._shards, self._servers)),
-            ):
-                try:
-                    await stopping
-                except GazetteError as error:
-                    late.append(error)  # A task that does not end must not keep the others.
-            if late:
-                raise late[0]
+            scopes = (self._daemons, self._shards, self._servers)
+            await end_all(
+                self.append_service.close(_CANCEL_S), *(scope.stop(_CANCEL_S) for scope in scopes)
+            )
         finally:
             if self._up is not None:
                 REGISTRY.unregister(self._up)

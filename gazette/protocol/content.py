@@ -87,7 +87,7 @@ def decode_replicate(data: bytes) -> ReplicateMessage:
                 if after == len(data):
                     return ReplicateContent(data[at:end], delta)
     except IndexError:
-        pass  # Not the plain form: an empty message, for one.
+        pass  # The generated code below decodes it, and names what is wrong with it.
     return broker_pb2.ReplicateRequest.FromString(data)
 
 
@@ -124,7 +124,7 @@ def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
             if length and at + length == len(data):
                 return Content(offset, data[at:])
     except IndexError:
-        pass  # The message is not in its plain form: an empty one, for example.
+        pass  # The generated code below decodes it, and names what is wrong with it.
     return broker_pb2.ReadResponse.FromString(data)
 
 

@@ -1,4 +1,4 @@
-"""Which brokers may upload bytes that a replica never got: `replication/other_followers`."""
+"""Brokers that may upload bytes which a replica never received: `replication/other_followers`."""
 
 from __future__ import annotations
 

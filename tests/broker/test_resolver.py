@@ -50,7 +50,7 @@ class StubReplica:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
     listings: int = 0
-    """How often it was asked to list again."""
+    """Number of requests to list again."""
 
     def start(self, scope: TaskScope) -> None:
         self.started = True

@@ -134,7 +134,7 @@ class Death:
     replaced_s: float
     """From the death until the shards of the dead were served by others."""
     expired: bool
-    """Whether that includes the time until leases expired."""
+    """True if that includes the time until leases expired."""
 
 
 @dataclass(frozen=True)

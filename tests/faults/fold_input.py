@@ -1,4 +1,4 @@
-"""What is published to shards of `fold_app`, what follows from it, and the readers of the outcome."""
+"""Messages for the shards of `fold_app`, the state that they must lead to, and readers of that state."""
 
 from __future__ import annotations
 

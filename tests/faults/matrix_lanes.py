@@ -25,7 +25,7 @@ from tests.faults.fold_input import Pace
 LEASE_S: Final = 6.0
 """Leases that are waited for, in the first repetition: in the others they are revoked."""
 LONG_LEASE_S: Final = 20.0
-"""So that no member of a loaded machine loses its lease."""
+"""Long enough that no member of a loaded machine loses its lease."""
 
 
 @dataclass

@@ -638,7 +638,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(
 
 
 async def test_a_spool_is_uploaded_up_to_an_end(bench: Bench) -> None:
-    """What is beyond it belongs to another broker."""
+    """Bytes beyond the limit belong to another broker."""
     bench.persister.spool_complete(bench.spool(), end=4, life=LIFE, tenure=TENURE)
     await bench.persister.finish(30.0)
     name = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()

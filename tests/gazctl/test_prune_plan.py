@@ -1,4 +1,4 @@
-"""Which fragments of recovery logs are not needed: rules, and an oracle that thinks in bytes."""
+"""The fragments of recovery logs that may be removed: rules, and an oracle that counts bytes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_log_is_left_alone_until_all_slots_have_hints(slots: ShardHints, reaso
 
 
 def test_hints_that_need_what_the_log_does_not_have_are_an_error() -> None:
-    """Of a log that was deleted and made again, or of a listing that is not complete."""
+    """The log was deleted and created again, or the listing is not complete."""
     needs = Needs()
     needs.add_hints(hints(segment(1, (3, 4), (110, 120)), segment(1, (9, 9), (500, 510))))
     with raises(Corrupt, log="recovery/a-shard", end=500, needed=500):

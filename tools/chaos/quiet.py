@@ -62,7 +62,7 @@ class QuietTimes:
         self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
         """Spans stored when all replicas were lost, of journals without a later append."""
         self._waits: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """By journal, where readers may have to wait beside the gaps."""
+        """Further spans of each journal at which readers may have to wait: see `perhaps_empty`."""
         self._lost: dict[str, float] = {}
         """Time of the last declared loss, by journal."""
         self._continued: dict[str, int] = {}

@@ -23,7 +23,7 @@ STOP_S: Final = 120.0
 BACK_S: Final = 180.0
 """Seconds within which a cluster must be back between two steps of a rolling restart."""
 SCRATCH_KEY: Final = "/soak/scratch"
-"""No process reads it: it is written so that etcd has a history that can be compacted."""
+"""A key that no process reads. Writes to it give etcd a history that can be compacted."""
 KINDS: Final = (
     "crash-consumer",
     "crash-all-consumers",

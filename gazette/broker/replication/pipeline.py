@@ -303,7 +303,7 @@ class Pipeline:
     async def next(self) -> Fragment:
         """Return the fragment that a commit of the content so far would make of the spool.
 
-        Raise and cancels as ``content``.
+        Raise as ``content``. Cancellation: as of ``content``.
         """
         self._raise_failure()
         if self._gathered:

@@ -88,7 +88,7 @@ class WriteBehind:
     async def settle(self) -> None:
         """Return when the spool is not being written to. Content that is not written yet is given up.
 
-        Raise nothing but cancellation, and also then only once no write runs.
+        Cancellation: it is raised once no write runs. Nothing else is raised.
         """
         self._gathered, self._length = [], 0
         cancelled = False
