@@ -17,6 +17,7 @@ from gazette.etcd.client import Compacted, Compare, Etcd, EtcdSettings, KeyValue
 from gazette.etcd.connection import grpc_target
 from gazette.etcd.values import only_reads, prefix_range
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import raises
@@ -24,11 +25,6 @@ from tests.facts import raises
 
 def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:
     return EtcdSettings(endpoints=endpoints, **options)
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 async def test_put_get_delete(etcd: Etcd) -> None:
@@ -193,7 +189,7 @@ async def test_a_compacted_revision_is_a_type_of_its_own(tmp_path: Path) -> None
 
 
 async def test_connecting_where_nothing_listens_names_the_endpoints() -> None:
-    first, second = unused_port(), unused_port()
+    first, second = free_port(), free_port()
     settings = settings_of(
         f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}", request_timeout_s=0.3
     )
@@ -203,7 +199,7 @@ async def test_connecting_where_nothing_listens_names_the_endpoints() -> None:
 
 
 async def test_connecting_waits_for_an_etcd_that_starts_a_little_later(tmp_path: Path) -> None:
-    server = etcd_for_tests(tmp_path, listen=f"http://127.0.0.1:{unused_port()}")
+    server = etcd_for_tests(tmp_path, listen=f"http://127.0.0.1:{free_port()}")
     settings = settings_of(server.endpoint)
     etcd, _ = await asyncio.gather(
         Etcd.connect(settings, SystemClock()), asyncio.to_thread(server.start)
@@ -226,7 +222,7 @@ def dead_end() -> Iterator[str]:
 async def test_an_endpoint_that_is_dead_is_passed_over(
     etcd_server: EtcdServer, dead_end: str
 ) -> None:
-    refusing = f"http://127.0.0.1:{unused_port()}"
+    refusing = f"http://127.0.0.1:{free_port()}"
     for bad in (refusing, dead_end):
         settings = settings_of(bad, etcd_server.endpoint, request_timeout_s=1.0)
         async with await Etcd.connect(settings, SystemClock()) as etcd:
@@ -234,7 +230,7 @@ async def test_an_endpoint_that_is_dead_is_passed_over(
 
 
 async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint() -> None:
-    ports = unused_port(), unused_port()
+    ports = free_port(), free_port()
     settings = settings_of(*(f"http://127.0.0.1:{p}" for p in ports), request_timeout_s=0.2)
     etcd = await unconnected(settings)
     async with etcd:

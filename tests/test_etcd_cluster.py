@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,25 +12,15 @@ import pytest
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tests.facts import raises
 
 
-def unused_ports() -> Iterator[int]:
-    """Yield ports below those that the kernel gives out unasked, so that no process takes them meanwhile."""
-    for port in range(15_000 + os.getpid() % 10_000, 32_000):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        yield port
-
-
 @pytest.fixture
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServer]]:
-    ports = unused_ports()
-    peers = {name: f"http://127.0.0.1:{next(ports)}" for name in ("a", "b", "c")}
+    peers = {name: f"http://127.0.0.1:{free_port()}" for name in ("a", "b", "c")}
     cluster = ",".join(f"{name}={peer}" for name, peer in peers.items())
     servers = []
     for name, peer in peers.items():
@@ -44,7 +32,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdServe
             "--heartbeat-interval=50",
             "--election-timeout=250",
         )
-        listen = f"http://127.0.0.1:{next(ports)}"
+        listen = f"http://127.0.0.1:{free_port()}"
         directory = tmp_path_factory.mktemp(name)
         servers.append(etcd_for_tests(directory, listen=listen, arguments=arguments))
     yield servers

@@ -566,11 +566,19 @@ class ConsumerMember:
                 await self._parts.etcd.close()
 
     async def crash(self) -> None:
-        """End as a killed process would: hand over and release nothing (for tests)."""
+        """End as a killed process would: hand over and release nothing (for tests).
+
+        Return once stores are destroyed: a killed process holds no locks of a database either.
+        Raise ``Unavailable`` naming shards whose callbacks do not return.
+        """
         self._phase = "crashed"
         self.stopping.set()
         self._daemons.cancel()
-        if self._parts is not None:
-            self._parts.resolver.stop_serving()
-        await self.server.stop(0)
-        await self._cancel()
+        try:
+            if self._parts is not None:
+                self._parts.resolver.stop_serving()
+            await self.server.stop(0)
+            if self._parts is not None:
+                await self._parts.resolver.wait_stopped(_CANCEL_S)
+        finally:
+            await self._cancel()

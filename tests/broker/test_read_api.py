@@ -31,6 +31,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.tcp_proxy import TcpProxy
@@ -63,13 +64,13 @@ def content_of(messages: list[broker_pb2.ReadResponse]) -> bytes:
 
 async def test_endpoint_of_a_dead_broker_that_another_took_over(etcd: Etcd, tmp_path: Path) -> None:
     """Regression: the new broker proxied reads and listings of fragments to itself, again and again."""
-    dead = await BrokerFixture.start(etcd, tmp_path, id="dead-broker")
+    ports = {"port": str(free_port()), "http_port": str(free_port())}
+    dead = await BrokerFixture.start(
+        etcd, tmp_path, id="dead-broker", server=ports, lease_ttl_s=60.0
+    )
     await dead.create(journal_spec(JOURNAL))
     await dead.crash()
-    port = dead.endpoint.rpartition(":")[2]
-    async with await BrokerFixture.start(
-        etcd, tmp_path, id="newcomer", server={"port": port}
-    ) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, id="newcomer", server=ports) as broker:
         with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
             await read_all(broker)
         with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):

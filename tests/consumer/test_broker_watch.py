@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,11 @@ from gazette.etcd.client import Etcd
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import Tally
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Publishes(Tally):
