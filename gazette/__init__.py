@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
-    from gazette.consumer.query.query import Answer, Question
+    from gazette.consumer.query.query import QueryResult, ShardQuery
     from gazette.consumer.query.shard_route import ShardRequest, shard_route
     from gazette.consumer.query.shard_rpc import shard_rpc
     from gazette.consumer.service import ConsumerService
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Acknowledgement": "gazette.message.message",
-    "Answer": "gazette.consumer.query.query",
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
     "ConsumerService": "gazette.consumer.service",
@@ -56,9 +55,10 @@ _HOMES = {
     "Partition": "gazette.message.mapping",
     "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
-    "Question": "gazette.consumer.query.query",
+    "QueryResult": "gazette.consumer.query.query",
     "Recorder": "gazette.recoverylog.log.recorder",
     "Shard": "gazette.consumer.application",
+    "ShardQuery": "gazette.consumer.query.query",
     "ShardRequest": "gazette.consumer.query.shard_route",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
@@ -69,7 +69,6 @@ _HOMES = {
 
 __all__ = [
     "Acknowledgement",
-    "Answer",
     "Application",
     "CSVRecord",
     "ConsumerService",
@@ -84,9 +83,10 @@ __all__ = [
     "Partition",
     "PoisonPolicy",
     "Publisher",
-    "Question",
+    "QueryResult",
     "Recorder",
     "Shard",
+    "ShardQuery",
     "ShardRequest",
     "StateView",
     "Store",

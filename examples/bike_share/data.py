@@ -27,7 +27,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import Mapping, PartitionWatch, modulo_mapping, no_partitions
 from gazette.message.publisher import Publisher
 from gazette.runtime.clock import Clock, SystemClock
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 
 BEGIN: Final = datetime.datetime(2017, 9, 1, tzinfo=datetime.UTC)
 STREETS: Final = ("Broadway", "Bowery", "Kent Ave", "Grand St", "Carmine St", "Lafayette St")
@@ -173,7 +173,7 @@ async def publish(client: Client, clock: Clock, rides: Iterable[Ride]) -> int:
 async def _publish(publisher: Publisher, mapping: Mapping[Ride], batch: list[Ride]) -> int:
     futures = await publisher.publish_from_loop(mapping, batch)
     for future in futures.values():
-        await settled(future)
+        await await_future(future)
     return len(batch)
 
 

@@ -18,7 +18,7 @@ from gazette.message.mapping import Partition, PartitionWatch, fixed_mapping, fn
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 from stream_sum.app import CHUNKS, RECEIPTS, SUMS
 from stream_sum.messages import ID_BYTES, Chunk, Receipt, Sum, crc64
 from stream_sum.verifier import Verifier
@@ -166,7 +166,7 @@ class Load:
             futures = await publisher.publish_from_loop(mapping, [chunk])
             await self._clock.sleep(settings.pause_s * rng.random() * 2)
         for future in futures.values():
-            await settled(future)
+            await await_future(future)
         # Its sum may have come before this.
         stream.ended_at = self._clock.monotonic()
         self.verifier.ended(key, stream.ended_at)

@@ -36,7 +36,7 @@ from gazette.message.mapping import modulo_mapping
 from gazette.net.json_gateway import WrongMediaType, parse_body
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import Header
-from gazette.runtime.tasks import settled
+from gazette.runtime.tasks import await_future
 from word_count.counts import STORES, Counts, new_counts, new_view
 from word_count.ngram_pb2 import (
     NGramCount,
@@ -121,7 +121,7 @@ class Api(NGramServicer):
         messages = [NGramCount(n_gram=ngram, count=1) for ngram in ngrams(text, self.n)]
         futures = await self.publisher.publish_from_loop(self.mapping, messages)
         for future in futures.values():
-            await settled(future)
+            await await_future(future)
         return len(messages)
 
     async def query(

@@ -139,17 +139,17 @@ class _Leader:
 
     async def _solve(self) -> None:
         """Solve for the present state. The state may have changed when this returns, which does no harm."""
-        question = SolverInput.of(self._state)
+        solver_input = SolverInput.of(self._state)
         begun = self._clock.monotonic()
-        solution = await self._solution(question)
+        solution = await self._solution(solver_input)
         elapsed = self._clock.monotonic() - begun
-        self._desired = question.answer(solution)
-        self._solved_hash = question.network_hash
+        self._desired = solver_input.answer(solution)
+        self._solved_hash = solver_input.network_hash
 
         slots = sum(map(len, solution))
-        items, members = len(self._desired), len(question.members)
+        items, members = len(self._desired), len(solver_input.members)
         metrics.MAX_FLOW_SECONDS.observe(elapsed)
-        metrics.DESIRED_REPLICATION_SLOTS.set(question.item_slots)
+        metrics.DESIRED_REPLICATION_SLOTS.set(solver_input.item_slots)
         metrics.ITEMS.set(items)
         metrics.MEMBERS.set(members)
         log.info(
@@ -158,27 +158,27 @@ class _Leader:
             {
                 "items": items,
                 "members": members,
-                "item_slots": question.item_slots,
-                "member_slots": question.member_slots,
+                "item_slots": solver_input.item_slots,
+                "member_slots": solver_input.member_slots,
                 "assigned": slots,
                 "seconds": elapsed,
             },
         )
-        if slots < question.item_slots:
+        if slots < solver_input.item_slots:
             log.warning(
                 "cannot reach the desired replication of all items: add members or raise their limits "
                 "(assigned=%(assigned)d desired=%(desired)d member_slots=%(member_slots)d "
                 "members=%(members)d)",
                 {
                     "assigned": slots,
-                    "desired": question.item_slots,
-                    "member_slots": question.member_slots,
+                    "desired": solver_input.item_slots,
+                    "member_slots": solver_input.member_slots,
                     "members": members,
                 },
             )
 
-    async def _solution(self, question: SolverInput) -> Solution:
-        problem = question.problem
+    async def _solution(self, solver_input: SolverInput) -> Solution:
+        problem = solver_input.problem
         if problem.choices <= _INLINE_CHOICES:
             return solve(problem)
         return await self._pool.run(solve_in_child, problem, _SOLVE_TIMEOUT_S)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gazette.allocator import metrics
-from gazette.allocator.drain_status import ItemNames, Remainder, remainder
+from gazette.allocator.drain_status import DrainStatus, ItemNames, drain_status
 from gazette.allocator.model import DecodedKV
 from gazette.allocator.state import State
 from gazette.runtime.clock import Clock
@@ -50,7 +50,7 @@ class Drain:
         self._clock = clock
         self._state = state
         self._member = member
-        self._words = words
+        self._names = words
         self._alone_timeout_s = alone_timeout_s
         self._timeout_s = timeout_s
         self.is_running = False
@@ -59,8 +59,8 @@ class Drain:
         self._seen: tuple[Sequence[DecodedKV], ...] | None = None
         self._progress: object = None
         self._reported_at: float | None = None
-        self._reported: Remainder | None = None
-        self.remainder = Remainder()
+        self._reported: DrainStatus | None = None
+        self.status = DrainStatus()
         """Items that remain, as of the last update."""
 
     async def run(
@@ -102,7 +102,7 @@ class Drain:
                 {
                     "member": self._member,
                     "reason": reason,
-                    "left": self.remainder.describe(self._words),
+                    "left": self.status.describe(self._names),
                 },
             )
 
@@ -114,10 +114,10 @@ class Drain:
             if (left_s := self._left_s(now)) <= 0:
                 if now - self._begun >= self._timeout_s:
                     return (
-                        f"other {self._words.member}s have not taken over in {self._timeout_s:g} s"
+                        f"other {self._names.member}s have not taken over in {self._timeout_s:g} s"
                     )
                 return (
-                    f"no other {self._words.member} could take over for {self._alone_timeout_s:g} s"
+                    f"no other {self._names.member} could take over for {self._alone_timeout_s:g} s"
                 )
             self._report(now, left_s)
             await self._clock.sleep(min(_POLL_S, left_s))
@@ -129,7 +129,7 @@ class Drain:
         self._look()
         left_s = max(0.0, self._left_s(self._clock.monotonic()))
         return (
-            f"draining: {self.remainder.describe(self._words)}; leaves in {left_s:.0f} s if that "
+            f"draining: {self.status.describe(self._names)}; leaves in {left_s:.0f} s if that "
             "does not change, and on a second SIGTERM"
         )
 
@@ -140,14 +140,14 @@ class Drain:
         return left_s
 
     def _look(self) -> None:
-        """Update the remainder if the state has changed."""
+        """Update the status if the state has changed."""
         state = self._state
         seen = (state.items, state.members, state.assignments)
         if self._seen is not None and all(map(operator.is_, seen, self._seen)):
             return
         self._seen = seen
         # Before the announcement is in etcd, other members do not take over anything.
-        found = remainder(state) if self._is_announced() else Remainder()
+        found = drain_status(state) if self._is_announced() else DrainStatus()
         progress = [
             (kv.key, kv.raw.mod_revision) for one in state.local_items for kv in one.assignments
         ]
@@ -155,7 +155,7 @@ class Drain:
             self._stuck_since = None
         elif self._stuck_since is None or progress != self._progress:
             self._stuck_since = self._clock.monotonic()
-        self._progress, self.remainder = progress, found
+        self._progress, self.status = progress, found
         for waits_for, count in (
             ("members", len(found.needing_members)),
             ("room", found.needing_room),
@@ -165,7 +165,7 @@ class Drain:
 
     def _report(self, now: float, left_s: float) -> None:
         """Log the remaining items: at once if their kind has changed, else at intervals."""
-        found, before = self.remainder, self._reported
+        found, before = self.status, self._reported
         if not found.count:
             return
         is_news = before is None or (before.needing_members, before.needing_room > 0) != (
@@ -185,7 +185,7 @@ class Drain:
             "on a second SIGTERM",
             {
                 "member": self._member,
-                "left": found.describe(self._words),
+                "left": found.describe(self._names),
                 "seconds": left_s,
                 "waits_for_members": len(found.needing_members),
                 "waits_for_room": found.needing_room,

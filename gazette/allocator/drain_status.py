@@ -23,7 +23,7 @@ class ItemNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Remainder:
+class DrainStatus:
     """Items of a leaving member, by what they wait for. Items are sorted by name.
 
     ``staying`` are the other members, as ``zone#id``, that have a limit above zero and do not leave.
@@ -50,30 +50,30 @@ class Remainder:
         """True if an item stays here until another member joins or has capacity."""
         return bool(self.needing_members or self.needing_room)
 
-    def describe(self, words: ItemNames) -> str:
+    def describe(self, names: ItemNames) -> str:
         """Return one line for an operator: the remaining items, the reason, and a remedy."""
         if not self.count:
-            return f"no {words.item} is left"
+            return f"no {names.item} is left"
         parts = []
         if self.needing_members:
-            parts.append(self._without_members(words))
+            parts.append(self._without_members(names))
         if self.needing_room:
             parts.append(
-                f"the other {words.member}s are at their limits and have no room for "
-                f"{words.items(self.needing_room)}: raise limits or start another {words.member}"
+                f"the other {names.member}s are at their limits and have no room for "
+                f"{names.items(self.needing_room)}: raise limits or start another {names.member}"
             )
         if moving := len(self.moving) - self.needing_room:
             are = "is" if moving == 1 else "are"
-            parts.append(f"{words.items(moving)} {are} being handed over: {_some(self.moving)}")
-        return f"{words.items(self.count)} left; " + "; ".join(parts)
+            parts.append(f"{names.items(moving)} {are} being handed over: {_some(self.moving)}")
+        return f"{names.items(self.count)} left; " + "; ".join(parts)
 
-    def _without_members(self, words: ItemNames) -> str:
+    def _without_members(self, names: ItemNames) -> str:
         count = len(self.needing_members)
         there = f"{len(self.staying)} {'stays' if len(self.staying) == 1 else 'stay'}" + (
             f" ({_some(self.staying)})" if self.staying else ""
         )
         return (
-            f"{words.items(count)} {'waits' if count == 1 else 'wait'} for another {words.member} to "
+            f"{names.items(count)} {'waits' if count == 1 else 'wait'} for another {names.member} to "
             f"start, as a replication of {self._replication()} others and {there}: "
             f"{_some(self.needing_members)}"
         )
@@ -84,7 +84,7 @@ class Remainder:
         return f"{self.replicas} needs {self.replicas}"
 
 
-def remainder(state: State) -> Remainder:
+def drain_status(state: State) -> DrainStatus:
     """Return the items that the local member would hold if it left now."""
     demand = state.demand
     staying = [
@@ -110,7 +110,7 @@ def remainder(state: State) -> Remainder:
             replicas.append(wanted)
         else:
             moving.append(item_id)
-    return Remainder(
+    return DrainStatus(
         tuple(needing),
         max(replicas, default=0),
         min(replicas, default=0),

@@ -20,9 +20,9 @@ from pathlib import Path
 from gazette.backfill.build import Attempt
 from gazette.backfill.definition import Backfill
 from gazette.backfill.previous_state import (
-    FormerState,
+    PreviousState,
     acknowledge,
-    read_former,
+    read_previous_state,
     require_own,
     require_published,
     require_whole,
@@ -44,7 +44,7 @@ from gazette.stores.claims import Held
 log = logging.getLogger(__name__)
 
 
-class Handover:
+class Cutover:
     """Hand-over of one run. Loop-bound. ``require_idle`` requires that shards are idle and unchanged."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Handover:
         self._shards = shards
         self._clock = clock
         self._rng = rng
-        self._former: dict[str, FormerState] = {}
+        self._previous: dict[str, PreviousState] = {}
         self._forgotten: set[str] = set()
         """Shards with an unreadable former state, which the user has accepted."""
         self._ends: Mapping[JournalName, Offset] = {}
@@ -89,12 +89,12 @@ class Handover:
         for shard in listed:
             spec = shard.spec
             if (one := held.get(spec.id)) is not None:
-                self._former[spec.id] = FormerState(one.checkpoint)
+                self._previous[spec.id] = PreviousState(one.checkpoint)
             elif spec.recovery_log:
                 await self.publication.check_log(spec.recovery_log)
-                if (former := await self._read(spec)) is not None:
-                    self._former[spec.id] = former
-        require_own(self._former, self._application)
+                if (previous := await self._read(spec)) is not None:
+                    self._previous[spec.id] = previous
+        require_own(self._previous, self._application)
 
     def require_published(
         self, listed: Sequence[ListedShard], ends: Mapping[JournalName, Offset]
@@ -104,20 +104,20 @@ class Handover:
         Raise ``NotAllowed``, unless the user has accepted that.
         """
         self._ends = ends
-        self._require_published({one.spec.id: one.spec for one in listed}, self._former)
+        self._require_published({one.spec.id: one.spec for one in listed}, self._previous)
 
     def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
         """Require the same within transactions, of new states that continue at these checkpoints."""
         publishes = self._backfill.discard_publications
         with self._forgiving():
-            require_whole(self._former, checkpoints, publishes=publishes)
+            require_whole(self._previous, checkpoints, publishes=publishes)
 
     def _require_published(
-        self, specs: Mapping[str, ShardSpec], former: Mapping[str, FormerState]
+        self, specs: Mapping[str, ShardSpec], previous: Mapping[str, PreviousState]
     ) -> None:
         publishes = self._backfill.discard_publications
         with self._forgiving():
-            require_published(former, specs, self._ends, publishes=publishes)
+            require_published(previous, specs, self._ends, publishes=publishes)
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -195,23 +195,23 @@ class Handover:
         """Append the acknowledgements that a log owes up to ``end``: no owner can commit to it any more."""
         if spec.id in self._forgotten:
             return
-        former = self._former.get(spec.id)
-        if former is None or former.head != end:
-            former = await self._read(spec)
-            if former is None:
+        previous = self._previous.get(spec.id)
+        if previous is None or previous.head != end:
+            previous = await self._read(spec)
+            if previous is None:
                 return
-            self._require_published({spec.id: spec}, {spec.id: former})
-        for journal, intent in sorted(former.checkpoint.ack_intents.items()):
+            self._require_published({spec.id: spec}, {spec.id: previous})
+        for journal, intent in sorted(previous.checkpoint.ack_intents.items()):
             await reach("backfill.acknowledging", spec.id, self._clock)
             self.acknowledged += await acknowledge(self._client, journal, intent)
         await reach("backfill.acknowledged", spec.id, self._clock)
 
-    async def _read(self, spec: ShardSpec) -> FormerState | None:
+    async def _read(self, spec: ShardSpec) -> PreviousState | None:
         """Return the former state; None if it is unreadable and the user has accepted that."""
         settings = self._settings
         try:
             stored = await self._shards.get_hints(spec.id)
-            return await read_former(
+            return await read_previous_state(
                 spec,
                 stored,
                 self._backfill,

@@ -179,7 +179,7 @@ def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
     try:
         tell(run_task(task, tell))
     except BaseException as error:  # noqa: BLE001 - the driver raises it
-        tell(portable(error, task.spec.id))
+        tell(as_picklable(error, task.spec.id))
         return 1
     return 0
 
@@ -189,7 +189,7 @@ def _end_with(stdin: IO[bytes]) -> None:
     os._exit(1)
 
 
-def portable(error: BaseException, shard: str) -> BaseException:
+def as_picklable(error: BaseException, shard: str) -> BaseException:
     """Return an error that can be sent to another process."""
     try:
         loaded = pickle.loads(pickle.dumps(error))  # noqa: S301

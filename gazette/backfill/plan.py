@@ -89,7 +89,7 @@ def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
     return found
 
 
-def take(
+def plan_snapshot(
     access: OpenAccess,
     backfill: Backfill,
     specs: Collection[ShardSpec],
@@ -127,7 +127,9 @@ def take(
     shapes: dict[MessageFormat, list[JournalName]] = {}
     for name, content_type in content_types.items():
         kind = backfill.message_type_of(application, journal_spec(name, content_type))
-        shapes.setdefault(shape_of(content_type, kind, backfill.uuid_field), []).append(name)
+        shapes.setdefault(message_format_of(content_type, kind, backfill.uuid_field), []).append(
+            name
+        )
     journals: list[JournalSnapshot] = []
     for shape, names in shapes.items():
         chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
@@ -195,7 +197,7 @@ def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName
     return access.run(listed())
 
 
-def shape_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:
+def message_format_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:
     """Return how messages of a type are encoded in a journal."""
     message = ""
     if content_type == CONTENT_PROTO_FIXED:

@@ -51,7 +51,7 @@ _FILES: Final = "state"
 
 
 @dataclass(frozen=True, slots=True)
-class FormerState:
+class PreviousState:
     """Facts of the state that a shard has until it gets another."""
 
     checkpoint: Checkpoint = Checkpoint()
@@ -60,7 +60,7 @@ class FormerState:
     """End of its recovery log when it was read; -1 if its state is in a database."""
 
 
-async def read_former(
+async def read_previous_state(
     spec: ShardSpec,
     stored: ShardHints,
     backfill: Backfill,
@@ -70,7 +70,7 @@ async def read_former(
     clock: Clock,
     pool: BlockingPool,
     scratch: Path | None,
-) -> FormerState:
+) -> PreviousState:
     """Read the state at the end of a shard's recovery log.
 
     The log is played back onto the local disk, which takes as much time and disk space as a
@@ -92,7 +92,7 @@ async def read_former(
         try:
             recovered = await player.play()
             found = await pool.run(_checkpoint_in, backfill, spec, recovered.fsm, files, fqn)
-            return FormerState(found, recovered.write_head)
+            return PreviousState(found, recovered.write_head)
         except (Retryable, Broken):
             raise
         except Exception as error:  # It also covers what the application's own store raises.
@@ -162,7 +162,7 @@ async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bo
 
 
 def require_published(
-    former: Mapping[str, FormerState],
+    previous: Mapping[str, PreviousState],
     specs: Mapping[str, ShardSpec],
     ends: Mapping[JournalName, Offset],
     *,
@@ -176,7 +176,7 @@ def require_published(
     shard publishes if its last transaction did. Raise ``NotAllowed``.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}
-    for shard, state in sorted(former.items()):
+    for shard, state in sorted(previous.items()):
         checkpoint = state.checkpoint
         if not publishes and not checkpoint.ack_intents:
             continue
@@ -203,12 +203,12 @@ def require_published(
     )
 
 
-def require_own(former: Mapping[str, FormerState], application: str) -> None:
+def require_own(previous: Mapping[str, PreviousState], application: str) -> None:
     """Require that replaced states belong to the application, as a shard does.
 
     Raise ``NotAllowed``.
     """
-    for shard, state in sorted(former.items()):
+    for shard, state in sorted(previous.items()):
         owner = state.checkpoint.application
         if owner and owner != application:
             raise NotAllowed(
@@ -221,14 +221,14 @@ def require_own(former: Mapping[str, FormerState], application: str) -> None:
 
 
 def require_whole(
-    former: Mapping[str, FormerState], new: Mapping[str, Checkpoint], *, publishes: bool
+    previous: Mapping[str, PreviousState], new: Mapping[str, Checkpoint], *, publishes: bool
 ) -> None:
     """Require that former states of shards that publish do not end within a transaction of a source.
 
     A shard may commit when it has consumed only some of a long transaction. A history has whole
     transactions, and no offset ends one there. Raise ``NotAllowed``.
     """
-    for shard, state in sorted(former.items()):
+    for shard, state in sorted(previous.items()):
         if not publishes and not state.checkpoint.ack_intents:
             continue
         for journal, read in state.checkpoint.sources.items():

@@ -24,9 +24,9 @@ from gazette.backfill.claims import (
     require_in_force,
 )
 from gazette.backfill.content import Difference
-from gazette.backfill.cutover import Handover
+from gazette.backfill.cutover import Cutover
 from gazette.backfill.definition import Backfill
-from gazette.backfill.plan import Plan, list_partitions, take, tasks_of
+from gazette.backfill.plan import Plan, list_partitions, plan_snapshot, tasks_of
 from gazette.backfill.publish import is_published, require_idle, require_unchanged
 from gazette.backfill.records import RunRecords, time_text
 from gazette.backfill.report import Progress, Report, shard_report
@@ -76,7 +76,7 @@ class BackfillRun:
         self._rng = rng
         self._application = settings.application or name_of(backfill.new_application())
         self._records = RunRecords(settings.staging, settings.run_id)
-        self._handover = Handover(
+        self._cutover = Cutover(
             backfill,
             self._application,
             settings,
@@ -122,7 +122,7 @@ class BackfillRun:
             await self._require_stateless(listed)
             held = await self._look(listed)
         if self._settings.overwrite and await self._records.manifest() is None:
-            await self._handover.look(listed, held)
+            await self._cutover.look(listed, held)
         folded, tasks = await self._plan(listed, held, on_begin, dry_run=dry_run)
         attempts: list[Attempt] = []
         verified: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class BackfillRun:
             attempts = await self._build(tasks)
             with scratch_directory(BUILDS, self._settings.scratch) as files:
                 verified = await self._verify(tasks, attempts, files)
-                await self._handover.run(listed, attempts, files)
+                await self._cutover.run(listed, attempts, files)
         return Report(
             self._settings.run_id,
             not dry_run,
@@ -140,7 +140,7 @@ class BackfillRun:
             tuple(shard_report(task, attempts) for task in tasks),
             verified,
             self._clock.monotonic() - began,
-            self._handover.acknowledged,
+            self._cutover.acknowledged,
             tuple(refusals),
         )
 
@@ -205,7 +205,7 @@ class BackfillRun:
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
-        await self._handover.publication.check_log(spec.recovery_log)
+        await self._cutover.publication.check_log(spec.recovery_log)
         return await write_head(self._client, spec.recovery_log) > 0
 
     async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
@@ -262,7 +262,7 @@ class BackfillRun:
 
         def taking() -> Snapshot:
             with self._access.open() as opened:
-                return take(
+                return plan_snapshot(
                     opened,
                     self._backfill,
                     specs,
@@ -272,9 +272,7 @@ class BackfillRun:
                 )
 
         snapshot = await self._records.blocking(taking)
-        self._handover.require_published(
-            listed, {one.journal: one.end for one in snapshot.journals}
-        )
+        self._cutover.require_published(listed, {one.journal: one.end for one in snapshot.journals})
         if plan is None and not dry_run:
             made = Plan(
                 self._title,
@@ -295,7 +293,7 @@ class BackfillRun:
         )
         claims = claims_of(held, token)
         tasks = await self._records.blocking(self._make_tasks, specs, folded, claims, verified)
-        self._handover.require_whole({task.spec.id: task.checkpoint for task in tasks})
+        self._cutover.require_whole({task.spec.id: task.checkpoint for task in tasks})
         return folded, tasks
 
     def _make_tasks(

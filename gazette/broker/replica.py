@@ -18,7 +18,7 @@ from gazette.broker.key_space import local_id_of, spec_of
 from gazette.broker.known_head import KnownHead
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
-from gazette.broker.replication.upload_gate import Agreement
+from gazette.broker.replication.upload_gate import UploadGate
 from gazette.errors import Closed, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
@@ -55,17 +55,17 @@ class _SpoolEvents:
     """Makes commits readable at once, and gives completed spools to the upload gate."""
 
     index: Index
-    agreement: Agreement
+    upload_gate: UploadGate
     first_commit: asyncio.Event
 
     def spool_commit(self, local: LocalFragment) -> None:
         self.index.spool_commit(local)
-        if self.agreement.end is not None and local.begin == self.index.begin_offset:
+        if self.upload_gate.end is not None and local.begin == self.index.begin_offset:
             self.first_commit.set()
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
-        del primary  # The agreement knows if this replica leads.
-        self.agreement.spool_complete(spool)
+        del primary  # The gate knows if this replica leads.
+        self.upload_gate.spool_complete(spool)
 
 
 class Replica:
@@ -103,7 +103,7 @@ class Replica:
         self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
-        self.agreement = Agreement(context.persister, life, self.head.note)
+        self.upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self.first_commit = asyncio.Event()
         """Set when this replica, as primary, commits content to the first fragment of the journal."""
@@ -113,7 +113,7 @@ class Replica:
         self._daemons: tuple[asyncio.Task[None], ...] = ()
         spool = Spool(
             journal,
-            _SpoolEvents(self.index, self.agreement, self.first_commit),
+            _SpoolEvents(self.index, self.upload_gate, self.first_commit),
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
@@ -187,7 +187,7 @@ class Replica:
 
         The end was committed and not acknowledged by all, or this replica begins to lead.
         """
-        agreed = self.agreement.end
+        agreed = self.upload_gate.end
         if not fragment.length or fragment.end == self.refused_to:
             return False
         return agreed is None or agreed < fragment.end
@@ -202,10 +202,10 @@ class Replica:
         journal, and have begun at an earlier offset.
         """
         self._context.lease.check()
-        if self.head.names(self.agreement.tenure):
-            self.agreement.agree(end)
+        if self.head.names(self.upload_gate.tenure):
+            self.upload_gate.agree(end)
         else:
-            self.agreement.acknowledge(end)
+            self.upload_gate.acknowledge(end)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
@@ -303,11 +303,11 @@ class Replica:
         if self._gathering:
             # Appends whose answers still arrive are answered before the spool is completed.
             await asyncio.wait(self._gathering)
-        led = self.agreement.end is not None
+        led = self.upload_gate.end is not None
         await roll_back(spool, primary=led)
-        agreed = spool.fragment.end == self.agreement.end
+        agreed = spool.fragment.end == self.upload_gate.end
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
-        self.agreement.finish()
+        self.upload_gate.finish()
         if agreed and self.spec is not None:
             self.head.close(spool.fragment.end, spool.registers)
         await self.head.settle(_HEAD_WRITE_S)

@@ -40,7 +40,7 @@ from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
-from gazette.consumer.query.query import EVERYTHING, Answer, Question
+from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_router import QueryRouter, RunningQueries
 from gazette.consumer.query.shard_route import BoundShardRoute, HttpQueries, error_answer
 from gazette.consumer.resolver import Resolver
@@ -247,34 +247,34 @@ class ConsumerMember:
         timeout_s: float | None = None,
     ) -> T:
         """See `ConsumerService.call_shard`."""
-        question = Question(shard_id, read_through or {}, None, header, claims or EVERYTHING)
+        query = ShardQuery(shard_id, read_through or {}, None, header, claims or EVERYTHING)
 
-        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[T]:
-            assert asked.header is not None
-            return Answer(await proxy(channel, asked.header), None)
+        async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[T]:
+            assert forwarded.header is not None
+            return QueryResult(await proxy(channel, forwarded.header), None)
 
-        return (await self.ask_shard(question, serve, passed_on, timeout_s=timeout_s)).value
+        return (await self.ask_shard(query, serve, forward, timeout_s=timeout_s)).value
 
     async def ask_shard(
         self,
-        question: Question,
+        query: ShardQuery,
         serve: Callable[[Any], T],
-        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[T]]],
         *,
         timeout_s: float | None = None,
-    ) -> Answer[T]:
+    ) -> QueryResult[T]:
         """See `ShardCaller.ask_shard`."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
         if not self._started.is_set():
             await self._await_start(seconds)
         if self._queries_running.ended:
-            raise self._queries_running.leaving(question.shard)
-        asking = QueryRouter(
+            raise self._queries_running.leaving(query.shard)
+        router = QueryRouter(
             self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
         )
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
-        return await asking.ask(question, serve, proxy, left_s)
+        return await router.ask(query, serve, proxy, left_s)
 
     async def _await_start(self, timeout_s: float) -> None:
         try:

@@ -23,7 +23,7 @@ from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 
 TEXT_BYTES: Final = 64 << 10
 BACKLOG_BYTES: Final = 8 << 20
@@ -88,7 +88,7 @@ class Publishing:
                 while appends.backlog_bytes > BACKLOG_BYTES:
                     await self._clock.sleep(0.01)
             for future in appends.pending_except(""):
-                await settled(future)
+                await await_future(future)
             self._seconds = self._clock.monotonic() - began
             await appends.close()
             scope.cancel()

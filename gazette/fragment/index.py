@@ -41,7 +41,7 @@ _FORGOTTEN_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class QueryResult:
+class IndexResult:
     """The place to read from. ``status`` is OK, with a fragment, or OFFSET_NOT_YET_AVAILABLE.
 
     ``offset`` is the one asked for, or a later one if there is a reason to skip. ``local`` is set if the
@@ -194,7 +194,7 @@ class Index:
 
     async def query(
         self, offset: Offset, block: bool = False, begin_mod_time: int = 0
-    ) -> QueryResult:
+    ) -> IndexResult:
         """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
         An offset that no fragment covers jumps to the next persisted fragment in two cases: there is no
@@ -229,20 +229,20 @@ class Index:
         if self._closed:
             raise Closed("index was closed", journal=self.journal)
 
-    def _find(self, offset: Offset, begin_mod_time: int) -> QueryResult:
+    def _find(self, offset: Offset, begin_mod_time: int) -> IndexResult:
         while True:
             at, found = self._set.longest_overlapping(offset)
             if not found and self._may_jump(at):
                 offset, found = self._set[at].begin, True
             if not found:
-                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.write_head)
+                return IndexResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.write_head)
             span = self._set[at]
             fragment = _fragment(span)
             if fragment.mod_time and fragment.mod_time < begin_mod_time:
                 offset = fragment.end
                 continue
             local = span if isinstance(span, LocalFragment) else None
-            return QueryResult(Status.OK, offset, self.write_head, fragment, local)
+            return IndexResult(Status.OK, offset, self.write_head, fragment, local)
 
     def _may_jump(self, at: int) -> bool:
         """Return True if a reader in the hole before span ``at`` may go on from the span's begin."""

@@ -33,7 +33,7 @@ from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
-from gazette.runtime.tasks import settled
+from gazette.runtime.tasks import await_future
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ async def list_fragments(
         active = blob_stores.get(url)
         # Wait without a deadline: the caller must not list a store again while a listing still runs.
         listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner)
-        foreign = await settled(listing)
+        foreign = await await_future(listing)
         active.worked()
         if foreign.count:
             log.warning(

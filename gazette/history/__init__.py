@@ -5,7 +5,7 @@ journal as it has fragments. Each task then lacks two facts: what producers had 
 its bytes, and what becomes of messages that are pending where its bytes end. Two passes supply
 these facts.
 
-1. `take` lists the fragments, and fixes a `snapshot.Snapshot`. Its `Run`s of fragments are the
+1. `take_snapshot` lists the fragments, and fixes a `snapshot.Snapshot`. Its `Run`s of fragments are the
 tasks.
 
 2. `summary.summarise` describes how each run changes the state of a producer, whatever the state

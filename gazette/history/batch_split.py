@@ -39,7 +39,7 @@ class Counted(NamedTuple):
     """Rows without a clock. They are always committed, and never deduplicated."""
 
 
-class Cut(NamedTuple):
+class BatchSplit(NamedTuple):
     """Messages of a piece of a run, cut for both passes."""
 
     segments: tuple[Segment, ...]
@@ -48,10 +48,10 @@ class Cut(NamedTuple):
     """Rows without a clock, as in `Counted`."""
 
 
-def cut(columns: Columns, run: Run) -> Cut:
+def split_batch(columns: Columns, run: Run) -> BatchSplit:
     """Cut the next messages of a run."""
     rows, unclocked = counted(columns, run.begin, since_of(run))
-    return Cut(tuple(segments(columns, rows)), unclocked)
+    return BatchSplit(tuple(segments(columns, rows)), unclocked)
 
 
 def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Counted:

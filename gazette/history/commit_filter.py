@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette.history.batch_split import Clocks, Cut, Segment, cut, records
+from gazette.history.batch_split import BatchSplit, Clocks, Segment, records, split_batch
 from gazette.history.columns import Array64, Columns
 from gazette.history.merge import CommittedRun
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
@@ -61,13 +61,13 @@ class CommitFilter(Generic[T]):
         }
         self._batches: deque[_Batch[T]] = deque()
 
-    def take(self, columns: Columns, payload: T, pieces: Cut | None = None) -> None:
+    def take(self, columns: Columns, payload: T, pieces: BatchSplit | None = None) -> None:
         """Add the next messages of the run. ``pieces`` are their segments, if the caller has cut
         them already.
         """
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
-        found, unclocked = cut(columns, self._run.run) if pieces is None else pieces
+        found, unclocked = split_batch(columns, self._run.run) if pieces is None else pieces
         batch.committed[unclocked] = True
         if not self._acks and len(unclocked):
             batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
@@ -127,7 +127,7 @@ class CommitFilter(Generic[T]):
             yield batch.payload, batch.committed, pending[id(batch)]
 
 
-def settled(run: CommittedRun, producers: Clocks, clocks: Clocks) -> Mask:
+def committed_later(run: CommittedRun, producers: Clocks, clocks: Clocks) -> Mask:
     """Return a mask of the messages, pending at the end of a run, that have committed behind it."""
     until = np.zeros(len(clocks), np.uint64)
     for producer, clock in run.fates.items():

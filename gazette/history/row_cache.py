@@ -33,13 +33,13 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from gazette.errors import Broken
-from gazette.history.batch_split import Cut, cut
+from gazette.history.batch_split import BatchSplit, split_batch
 from gazette.history.columns import require_uuids
 from gazette.history.combine import Combine, Combiner
-from gazette.history.commit_filter import CommitFilter, settled
+from gazette.history.commit_filter import CommitFilter, committed_later
 from gazette.history.merge import CommittedRun
 from gazette.history.rows import RowFormat, RowMaker, read_rows
-from gazette.history.scanned_batches import FoundBatch, found_batches
+from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.history.summary import RunSummary, Summariser
@@ -77,8 +77,8 @@ def summarise_keeping(
     require_uuids(run.journal, run.shape)
     summariser = Summariser(run)
     with _Writer(run, keeping, directory) as writer:
-        for found in found_batches(access, run, keeping.format.scanned):
-            pieces = cut(found.columns, run)
+        for found in scanned_batches(access, run, keeping.format.scanned):
+            pieces = split_batch(found.columns, run)
             summariser.take(found.columns, pieces)
             writer.take(found, pieces)
         return summariser.summary(), writer.finish()
@@ -120,7 +120,7 @@ class _Writer:
         self._partial = self._path.with_suffix(".partial")
         self._maker = RowMaker(run, format)
         self._combiner = Combiner(keeping.combine, format.schema)
-        self._passes: CommitFilter[FoundBatch] = CommitFilter(CommittedRun(run), acks=format.acks)
+        self._passes: CommitFilter[ScannedBatch] = CommitFilter(CommittedRun(run), acks=format.acks)
         self._file: Any = None
         self._stream: Any = None
 
@@ -142,7 +142,7 @@ class _Writer:
     ) -> None:
         self._remove()
 
-    def take(self, found: FoundBatch, pieces: Cut) -> None:
+    def take(self, found: ScannedBatch, pieces: BatchSplit) -> None:
         """Add the next messages of the run, with their segments."""
         if self._file is None:
             return
@@ -287,4 +287,4 @@ def _undecided(file: Any, schema: pa.Schema, run: CommittedRun) -> Iterator[pa.R
         for batch in stream:
             pending, *uuids = (a.to_numpy(zero_copy_only=False) for a in batch.columns[:3])
             rows = pa.RecordBatch.from_arrays(batch.columns[3:], schema=schema)
-            yield rows.filter(pa.array(~pending | settled(run, *uuids)))
+            yield rows.filter(pa.array(~pending | committed_later(run, *uuids)))

@@ -26,7 +26,7 @@ from gazette.history.json_values import EncodeVariant, JsonRow
 from gazette.history.merge import CommittedRun
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.read import Batch, committed
-from gazette.history.scanned_batches import FoundBatch, found_batches
+from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.message.framing.csv import parse_record
@@ -137,7 +137,7 @@ def read_rows(
     Raise what `read_columns` raises, `MalformedMessage` included, and `Unfit`.
     """
     inner = run.run if isinstance(run, CommittedRun) else run
-    batches = found_batches(access, inner, format.scanned)
+    batches = scanned_batches(access, inner, format.scanned)
     maker = RowMaker(inner, format)
     if isinstance(run, CommittedRun):
         pairs = ((batch.columns, batch) for batch in batches)
@@ -186,13 +186,13 @@ class RowMaker:
         self._parse = self._parser()
         self._journals = pa.array([], pa.string())
 
-    def rows(self, found: FoundBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
+    def rows(self, found: ScannedBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the wanted messages that are within the bounds of the format."""
         fit, arrays = self.arrays(found, wanted)
         if len(fit):
             yield pa.RecordBatch.from_arrays(arrays, schema=self._format.schema)
 
-    def arrays(self, found: FoundBatch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+    def arrays(self, found: ScannedBatch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
         """Return the positions of these messages, and their columns. Without messages there are no
         columns.
         """

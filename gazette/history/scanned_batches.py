@@ -14,7 +14,7 @@ from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 
 
-class FoundBatch(NamedTuple):
+class ScannedBatch(NamedTuple):
     """Messages as columns, with their fields as arrays, or with the bytes if these are still to be
     parsed.
     """
@@ -24,7 +24,7 @@ class FoundBatch(NamedTuple):
     batch: Batch | None
 
 
-def found_batches(access: OpenAccess, run: Run, fields: pa.Schema) -> Iterator[FoundBatch]:
+def scanned_batches(access: OpenAccess, run: Run, fields: pa.Schema) -> Iterator[ScannedBatch]:
     """Yield all messages of a run, with fields that are of plain types and lie plainly in JSON.
 
     Raise what `read_columns` raises.
@@ -33,4 +33,4 @@ def found_batches(access: OpenAccess, run: Run, fields: pa.Schema) -> Iterator[F
     wanted = () if run.shape.uuid_field in fields.names else scannable(fields)
     for batch in read_columns(access, run, wanted):
         arrays = None if batch.fields is None else arrow_arrays(batch.fields, fields)
-        yield FoundBatch(batch.columns, arrays, batch if arrays is None else None)
+        yield ScannedBatch(batch.columns, arrays, batch if arrays is None else None)

@@ -23,7 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gazette.history.batch_split import Cut, Segment, counted, cut, records, segments, since_of
+from gazette.history.batch_split import (
+    BatchSplit,
+    Segment,
+    counted,
+    records,
+    segments,
+    since_of,
+    split_batch,
+)
 from gazette.history.columns import Columns
 from gazette.history.snapshot import Run
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
@@ -201,7 +209,7 @@ class Summariser:
     _clock_min: int | None = None
     _clock_max: int = 0
 
-    def take(self, columns: Columns, pieces: Cut | None = None) -> None:
+    def take(self, columns: Columns, pieces: BatchSplit | None = None) -> None:
         """Add the next messages. ``pieces`` are their segments, if the caller has cut them
         already.
         """
@@ -212,7 +220,7 @@ class Summariser:
         least = int(columns.uuids.clocks.min())
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
-        for segment in (cut(columns, self.run) if pieces is None else pieces).segments:
+        for segment in (split_batch(columns, self.run) if pieces is None else pieces).segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 first = int(segment.clocks[0])

@@ -306,11 +306,11 @@ async def sleep_unless(clock: Clock, seconds: float, event: asyncio.Event) -> bo
 OpFuture = concurrent.futures.Future
 """The outcome of an operation that threads and the loop both wait for (an append, a commit).
 
-Set once, by its owner. Threads use ``result(timeout)``, the loop ``await settled(future)``.
+Set once, by its owner. Threads use ``result(timeout)``, the loop ``await await_future(future)``.
 """
 
 
-async def settled(future: OpFuture[T]) -> T:
+async def await_future(future: OpFuture[T]) -> T:
     """Await an ``OpFuture`` on the loop. Cancellation: the operation itself goes on."""
     wrapped = asyncio.wrap_future(future)
     try:
@@ -321,7 +321,7 @@ async def settled(future: OpFuture[T]) -> T:
         raise
 
 
-def portable(error: BaseException) -> BaseException:
+def as_plain_error(error: BaseException) -> BaseException:
     """Return ``error`` in a form that the event loop takes for nothing but an error.
 
     Raised on the loop, SystemExit and KeyboardInterrupt would end the process. A CancelledError would look

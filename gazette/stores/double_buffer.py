@@ -36,7 +36,7 @@ class Copy(Protocol):
 CopyT = TypeVar("CopyT", bound=Copy)
 
 
-class TwoCopies(StateView, Generic[CopyT]):
+class DoubleBuffer(StateView, Generic[CopyT]):
     """Two copies, and the readers of each."""
 
     def __init__(self, copies: Sequence[CopyT], open_reader: Callable[[CopyT], Reader]) -> None:

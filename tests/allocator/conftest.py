@@ -164,9 +164,11 @@ class PaperCluster:
         """Return what the leader would do now, or would have done on an older state."""
         state = state or self.state()
         if state.network_hash != self.solved:
-            question = SolverInput.of(state)
-            self.desired = dict(question.answer(solve(question.problem, self.items_per_network)))
-            self.solved = question.network_hash
+            solver_input = SolverInput.of(state)
+            self.desired = dict(
+                solver_input.answer(solve(solver_input.problem, self.items_per_network))
+            )
+            self.solved = solver_input.network_hash
         members = state.members_by_id()
         round_ = Round(
             ROOT,

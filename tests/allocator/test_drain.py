@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.allocator.drain import Drain
-from gazette.allocator.drain_status import ItemNames, Remainder, remainder
+from gazette.allocator.drain_status import DrainStatus, ItemNames, drain_status
 from gazette.allocator.state import State
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -32,11 +32,11 @@ def three(paper: Any) -> Any:
 
 def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
     # Case: that we leave is not known yet.
-    assert remainder(three.state("a#1")).needing_members == ("all",)
+    assert drain_status(three.state("a#1")).needing_members == ("all",)
 
     three.put("members/a#1", "9 exiting")
-    left = remainder(three.state("a#1"))
-    assert left == Remainder(("all",), 3, 3, 0, ("one", "two"), ("b#2", "b#3"))
+    left = drain_status(three.state("a#1"))
+    assert left == DrainStatus(("all",), 3, 3, 0, ("one", "two"), ("b#2", "b#3"))
     assert left.is_stuck
     assert left.describe(WORDS) == (
         "3 journals left; 1 journal waits for another broker to start, as a replication of 3 needs 3 "
@@ -45,14 +45,14 @@ def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
 
     # Case: another one that leaves does not stay; we were first, so only ``all`` needs us.
     three.put("members/b#3", "9 exiting")
-    left = remainder(three.state("a#1"))
+    left = drain_status(three.state("a#1"))
     assert (left.needing_members, left.staying) == (("all",), ("b#2",))
-    assert remainder(three.state("b#3")).needing_members == ("all",)
-    assert remainder(three.state("b#3")).moving == ()
+    assert drain_status(three.state("b#3")).needing_members == ("all",)
+    assert drain_status(three.state("b#3")).moving == ()
 
     # Case: a replacement is there.
     three.put("members/c#4", "9")
-    left = remainder(three.state("a#1"))
+    left = drain_status(three.state("a#1"))
     assert (left.needing_members, left.moving) == ((), ("all", "one", "two"))
     assert not left.is_stuck
     assert (
@@ -66,20 +66,20 @@ def test_members_without_room_are_told(paper: Any) -> None:
         cluster.put(f"items/{name}", 1)
         cluster.put(f"assign/{name}#a#1#0", "consistent")
     cluster.put("members/a#1", "9 exiting")
-    left = remainder(cluster.state("a#1"))
-    assert left == Remainder((), 0, 0, 1, ("p", "q", "r"), ("a#2",))
+    left = drain_status(cluster.state("a#1"))
+    assert left == DrainStatus((), 0, 0, 1, ("p", "q", "r"), ("a#2",))
     assert left.describe(WORDS) == (
         "3 journals left; the other brokers are at their limits and have no room for 1 journal: raise "
         "limits or start another broker; 2 journals are being handed over: p, q, r"
     )
     # Case: a member that takes nothing is no other member.
     cluster.put("members/a#2", "0")
-    left = remainder(cluster.state("a#1"))
+    left = drain_status(cluster.state("a#1"))
     assert (left.needing_members, left.replicas, left.staying) == (("p", "q", "r"), 1, ())
     assert "a replication of 1 needs 1 others and 0 stay: p, q, r" in left.describe(WORDS)
     # Case: they want different numbers.
     cluster.put("items/q", 2)
-    left = remainder(cluster.state("a#1"))
+    left = drain_status(cluster.state("a#1"))
     assert "a replication of 1 to 2 needs as many others and 0 stay: p, q, r" in left.describe(
         WORDS
     )
@@ -87,8 +87,8 @@ def test_members_without_room_are_told(paper: Any) -> None:
 
 def test_long_lists_are_cut_and_nothing_left_is_said_so() -> None:
     names = tuple(f"j{n}" for n in range(10))
-    assert Remainder(moving=names).describe(WORDS).endswith("j6, j7 and 2 more")
-    assert Remainder().describe(WORDS) == "no journal is left"
+    assert DrainStatus(moving=names).describe(WORDS).endswith("j6, j7 and 2 more")
+    assert DrainStatus().describe(WORDS) == "no journal is left"
 
 
 class Leaving:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import shape_of, tasks_of
+from gazette.backfill.plan import message_format_of, tasks_of
 from gazette.backfill.staging import open_staging, state_name
 from gazette.consumer.application import Application
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -163,7 +163,7 @@ class Replay:
         selection = Selection(
             journals=JOURNALS,
             stores=(STORE,),
-            shape=shape_of(subject.content_type, subject.message_type, "uuid"),
+            shape=message_format_of(subject.content_type, subject.message_type, "uuid"),
             begin={one.journal: one.min_offset for one in driver.spec.sources},
             end=self.ends,
         )

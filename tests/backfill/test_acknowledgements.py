@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gazette import Envelope
-from gazette.backfill import previous_state as former
+from gazette.backfill import previous_state
 from gazette.backfill.definition import Backfill
 from gazette.backfill.plan import Bounds
 from gazette.client.append.appender import AppendParams
@@ -223,9 +223,9 @@ def test_a_state_that_ends_in_the_midst_of_a_transaction_is_refused() -> None:
 
     def judge(checkpoint: Checkpoint, *, publishes: bool = True) -> None:
         shard = shard_settings(SHARD, SOURCE)
-        states = {SHARD: former.FormerState(checkpoint)}
-        former.require_published(states, {SHARD: shard}, {SOURCE: end}, publishes=publishes)
-        former.require_whole(states, {SHARD: before}, publishes=publishes)
+        states = {SHARD: previous_state.PreviousState(checkpoint)}
+        previous_state.require_published(states, {SHARD: shard}, {SOURCE: end}, publishes=publishes)
+        previous_state.require_whole(states, {SHARD: before}, publishes=publishes)
 
     judge(before)
     judge(amidst, publishes=False)
@@ -255,13 +255,13 @@ async def test_a_state_that_is_committed_to_meanwhile_is_read_again(
     spec = await cluster.spec(SHARD)
     job = cluster.job(replayed(PublishingWords), overwrite=True)
     read: list[str] = []
-    reading = job._handover._read
+    reading = job._cutover._read
 
     async def counted(spec: ShardSpec) -> Any:
         read.append(spec.id)
         return await reading(spec)
 
-    monkeypatch.setattr(job._handover, "_read", counted)
+    monkeypatch.setattr(job._cutover, "_read", counted)
     note = job._records.note_appending
 
     async def noted(*arguments: Any) -> None:
@@ -372,7 +372,7 @@ async def test_a_full_disk_is_no_reason_to_forget_anything(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(former, "ShardState", full)
+    monkeypatch.setattr(previous_state, "ShardState", full)
     with pytest.raises(Broken, match="No space left") as raised:
         await cluster.backfill(replayed(PublishingWords), overwrite=True, forget_publications=True)
     assert "--scratch-dir" in raised.value.hint

@@ -263,7 +263,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
 
     # Case: it looked while the shard was idle.
     overtaken = cluster.job(WordsBackfill(), overwrite=True, run_id="overtaken")
-    require, calls = overtaken._handover._require_idle, 0
+    require, calls = overtaken._cutover._require_idle, 0
 
     async def require_and_enable(listed: Any) -> None:
         nonlocal calls
@@ -272,7 +272,7 @@ async def test_a_driver_that_comes_late_does_not_fence_a_live_shard(start: Any) 
         if calls == 2:  # The head of the log is known, and nothing is appended.
             await cluster.enable(BUILT)
 
-    overtaken._handover._require_idle = require_and_enable
+    overtaken._cutover._require_idle = require_and_enable
     with raises(Fenced, shard="built", log="recovery/test/built"):
         await overtaken.run()
     lines.append(line(GAMMA, 1 << 30, word="last"))

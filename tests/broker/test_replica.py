@@ -602,7 +602,7 @@ async def test_nothing_is_acknowledged_without_a_lease(
     assert outcome.uncertain
     assert "lease may have ended" in str(outcome.error)
     # Case: what it holds beyond is not agreed, and is not uploaded.
-    assert cluster["a"].replica(JOURNAL).agreement.end == 5
+    assert cluster["a"].replica(JOURNAL).upload_gate.end == 5
 
 
 async def test_append_without_a_peer_s_acknowledgement_under_its_lease_fails(

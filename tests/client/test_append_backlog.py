@@ -18,7 +18,7 @@ from gazette.client.append.queue import BATCH_BYTES_MAX, JournalQueue
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed
-from gazette.runtime.tasks import OpFuture, TaskScope, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Fail, StubBroker
 
@@ -243,7 +243,7 @@ async def test_one_large_append_is_spilled_while_it_is_written(
             assert queue.memory <= 300_000 + 140_000
             return txn.release()
 
-    await settled(await asyncio.to_thread(work))
+    await await_future(await asyncio.to_thread(work))
     assert broker.content_of(A.journal) == b"head;" + content + b";tail"
 
 
@@ -258,7 +258,7 @@ async def test_a_large_append_that_is_rolled_back_leaves_no_trace(
     await asyncio.to_thread(work)
     queue = small._backlog.queues[A.journal]
     assert (queue.memory, small._backlog.budget.used) == (0, 0)
-    await settled(put(small, A, b"1"))
+    await await_future(put(small, A, b"1"))
     assert broker.content_of(A.journal) == b"1"
 
 
@@ -268,7 +268,7 @@ async def test_the_loop_writes_to_the_file_rather_than_wait(
     content = bytes(range(250)) * 20_000
     future = put(small, A, content)
     future_2 = small.append(A, content)
-    await settled(future_2)
+    await await_future(future_2)
     assert future.done()
     assert broker.content_of(A.journal) == content * 2
 
@@ -278,7 +278,7 @@ async def test_a_spilled_batch_is_retried_from_its_file(
 ) -> None:
     content = bytes(range(250)) * 10_000
     broker.on_append(Fail(after_bytes=1_000_000), Fail())
-    await settled(put(small, A, content))
+    await await_future(put(small, A, content))
     assert broker.content_of(A.journal) == content
 
 
@@ -299,7 +299,7 @@ async def test_threads_wait_while_too_much_is_waiting(
         scope.spawn(asyncio.to_thread(work), name="work")
         await eventually(lambda: small.backlog_bytes > 2_000_000)
         stopped_at = written
-        await settled(put(small, B, b"the loop is not held up"))
+        await await_future(put(small, B, b"the loop is not held up"))
         assert written <= stopped_at + 1
         gate.set_result(None)
     await small.flush()
@@ -328,7 +328,7 @@ async def test_a_full_disk_makes_threads_wait_for_the_brokers(
     async with TaskScope("test") as scope:
         scope.spawn(asyncio.to_thread(work), name="work")
         await eventually(lambda: len(done) == 1)
-        await settled(put(service, B, b"the loop is not held up"))
+        await await_future(put(service, B, b"the loop is not held up"))
         assert len(done) == 1
         gate.set_result(None)
     await service.flush()

@@ -31,7 +31,7 @@ from gazette.errors import (
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
-from gazette.runtime.tasks import OpFuture, TaskScope, failed, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future, failed
 from gazette.testing.instant_clock import InstantClock, breathe, eventually
 from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 
@@ -50,7 +50,7 @@ async def test_an_append_is_committed_and_its_future_tells_where(
     service: AppendService, broker: StubBroker
 ) -> None:
     broker.journal(A.journal).append(b"before")
-    result = await settled(put(service, A, b"hello"))
+    result = await await_future(put(service, A, b"hello"))
     assert (result.commit.begin, result.commit.end) == (6, 11)
     assert broker.content_of(A.journal) == b"beforehello"
     assert service.pending_except("") == frozenset()
@@ -61,7 +61,7 @@ async def test_an_empty_append_is_a_barrier_that_learns_the_head(
     service: AppendService, broker: StubBroker
 ) -> None:
     broker.journal(A.journal).append(b"12345")
-    result = await settled(service.start_append(A).release())
+    result = await await_future(service.start_append(A).release())
     assert result.commit.begin == result.commit.end == 5
 
 
@@ -76,7 +76,7 @@ async def test_appends_coalesce_while_another_is_sent(
     rest = [put(service, A, b"%d;" % i) for i in range(100)]
     assert len(set(rest)) == 1
     hold.until.set()
-    assert (await settled(rest[0])).commit.begin == 6
+    assert (await await_future(rest[0])).commit.begin == 6
     assert first.done()
     assert len(broker.appends) == 2
     assert broker.content_of(A.journal) == b"first;" + b"".join(b"%d;" % i for i in range(100))
@@ -88,7 +88,7 @@ async def test_requests_that_differ_are_rpcs_of_their_own_in_order(
     other = AppendParams(A.journal, union_registers=LabelSet.of(("register", "1")))
     for params, content in ((A, b"1"), (A, b"2"), (other, b"3"), (A, b"4")):
         last = put(service, params, content)
-    await settled(last)
+    await await_future(last)
     assert [append.content for append in broker.appends] == [b"12", b"3", b"4"]
 
 
@@ -96,7 +96,7 @@ async def test_an_equal_request_joins_whatever_object_it_is(
     service: AppendService, broker: StubBroker
 ) -> None:
     put(service, A, b"1")
-    await settled(put(service, AppendParams(A.journal), b"2"))
+    await await_future(put(service, AppendParams(A.journal), b"2"))
     assert [append.content for append in broker.appends] == [b"12"]
 
 
@@ -111,7 +111,7 @@ async def test_an_append_waits_for_its_dependencies(
     await eventually(lambda: len(broker.appends) == 1)
     assert not second.done()
     hold.until.set()
-    await settled(second)
+    await await_future(second)
     assert [append.journal for append in broker.appends] == [A.journal, B.journal]
     assert broker.appends[1].commits_before == 1
 
@@ -132,10 +132,10 @@ async def test_appends_join_only_if_nothing_before_them_waits_for_more(
     assert futures[3] is futures[4]
     assert futures[2] is not futures[3]
     one.set_result(None)
-    await settled(futures[0])
+    await await_future(futures[0])
     assert broker.content_of(A.journal) == b"123"
     two.set_result(None)
-    await settled(futures[4])
+    await await_future(futures[4])
     assert broker.content_of(A.journal) == b"12345"
 
 
@@ -146,11 +146,11 @@ async def test_a_barrier_holds_back_everything_that_is_released_after_it(
     gate: OpFuture[None] = OpFuture()
     barrier = service.append(A, dependencies=[gate])
     later = put(service, A, b"later")
-    await settled(put(service, B, b"unrelated"))
+    await await_future(put(service, B, b"unrelated"))
     assert not barrier.done()
     assert not later.done()
     gate.set_result(None)
-    await settled(later)
+    await await_future(later)
     assert barrier.done()
 
 
@@ -171,7 +171,7 @@ async def test_journals_may_depend_on_each_other_back_and_forth(
     for i in range(1, 20):
         last = put(service, (A, B)[i % 2], b"%d," % i, last)
         put(service, (B, A)[i % 2], b"x")
-    await settled(last)
+    await await_future(last)
     await service.flush()
     assert service.pending_except("") == frozenset()
 
@@ -180,7 +180,7 @@ async def test_an_append_may_depend_on_its_own_journal(service: AppendService) -
     first = put(service, A, b"1")
     second = put(service, A, b"2", first)
     third = put(service, A, b"3", first, second)
-    await settled(third)
+    await await_future(third)
     assert first.done()
     assert second.done()
 
@@ -214,7 +214,7 @@ async def test_any_plan_of_appends_keeps_order_and_dependencies(
             futures.append(put(service, params, b"%d " % number, *(futures[d] for d in deps)))
             if pause:
                 await breathe()
-        await asyncio.gather(*(settled(future) for future in futures))
+        await asyncio.gather(*(await_future(future) for future in futures))
         for name, numbers in expected.items():
             assert [int(word) for word in broker.content_of(name).split()] == numbers
         committed: dict[int, int] = {}
@@ -239,23 +239,23 @@ async def test_a_failed_dependency_fails_the_journal_for_good(
     assert service.pending_except(B.journal) == {waiting}
     gate.set_exception(cause)
     with pytest.raises(Broken) as caught:
-        await settled(waiting)
+        await await_future(waiting)
     assert caught.value.__cause__ is cause
     with pytest.raises(Broken):
-        await settled(behind)
+        await await_future(behind)
     later = put(service, A, b"3")
     assert isinstance(later.exception(), Broken)
     assert broker.appends == []
     (pending,) = service.pending_except(B.journal)
     assert pending.exception() is caught.value
     assert service.pending_except(A.journal) == frozenset()
-    await settled(put(service, B, b"other journals go on"))
+    await await_future(put(service, B, b"other journals go on"))
 
 
 async def test_a_dependency_that_failed_before_counts_too(service: AppendService) -> None:
     future = put(service, A, b"1", failed(NotFound("gone")))
     with pytest.raises(Broken, match="gone"):
-        await settled(future)
+        await await_future(future)
 
 
 async def test_a_cancelled_dependency_fails_the_journal(service: AppendService) -> None:
@@ -263,7 +263,7 @@ async def test_a_cancelled_dependency_fails_the_journal(service: AppendService) 
     future = put(service, A, b"1", gate)
     assert gate.cancel()
     with pytest.raises(Broken, match="cancelled"):
-        await settled(future)
+        await await_future(future)
 
 
 async def test_a_failed_append_fails_what_depends_on_it(
@@ -273,9 +273,9 @@ async def test_a_failed_append_fails_what_depends_on_it(
     first = put(service, A, b"1")
     dependent = put(service, B, b"2", first)
     with pytest.raises(NotFound):
-        await settled(first)
+        await await_future(first)
     with pytest.raises(Broken):
-        await settled(dependent)
+        await await_future(dependent)
     assert broker.content_of(B.journal) == b""
 
 
@@ -296,7 +296,7 @@ async def test_what_time_does_not_cure_is_not_retried(
     broker.on_append(Reply(status))
     future = put(service, A, b"1")
     with pytest.raises(kind) as caught:
-        await settled(future)
+        await await_future(future)
     assert caught.value.facts["status"] == status.name
     assert len(broker.appends) == 1
 
@@ -315,7 +315,7 @@ async def test_a_journal_between_owners_is_retried(
     service: AppendService, broker: StubBroker, step: Reply | Fail
 ) -> None:
     broker.on_append(step, step)
-    result = await settled(put(service, A, b"content"))
+    result = await await_future(put(service, A, b"content"))
     assert result.commit.end == 7
     assert broker.content_of(A.journal) == b"content"
     assert len(broker.appends) == 3
@@ -340,11 +340,11 @@ async def test_a_newer_owner_fences_appends_that_check_registers(
 ) -> None:
     mine, theirs = LabelSet.of(("author", "me")), LabelSet.of(("author", "you"))
     fenced = AppendParams(A.journal, check_registers=LabelSelector(include=mine))
-    await settled(put(service, AppendParams(A.journal, union_registers=mine), b"1"))
-    await settled(put(service, fenced, b"2"))
+    await await_future(put(service, AppendParams(A.journal, union_registers=mine), b"1"))
+    await await_future(put(service, fenced, b"2"))
     broker.journal(A.journal).registers = theirs
     with pytest.raises(Fenced):
-        await settled(put(service, fenced, b"3"))
+        await await_future(put(service, fenced, b"3"))
     assert isinstance(put(service, fenced, b"4").exception(), Fenced)
     assert broker.content_of(A.journal) == b"12"
 
@@ -354,7 +354,7 @@ async def test_an_owner_waits_for_an_unhealthy_store(
 ) -> None:
     checked = AppendParams(A.journal, check_registers=LabelSelector())
     broker.on_append(Reply(Status.FRAGMENT_STORE_UNHEALTHY))
-    await settled(put(service, checked, b"1"))
+    await await_future(put(service, checked, b"1"))
     assert broker.content_of(A.journal) == b"1"
 
 
@@ -362,7 +362,7 @@ async def test_retries_back_off_as_documented(
     service: AppendService, broker: StubBroker, instant: InstantClock
 ) -> None:
     broker.on_append(*[Reply(Status.NO_JOURNAL_PRIMARY_BROKER, early=True)] * 8)
-    await settled(put(service, A, b"1"))
+    await await_future(put(service, A, b"1"))
     assert instant.slept == [0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0, 5.0]
 
 
@@ -371,7 +371,7 @@ async def test_a_break_in_the_middle_commits_nothing_and_is_retried_whole(
 ) -> None:
     content = bytes(range(256)) * 4096
     broker.on_append(Fail(after_bytes=300_000))
-    await settled(put(service, A, content))
+    await await_future(put(service, A, content))
     assert broker.content_of(A.journal) == content
     assert len(broker.appends) == 2
 
@@ -388,7 +388,7 @@ async def test_a_batch_whose_reply_is_lost_is_there_twice_in_one_piece(
         put(service, A, word)
     hold.until.set()
     await service.flush()
-    await settled(put(service, A, b"behind"))
+    await await_future(put(service, A, b"behind"))
     assert broker.content_of(A.journal) == b"0" + b"ackd1d2" * 2 + b"behind"
 
 
@@ -397,7 +397,7 @@ async def test_appends_survive_the_end_of_a_broker(
 ) -> None:
     """The connection is lost, the default address is down, and comes back as a proxy to another."""
     async with StubBroker("broker-two", journals=broker.journals) as second:
-        await settled(put(service, A, b"1"))
+        await await_future(put(service, A, b"1"))
         await broker.stop()
         future = put(service, A, b"2")
         await eventually(lambda: not client._routes.get(A.journal, 0.0))
@@ -405,12 +405,12 @@ async def test_appends_survive_the_end_of_a_broker(
         route.validate()
         broker.routes[A.journal] = second.routes[A.journal] = route
         await broker.start()
-        await settled(future)
+        await await_future(future)
         assert [append.content for append in second.appends] == [b"2"]
         assert broker.content_of(A.journal) == b"12"
         # The next goes to the new primary at once.
         refused = len(broker.appends)
-        await settled(put(service, A, b"3"))
+        await await_future(put(service, A, b"3"))
         assert len(broker.appends) == refused
 
 
@@ -424,7 +424,7 @@ async def test_a_roll_back_takes_back_one_append_only(
     with pytest.raises(ZeroDivisionError), service.start_append(A) as txn:
         txn.write(b"nor this")
         raise ZeroDivisionError
-    await settled(put(service, A, b"2"))
+    await await_future(put(service, A, b"2"))
     assert broker.content_of(A.journal) == b"12"
 
 
@@ -462,7 +462,7 @@ async def test_the_loop_is_not_made_to_wait_for_a_thread(
         await asyncio.to_thread(opened.wait, 10)
         with pytest.raises(Bug, match="open already"):
             service.start_append(A)
-        await settled(service.append(A, b"beside;"))
+        await await_future(service.append(A, b"beside;"))
         turn = scope.spawn(service.begin_append(A), name="turn")
         cancelled = scope.spawn(service.begin_append(A), name="cancelled")
         await breathe()
@@ -470,7 +470,7 @@ async def test_the_loop_is_not_made_to_wait_for_a_thread(
         go_on.set()
         txn = await turn
         txn.write(b"task;")
-        await settled(txn.release())
+        await await_future(txn.release())
         await thread
     assert broker.content_of(A.journal) == b"beside;thread;task;"
 
@@ -591,7 +591,7 @@ async def test_a_closed_client_ends_its_appends(broker: StubBroker, instant: Ins
         future = put(service, A, b"1")
         await hold.reached.wait()
     with pytest.raises(Closed):
-        await settled(future)
+        await await_future(future)
     hold.until.set()
     await service.close()
 
@@ -604,11 +604,11 @@ async def test_waiting_for_an_append_can_be_cancelled_the_append_goes_on(
     future = put(service, A, b"1")
     await hold.reached.wait()
     async with TaskScope("test") as scope:
-        waiting = scope.spawn(settled(future), name="wait")
+        waiting = scope.spawn(await_future(future), name="wait")
         await breathe()
         waiting.cancel()
     hold.until.set()
-    assert (await settled(future)).commit.end == 1
+    assert (await await_future(future)).commit.end == 1
 
 
 class Defective(InstantClock):
@@ -625,6 +625,6 @@ async def test_a_defect_fails_the_journal_and_reaches_who_watches(broker: StubBr
                 scope.daemon(service.run(), name="watch")
                 future = put(service, A, b"1")
                 with pytest.raises(Bug):
-                    await settled(future)
+                    await await_future(future)
                 await asyncio.Event().wait()
         await service.close()

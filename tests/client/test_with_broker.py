@@ -15,7 +15,7 @@ from gazette.errors import Conflict, Fenced, NotFound
 from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import eventually
 
@@ -55,14 +55,14 @@ async def test_registers_fence_the_older_owner(etcd: Etcd, tmp_path: Path) -> No
         service = AppendService(broker.client)
         mine = LabelSet.of(("author", "me"))
         checked = AppendParams(J, check_registers=LabelSelector(include=mine))
-        await settled(service.append(AppendParams(J, union_registers=mine), b"1"))
-        result = await settled(service.append(checked, b"2"))
+        await await_future(service.append(AppendParams(J, union_registers=mine), b"1"))
+        result = await await_future(service.append(checked, b"2"))
         assert result.registers == mine
         await broker.client.append(
             AppendParams(J, union_registers=LabelSet.of(("author", "you"))), b"3"
         )
         with pytest.raises(Fenced):
-            await settled(service.append(checked, b"4"))
+            await await_future(service.append(checked, b"4"))
         await service.close()
 
 
@@ -113,7 +113,7 @@ async def test_a_graceful_hand_over_is_not_noticed(etcd: Etcd, tmp_path: Path) -
                 for i in range(count):
                     future = service.append(AppendParams(J), b"%d\n" % i)
                     if i % 10 == 9:
-                        await settled(future)
+                        await await_future(future)
                     if i == count // 3:
                         half.set()
                 await service.flush()

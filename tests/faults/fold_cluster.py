@@ -34,7 +34,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.ports import free_port
-from gazette.runtime.tasks import OpFuture, TaskScope, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from tests.faults.backbone import Backbone, python_path
 from tests.faults.fold_app import KIND, Input, outputs_of
 from tests.faults.fold_forge import ForgedProcess
@@ -389,7 +389,7 @@ class FoldCluster:
         for source in self.sources.values():
             futures, source.futures = source.futures, []
             for future in futures:
-                await settled(future)
+                await await_future(future)
 
     def resume(self) -> None:
         self._paused = False

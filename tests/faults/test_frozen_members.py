@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gazette.dev.word_count import Member
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 from gazette.testing.tcp_proxy import TcpProxy
 from tests.faults.databases import sql_environ
 from tests.faults.fold_cluster import LOGGED, UP_S, FoldCluster, report, shard_of
@@ -249,4 +249,4 @@ async def nap(
     """Have a callback of that member take so long. Returns once the message is in its source."""
     source = cluster.sources[shard_id]
     published = await cluster.publish(source, 1, nap_s=seconds, greedy=greedy, by=member)
-    await settled(published)
+    await await_future(published)

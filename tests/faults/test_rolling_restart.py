@@ -39,7 +39,7 @@ from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import BlockingPool, TaskScope, settled
+from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -162,7 +162,7 @@ class Run:
                 futures += (await publisher.publish_from_loop(mapping, messages)).values()
                 await self.clock.sleep(0.05)
             for future in futures:
-                await settled(future)
+                await await_future(future)
             scope.cancel()
         await appends.close()
         await client.close()

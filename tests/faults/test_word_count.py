@@ -45,7 +45,7 @@ from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -129,7 +129,7 @@ class Run:
                 futures += (await publisher.publish_from_loop(mapping, messages)).values()
                 await self.clock.sleep(PAUSE_S)
             for future in futures:
-                self.acknowledged.append(await settled(future))
+                self.acknowledged.append(await await_future(future))
             scope.cancel()
         await appends.close()
         await client.close()

@@ -10,7 +10,7 @@ import pytest
 
 from gazette.errors import Closed
 from gazette.fragment.cover_set import CoverSet
-from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, SETTLED_S, Index, QueryResult
+from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, SETTLED_S, Index, IndexResult
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalFile, LocalFragment
 from gazette.protocol.fragment import Fragment
@@ -71,7 +71,7 @@ async def test_local_and_remote(index: Index, file: LocalFile) -> None:
     index.spool_commit(local(0, 15, file))
     index.spool_commit(local(15, 30, file))
     result = await index.query(12, block=False)
-    assert result == QueryResult(Status.OK, 12, 30, Fragment(JOURNAL, 0, 15), local(0, 15, file))
+    assert result == IndexResult(Status.OK, 12, 30, Fragment(JOURNAL, 0, 15), local(0, 15, file))
     assert index.last_mod_time == 0
 
     # Case: the first was persisted, the second only in part.
@@ -189,7 +189,7 @@ async def test_waiting_in_a_hole(index: Index, file: LocalFile, clock: ManualClo
         await clock.sleep(0)
         assert not filled.done()
         index.replace_remote(CoverSet([*young, *remote((10, 20))]))
-        assert await filled == QueryResult(Status.OK, 12, 40, remote((10, 20))[0])
+        assert await filled == IndexResult(Status.OK, 12, 40, remote((10, 20))[0])
 
         index.replace_remote(CoverSet(young))
         jumps = scope.spawn(index.query(12, block=True), name="jumps")
@@ -324,7 +324,7 @@ async def test_a_stored_fragment_lets_its_file_go_before_the_next_listing(
     assert (await index.query(12)).local is not None
     stored = Fragment(JOURNAL, 10, 20, backing_store="s3://b/", mod_time=9)
     index.stored(stored)
-    assert await index.query(12) == QueryResult(Status.OK, 12, 30, stored)
+    assert await index.query(12) == IndexResult(Status.OK, 12, 30, stored)
     assert [(await index.query(at)).local is None for at in (2, 22)] == [False, False]
     # Case: a listing that began before it was stored; then one that began later.
     index.replace_remote(remote((0, 10)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import Corrupt
 from gazette.history.columns import Columns, MessageFormat
-from gazette.history.commit_filter import CommitFilter, settled
+from gazette.history.commit_filter import CommitFilter, committed_later
 from gazette.history.merge import CommittedRun, Folded, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
 from gazette.history.summary import RunSummary, first_beyond, summarise
@@ -110,7 +110,7 @@ class History:
                 passes.take(columns, columns)
                 found += [b for c, mask in passes.ready() for b in c.begins[mask].tolist()]
             for columns, mask, pending in passes.undecided():
-                late = pending & settled(run, columns.uuids.producers, columns.uuids.clocks)
+                late = pending & committed_later(run, columns.uuids.producers, columns.uuids.clocks)
                 assert not (mask & pending).any()
                 found += columns.begins[mask | late].tolist()
         return found, len(fresh)

@@ -20,7 +20,7 @@ from gazette.history.field_arrays import arrow_arrays, scannable
 from gazette.history.json_lines import FIELDS_MAX, Field, LineScanner
 from gazette.history.read import Batch
 from gazette.history.rows import RowFormat, RowMaker
-from gazette.history.scanned_batches import FoundBatch
+from gazette.history.scanned_batches import ScannedBatch
 from gazette.history.snapshot import Piece, Run
 from gazette.message.uuid import build_uuid, uuid_text
 
@@ -38,7 +38,7 @@ JOURNAL = "a/journal"
 UUID = uuid_text(build_uuid(bytes([1, 0, 0, 0, 0, 0xAB]), 0x1EE_1234_5678_9ABC, 2))
 
 
-def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
+def scanned(buffer: bytes, uuid_field: str = "uuid") -> ScannedBatch | None:
     """Return what one pass finds, if it does not decline."""
     decoder = ColumnDecoder(JOURNAL, MessageFormat(uuid_field=uuid_field), scannable(SCHEMA))
     decoded = decoder._scan(decoder._scanner, buffer, 1000) if decoder._scanner else None
@@ -46,10 +46,10 @@ def scanned(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch | None:
         return None
     assert decoded.consumed == len(buffer)
     arrays = arrow_arrays(decoded.fields, SCHEMA)
-    return None if arrays is None else FoundBatch(decoded.columns, arrays, None)
+    return None if arrays is None else ScannedBatch(decoded.columns, arrays, None)
 
 
-def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
+def specified(buffer: bytes, uuid_field: str = "uuid") -> ScannedBatch:
     """Return the same by the framing, message by message. Raise what these do."""
     shape = MessageFormat(uuid_field=uuid_field)
     decoder = ColumnDecoder(JOURNAL, shape)
@@ -59,11 +59,11 @@ def specified(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
     run = Run(JOURNAL, shape, 0, (Piece(1000, 1000 + len(buffer)),), 0)
     maker = RowMaker(run, FORMAT)
     batch = Batch(columns, buffer, 1000)
-    arrays = maker.arrays(FoundBatch(columns, None, batch), np.ones(len(columns), np.bool_))[1]
+    arrays = maker.arrays(ScannedBatch(columns, None, batch), np.ones(len(columns), np.bool_))[1]
     messages = [json.loads(line) for line in buffer.split(b"\n")[:-1]]
     for name, array in zip(SCHEMA.names, arrays, strict=True):
         assert array.to_pylist() == [message.get(name) for message in messages]
-    return FoundBatch(columns, arrays, batch)
+    return ScannedBatch(columns, arrays, batch)
 
 
 def assert_equal(one: pa.Array, other: pa.Array) -> None:
@@ -77,7 +77,7 @@ def assert_equal(one: pa.Array, other: pa.Array) -> None:
         ]
 
 
-def assert_same(buffer: bytes, uuid_field: str = "uuid") -> FoundBatch:
+def assert_same(buffer: bytes, uuid_field: str = "uuid") -> ScannedBatch:
     found = scanned(buffer, uuid_field)
     assert found is not None, "it was declined"
     want = specified(buffer, uuid_field)

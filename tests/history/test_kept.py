@@ -18,14 +18,14 @@ import pytest
 
 from gazette.errors import Broken, Corrupt, Invalid
 from gazette.history import row_cache as kept
-from gazette.history.batch_split import cut
+from gazette.history.batch_split import split_batch
 from gazette.history.columns import MessageFormat
 from gazette.history.combine import Combiner
 from gazette.history.merge import Folded, fold_snapshot
 from gazette.history.read import fold_locally, resolver
 from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
 from gazette.history.rows import META, RowFormat, read_rows
-from gazette.history.scanned_batches import found_batches
+from gazette.history.scanned_batches import scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -265,9 +265,9 @@ def test_a_disk_that_fills_up_keeps_nothing(tmp_path: Path) -> None:
         Path("/dev/full").open("wb", 0) as full,
         kept._Writer(runs[0], Keeping(FORMAT), subject.directory) as writer,
     ):
-        (found,) = found_batches(opened, runs[0], FORMAT.scanned)
+        (found,) = scanned_batches(opened, runs[0], FORMAT.scanned)
         writer._stream = pa.ipc.new_stream(pa.PythonFile(full), SCHEMA)
-        writer.take(found, cut(found.columns, runs[0]))
+        writer.take(found, split_batch(found.columns, runs[0]))
         assert writer.finish() == ""
     assert list(subject.directory.iterdir()) == []
 

@@ -31,7 +31,7 @@ from gazette.message.uuid import (
     clock_at,
     clock_unix_ns,
 )
-from gazette.runtime.tasks import OpFuture, resolved, settled
+from gazette.runtime.tasks import OpFuture, await_future, resolved
 from gazette.testing.clock import ManualClock
 from gazette.testing.stub_broker import LoseReply, StubBroker
 
@@ -404,11 +404,11 @@ async def test_the_real_append_service_carries_transactions() -> None:
                 publisher.publish_uncommitted(ONE, Word(word))
             intents = publisher.build_ack_intents()
             for future in service.pending_except(""):
-                await settled(future)
+                await await_future(future)
             if transaction % 2:
                 broker.on_append(LoseReply())
             for journal, intent in intents.items():
-                await settled(service.append(AppendParams(journal), intent))
+                await await_future(service.append(AppendParams(journal), intent))
         await service.close()
         content = broker.content_of("one/journal")
     envelopes = read(content)

@@ -27,7 +27,7 @@ from gazette.recoverylog.playback.playback import BeyondTheEnd, OpenNode, Pruned
 from gazette.recoverylog.playback.player import Player, PlayerState, RecoveredState
 from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import BlockingPool, TaskScope, settled
+from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.instant_clock import breathe, eventually
 from tests.facts import is_advised, raises
@@ -97,7 +97,7 @@ def state_of(player: Player) -> PlayerState:
 async def put(recorder: Recorder, path: str, data: bytes) -> None:
     with recorder.group() as group:
         group.write(group.create(path), 0, data)
-    await settled(group.future)
+    await await_future(group.future)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_an_old_owner_is_fenced_promptly(world: World) -> None:
     with first.group() as group:
         group.create("/zombie")
     with pytest.raises(Fenced):
-        await settled(group.future)
+        await await_future(group.future)
     with pytest.raises(Fenced):
         first.barrier()
     await put(second, "/b", b"two")
@@ -278,7 +278,7 @@ async def test_a_standby_takes_over_without_asking_where_the_log_ends(
     assert service.backlog_bytes == 0
     assert not service.pending_except(""), "it appended something to learn the head"
     await put(second, "/b", b"three")
-    assert await settled(second.barrier()) is not None
+    assert await await_future(second.barrier()) is not None
     assert second.horizon_bytes > 0
 
 
@@ -627,7 +627,7 @@ async def test_views_see_whole_appends_and_everything_that_was_acknowledged(worl
                     group.write(group.create(f"/next-{name}"), 0, data)
                     group.rename(f"/next-{name}", f"/{name}")
             try:
-                await settled(group.future)
+                await await_future(group.future)
             except Fenced:
                 return
             acknowledged = number

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gazette.consumer.shard.progress import Progress
-from gazette.consumer.transaction.prior_transaction import Committing
+from gazette.consumer.transaction.prior_transaction import PriorTransaction
 from gazette.stores.sqlite.databases import RedoDatabases
 from tests.simulation.test_simulation import REPOSITORY
 from tools.simulation.consumer_plants import PLANTS
@@ -71,12 +71,12 @@ def test_a_plant_is_found(name: str) -> None:
 
 
 def test_plants_are_undone() -> None:
-    before = Committing.is_acknowledged, RedoDatabases.ship, Progress.has
+    before = PriorTransaction.is_acknowledged, RedoDatabases.ship, Progress.has
     undo = [plant() for plant in PLANTS.values()]
-    assert before != (Committing.is_acknowledged, RedoDatabases.ship, Progress.has)
+    assert before != (PriorTransaction.is_acknowledged, RedoDatabases.ship, Progress.has)
     for one in reversed(undo):
         one()
-    assert before == (Committing.is_acknowledged, RedoDatabases.ship, Progress.has)
+    assert before == (PriorTransaction.is_acknowledged, RedoDatabases.ship, Progress.has)
 
 
 class Judge:

@@ -14,7 +14,7 @@ import pytest
 from gazette.errors import Closed, Corrupt, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.playback.staged_files import PlayedFiles
-from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.double_buffer import DoubleBuffer
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.sqlite.view import FollowedDatabases
 from gazette.testing.recovery import MemoryLog, Replayer, take_over
@@ -82,7 +82,7 @@ def follow(recorded: Recorded, directory: Path, rng: random.Random) -> None:
     data = bytes(recorded.log.data)
     replayer = Replayer(directory / "staged")
     view = Counted.view(directory / "view")
-    assert isinstance(view, TwoCopies)
+    assert isinstance(view, DoubleBuffer)
     copies: tuple[FollowedDatabases, ...] = view.copies
     former: Counted | None = None
     was = ""

@@ -17,9 +17,9 @@ class Plant:
     chaos: tuple[str, ...]
 
 
-def _late_uploads(agreement: Any) -> None:
+def _late_uploads(upload_gate: Any) -> None:
     """Let a follower leave each finished spool to the primary, whether or not that has its bytes."""
-    complete = agreement.Agreement.spool_complete
+    complete = upload_gate.UploadGate.spool_complete
 
     def spool_complete(self: Any, spool: Any) -> None:
         if self.end is not None:
@@ -28,7 +28,7 @@ def _late_uploads(agreement: Any) -> None:
         never = asyncio.Event()
         self._uploads.spool_complete(spool, life=self._life, tenure=self._tenure, reassigned=never)
 
-    agreement.Agreement.spool_complete = spool_complete
+    upload_gate.UploadGate.spool_complete = spool_complete
 
 
 def _survivors_wait(append_fsm: Any) -> None:

@@ -13,7 +13,7 @@ from gazette.consumer.query.query_router import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
-from gazette.consumer.transaction.prior_transaction import Committing
+from gazette.consumer.transaction.prior_transaction import PriorTransaction
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import Player
@@ -34,10 +34,10 @@ def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> Undo:
 def recovered_acks_not_awaited() -> Undo:
     """Commit the next transaction before recovered acknowledgements are in place."""
 
-    def make(before: Callable[[Committing], bool]) -> Callable[[Committing], bool]:
+    def make(before: Callable[[PriorTransaction], bool]) -> Callable[[PriorTransaction], bool]:
         return lambda self: self.recovered or before(self)
 
-    return _replace(Committing, "is_acknowledged", make)
+    return _replace(PriorTransaction, "is_acknowledged", make)
 
 
 def hints_before_flush() -> Undo:

@@ -29,7 +29,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.text import duration
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient
@@ -817,7 +817,7 @@ class Writer:
             if kind < 0.5:
                 message = self._message()
                 published = self._publishers[index].publish_committed(self._map, message)
-                self._note(await settled(published), [message])
+                self._note(await await_future(published), [message])
             else:
                 await self._transaction(index, finished=kind < 0.9)
         await self._appends.flush()
@@ -837,7 +837,7 @@ class Writer:
             return
         for journal, intent in publisher.build_ack_intents().items():
             appended = self._appends.append(AppendParams(journal), intent)
-            self._note(await settled(appended), messages)
+            self._note(await await_future(appended), messages)
 
     def _note(self, result: AppendResult, messages: list[Input]) -> None:
         """Note what is committed now, and where."""

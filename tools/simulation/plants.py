@@ -15,7 +15,7 @@ from gazette.broker.append import driver as append_driver
 from gazette.broker.append import rules as append_rules
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.replication.upload_gate import Agreement
+from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
@@ -28,7 +28,7 @@ _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
 def survivor_waits() -> None:
     """Let a follower leave the upload of what it holds to a primary that never had it."""
 
-    def spool_complete(self: Agreement, spool: Any) -> None:
+    def spool_complete(self: UploadGate, spool: Any) -> None:
         if self.end is None:
             never = asyncio.Event()
             self._uploads.spool_complete(
@@ -37,8 +37,8 @@ def survivor_waits() -> None:
         else:
             before(self, spool)
 
-    before = Agreement.spool_complete
-    _replace(Agreement, "spool_complete", spool_complete)
+    before = UploadGate.spool_complete
+    _replace(UploadGate, "spool_complete", spool_complete)
 
 
 def lives_by_name() -> None:

@@ -27,7 +27,7 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
-from gazette.runtime.tasks import TaskScope, settled
+from gazette.runtime.tasks import TaskScope, await_future
 from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
 from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Confirmed, Fault, Jump, Piece
@@ -1058,7 +1058,7 @@ class Writer:
         assert self._service is not None
         append.repeated = True
         future = self._service.append(AppendParams(self._journal), append.payload)
-        result = await settled(future)
+        result = await await_future(future)
         # What shares a commit shares its result: where this part is, readers will see.
         if result.commit.length == len(append.payload):
             self._scenario.answered(append, result)

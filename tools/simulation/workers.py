@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from gazette.errors import Bug, Closed
-from gazette.runtime.tasks import OpFuture, portable, settled
+from gazette.runtime.tasks import OpFuture, as_plain_error, await_future
 from tools.simulation.loop import Handle
 from tools.simulation.storage import Threads, TurnThread, Unwound
 
@@ -75,7 +75,7 @@ class SimWorker:
         return future
 
     async def run(self, fn: Callable[[], T]) -> T:
-        return await settled(self.submit(fn))
+        return await await_future(self.submit(fn))
 
     def close(self) -> None:
         self._closed = True
@@ -163,7 +163,7 @@ class SimWorker:
         except Unwound:
             raise
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller that enqueued it
-            future.set_exception(portable(error))
+            future.set_exception(as_plain_error(error))
         else:
             future.set_result(result)
 

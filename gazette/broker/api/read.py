@@ -26,7 +26,7 @@ from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
 from gazette.errors import Closed, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.fragment.index import AT_WRITE_HEAD, QueryResult
+from gazette.fragment.index import AT_WRITE_HEAD, IndexResult
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.content import content_response
 from gazette.protocol.fragment import Codec, Fragment
@@ -155,7 +155,7 @@ class ReadApi:
             if request.end_offset and offset >= request.end_offset:
                 return found.status
 
-    async def _metadata(self, found: QueryResult) -> broker_pb2.ReadResponse:
+    async def _metadata(self, found: IndexResult) -> broker_pb2.ReadResponse:
         response = broker_pb2.ReadResponse(
             status=found.status.value,  # type: ignore[arg-type]
             offset=found.offset,
@@ -171,7 +171,7 @@ class ReadApi:
             [response.fragment_url] = await active.sign([fragment.content_path()], ttl_s)
         return response
 
-    async def _send(self, found: QueryResult, offset: Offset, end: Offset, stream: _Stream) -> None:
+    async def _send(self, found: IndexResult, offset: Offset, end: Offset, stream: _Stream) -> None:
         size = self._context.settings.read_chunk_bytes
         if found.local is not None:
             await self._send_local(found.local, offset, end, size, stream)

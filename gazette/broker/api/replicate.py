@@ -21,7 +21,7 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replica import Replica
 from gazette.broker.replication.other_followers import Incarnation
-from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.broker.resolver import Resolution
 from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
@@ -85,7 +85,7 @@ class ReplicateApi:
             return
         replica, spool = held
         context = self._context
-        local = WriteBehind(spool, context.scope, context.pools.spools, primary=False)
+        local = SpoolWriter(spool, context.scope, context.pools.spools, primary=False)
         stream = _Stream(
             local,
             requests,
@@ -179,7 +179,7 @@ class ReplicateApi:
 class _Stream:
     """A primary's messages, applied to the spool that is held for it."""
 
-    local: WriteBehind
+    local: SpoolWriter
     requests: AsyncIterator[ReplicateMessage]
     call: Any
     header: Header | None
@@ -220,7 +220,7 @@ class _Stream:
         result = await self.local.propose(proposal)
         if result.status is Status.OK:
             replica, at = self.replica, self.at
-            replica.agreement.confirm(result.fragment, at.reassigned, at.tenure)
+            replica.upload_gate.confirm(result.fragment, at.reassigned, at.tenure)
             if self.has_content:
                 self.has_content = False
                 replica.others.committed(self.others)
@@ -238,7 +238,7 @@ class _Stream:
             )
 
 
-async def _give_back(replica: Replica, local: WriteBehind) -> None:
+async def _give_back(replica: Replica, local: SpoolWriter) -> None:
     """Settle all writes, and give the spool back. Cancellation: the spool is given back."""
     try:
         await local.settle()

@@ -20,7 +20,7 @@ from gazette.broker.append import events as ev
 from gazette.broker.append.events import PeerAnswer
 from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
 from gazette.broker.append.fsm import AppendFSM
-from gazette.broker.append.idle_timeout import Patience
+from gazette.broker.append.idle_timeout import IdleTimeout
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
 from gazette.broker.append.line import ContentAhead, ContentSource, too_slow
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
@@ -301,7 +301,7 @@ class AppendDriver:
         pipeline: Pipeline | None = None
         try:
             await roll_back(spool, primary=True)  # The last holder may have been cut short.
-            if replica.agreement.end is None:
+            if replica.upload_gate.end is None:
                 replica.head.loaded = False  # It may have grown while this replica followed.
             pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
@@ -317,7 +317,7 @@ class AppendDriver:
             failed = await self._catch_up(replica, pipeline)
             if failed is not None:
                 return failed
-        replica.agreement.lead(spool.fragment.end, at.tenure)
+        replica.upload_gate.lead(spool.fragment.end, at.tenure)
         now = self._context.clock.now()
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
@@ -420,7 +420,7 @@ class AppendDriver:
         began = clock.monotonic()
         self._interruptible = True
         try:
-            async with Patience(None if patience is None else patience / TICKS_PER_S) as waiting:
+            async with IdleTimeout(None if patience is None else patience / TICKS_PER_S) as waiting:
                 content = await self.content.next()
         except TimeoutError:
             return ev.StreamFailed(too_slow(flow.rate_min))
@@ -540,7 +540,7 @@ class AppendDriver:
         await replica.head.acknowledge(tenure, begin, end)
         replica.others.clear()
         # Not `replica.agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
-        replica.agreement.agree(end)
+        replica.upload_gate.agree(end)
 
     # The ways to give up the pipeline.
 

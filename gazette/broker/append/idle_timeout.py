@@ -12,7 +12,7 @@ _GRACE_S: Final = 0.25
 """Seconds that the caller then gets in addition: its data may already be queued."""
 
 
-class Patience:
+class IdleTimeout:
     """Raises ``TimeoutError`` out of its block after ``seconds``; None: never.
 
     If the event loop itself stood still when the time was up, it allows `_GRACE_S` more: data may already be

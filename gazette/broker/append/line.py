@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from gazette.broker.append.idle_timeout import Patience
+from gazette.broker.append.idle_timeout import IdleTimeout
 from gazette.client.rpc.errors import TOO_SLOW
 from gazette.errors import Broken, GazetteError, Unavailable
 
@@ -53,7 +53,7 @@ class ContentAhead:
         limit). Cancellation: as ``next``.
         """
         try:
-            async with Patience(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):
+            async with IdleTimeout(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):
                 while not self._enough():
                     chunk = await self._source.next()
                     self._ahead.append(chunk)

@@ -24,7 +24,7 @@ from gazette.auth import Capability, Claims
 from gazette.broker.append.events import PeerAnswer, SpoolView
 from gazette.broker.append.rules import unexpected_answer
 from gazette.broker.replication.peer_stream import PeerStream
-from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
@@ -120,7 +120,7 @@ class Pipeline:
     def __init__(
         self,
         header: Header,
-        local: WriteBehind,
+        local: SpoolWriter,
         peers: Sequence[PeerStream],
         *,
         expires_at: float,
@@ -131,7 +131,7 @@ class Pipeline:
         self.gathering_to: Offset = 0
         """End of the append, or synchronization, whose answers are being gathered."""
         self._expires_at = expires_at
-        self._local: WriteBehind | None = local
+        self._local: SpoolWriter | None = local
         self._peers = tuple(peers)
         self._gathered: list[bytes] = []
         """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
@@ -167,7 +167,7 @@ class Pipeline:
         return self.failure is None and now < self._expires_at
 
     @property
-    def local(self) -> WriteBehind:
+    def local(self) -> SpoolWriter:
         """The local spool, with the content that waits to be written to it."""
         if self._local is None:
             raise Bug("pipeline was used after its spool was released")
@@ -484,7 +484,7 @@ def open_pipeline(
         peers.append(
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
         )
-    local = WriteBehind(spool, context.scope, context.pools.spools, primary=True)
+    local = SpoolWriter(spool, context.scope, context.pools.spools, primary=True)
     expires_at = context.clock.monotonic() + _AGE_MAX_S
     return Pipeline(header, local, peers, expires_at=expires_at, agree=agree)
 

@@ -15,13 +15,13 @@ from typing import TypeAlias
 from gazette.errors import GazetteError
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
-from gazette.runtime.tasks import Pool, TaskScope, settled
+from gazette.runtime.tasks import Pool, TaskScope, await_future
 
 Digest: TypeAlias = Callable[[bytes], None]
 """Takes the same content as the spool, in the same order; called in threads, one at a time."""
 
 
-class WriteBehind:
+class SpoolWriter:
     """A spool as its holder writes to it. Loop-bound.
 
     At most two batches of somewhat more than ``INLINE_BYTES`` are in memory: one is being written, one is
@@ -136,4 +136,4 @@ class WriteBehind:
             raise
         finally:
             if hashing is not None:
-                await settled(hashing)
+                await await_future(hashing)

@@ -40,7 +40,7 @@ class Uploads(Protocol):
     ) -> None: ...
 
 
-class Agreement:
+class UploadGate:
     """The agreed end of one replica, and the completed spools that wait for it. Loop-bound.
 
     All spools are of the journal that was created at revision ``life``. ``completed`` is called with the end

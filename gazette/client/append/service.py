@@ -41,7 +41,7 @@ from gazette.client.rpc.errors import status_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
 from gazette.protocol.status import Status
-from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, settled
+from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, await_future
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -232,7 +232,7 @@ class AppendService:
         Cancellation: the appends go on.
         """
         for future in self.pending_except(""):
-            await settled(future)
+            await await_future(future)
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new appends and give up those that wait: their futures fail with ``Closed``. Threads that

@@ -16,7 +16,7 @@ from gazette.auth import Signer
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
-from gazette.client.rpc.metrics import measure_of
+from gazette.client.rpc.metrics import call_metrics
 from gazette.client.rpc.stream_call import StreamCall, of_ended
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.net.transport import NETWORK, Transport
@@ -389,7 +389,7 @@ class _Channel:
         self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
         """Return a method that counts its calls, here and for metrics."""
-        measure = measure_of(kind, path)
+        measure = call_metrics(kind, path)
         method = make(path, *measure.serializers(args, kwargs))
 
         def call(*args: Any, **kwargs: Any) -> Any:

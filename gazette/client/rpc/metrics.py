@@ -22,12 +22,12 @@ from gazette.runtime.metrics import (
 
 
 @cache
-def measure_of(kind: str, path: str) -> CallMeasure:
-    """Return the `CallMeasure` of a method. It has no state: all channels share it."""
-    return CallMeasure(kind, path)
+def call_metrics(kind: str, path: str) -> CallMetrics:
+    """Return the `CallMetrics` of a method. It has no state: all channels share it."""
+    return CallMetrics(kind, path)
 
 
-class CallMeasure:
+class CallMetrics:
     """The series of one method, ``path`` of the kind that metrics call ``grpc_type``."""
 
     def __init__(self, kind: str, path: str) -> None:

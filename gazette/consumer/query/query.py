@@ -1,4 +1,4 @@
-"""Queries of shards: a question, its answer, and the errors that a call of an application ends with."""
+"""Queries of shards: a query, its answer, and the errors that a call of an application ends with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING: Final = Claims(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ShardQuery:
     """A query of a shard, and which replicas may answer it."""
 
     shard: str
@@ -53,7 +53,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class QueryResult(Generic[T]):
     """An answer, and the member that gave it."""
 
     value: T

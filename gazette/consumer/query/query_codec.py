@@ -1,9 +1,9 @@
-"""A `Question` as headers of HTTP requests and metadata of gRPC calls, and an `Answer` as theirs.
+"""A `ShardQuery` as headers of HTTP requests and metadata of gRPC calls, and a `QueryResult` as theirs.
 
 ==========================  ==========================================================================
 ``gazette-max-staleness``   ``2.5`` or ``2.5s``: a hot standby may answer from a state that old
 ``gazette-read-through``    ``journal=offset``, comma separated: what the answer must reflect
-``gazette-header-bin``      between members: the `Header` of a question that was passed on (gRPC)
+``gazette-header-bin``      between members: the `Header` of a query that was passed on (gRPC)
 ``gazette-staleness``       of an answer: seconds
 ``gazette-served-by``       of an answer: ``zone#member``
 ==========================  ==========================================================================
@@ -18,7 +18,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from gazette.auth import Claims
-from gazette.consumer.query.query import Answer, Question
+from gazette.consumer.query.query import QueryResult, ShardQuery
 from gazette.errors import Invalid
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
@@ -39,15 +39,15 @@ def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
     return {name.lower(): value for name, value in metadata or ()}
 
 
-def question_of(shard: Any, values: Values, claims: Claims) -> Question:
-    """Decode a question. Raise ``Invalid`` for values of a wrong form."""
+def query_of(shard: Any, values: Values, claims: Claims) -> ShardQuery:
+    """Decode a query. Raise ``Invalid`` for values of a wrong form."""
     if not (isinstance(shard, str) and shard):
         raise Invalid(
             "the request names no shard",
             path="shard",
             hint="See `gazctl shards list` for the ids of shards.",
         )
-    return Question(
+    return ShardQuery(
         shard,
         read_through_of(_text(values.get(READ_THROUGH, ""))),
         _max_staleness(_text(values.get(MAX_STALENESS, ""))),
@@ -91,20 +91,20 @@ def _header(value: str | bytes | None) -> Header | None:
         raise Invalid(f"not a Header: {error}", path=HEADER) from error
 
 
-def metadata_of(question: Question) -> tuple[tuple[str, Any], ...]:
-    """Return the metadata that pass a question on."""
+def metadata_of(query: ShardQuery) -> tuple[tuple[str, Any], ...]:
+    """Return the metadata that pass a query on."""
     metadata: list[tuple[str, Any]] = []
-    if question.max_staleness_s is not None:
-        metadata.append((MAX_STALENESS, repr(question.max_staleness_s)))
-    if question.read_through:
-        pairs = (f"{journal}={offset}" for journal, offset in question.read_through.items())
+    if query.max_staleness_s is not None:
+        metadata.append((MAX_STALENESS, repr(query.max_staleness_s)))
+    if query.read_through:
+        pairs = (f"{journal}={offset}" for journal, offset in query.read_through.items())
         metadata.append((READ_THROUGH, ",".join(pairs)))
-    if question.header is not None:
-        metadata.append((HEADER, question.header.to_pb().SerializeToString()))
+    if query.header is not None:
+        metadata.append((HEADER, query.header.to_pb().SerializeToString()))
     return tuple(metadata)
 
 
-def result_headers(answer: Answer[Any]) -> dict[str, str]:
+def result_headers(answer: QueryResult[Any]) -> dict[str, str]:
     """Return the headers of an answer."""
     values = {STALENESS: f"{answer.staleness_s:.3f}"}
     if answer.member is not None:
@@ -112,14 +112,14 @@ def result_headers(answer: Answer[Any]) -> dict[str, str]:
     return values
 
 
-def answer_of(value: Any, values: Values) -> Answer[Any]:
+def result_of(value: Any, values: Values) -> QueryResult[Any]:
     """Decode a peer's answer. Without a staleness, of an older or foreign peer, it is a primary's."""
     try:
         staleness_s = float(_text(values.get(STALENESS, "0")))
     except ValueError:
         staleness_s = 0.0
     zone, _, suffix = _text(values.get(SERVED_BY, "")).partition("#")
-    return Answer(value, ProcessId(zone, suffix) if suffix else None, staleness_s)
+    return QueryResult(value, ProcessId(zone, suffix) if suffix else None, staleness_s)
 
 
 def _text(value: str | bytes) -> str:

@@ -14,7 +14,7 @@ import grpc.aio
 
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
-from gazette.consumer.query.query import Answer, Question
+from gazette.consumer.query.query import QueryResult, ShardQuery
 from gazette.consumer.resolver import Resolution, Resolver
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import (
@@ -32,7 +32,7 @@ from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool, TaskScope, portable, settled
+from gazette.runtime.tasks import Pool, TaskScope, as_plain_error, await_future
 
 log = logging.getLogger(__name__)
 
@@ -104,45 +104,45 @@ class QueryRouter:
 
     async def ask(
         self,
-        question: Question,
+        query: ShardQuery,
         serve: Callable[[Any], T],
-        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[T]]],
         timeout_s: float,
-    ) -> Answer[T]:
+    ) -> QueryResult[T]:
         """Have the shard answer.
 
         If this member may answer, call ``serve(store)`` on a thread of ``pool``. Otherwise call
-        ``proxy(channel, question)`` with a channel to a member that may, and with the header to
+        ``proxy(channel, query)`` with a channel to a member that may, and with the header to
         send along. Both may be called again after a failure: they must only read.
 
         Without a reachable primary, wait for the next one: a query outlasts a fail-over. Raise
         ``NotFound``. Raise ``Unavailable`` after ``timeout_s`` seconds or when this member leaves.
-        Raise what ``serve`` raises. Raise ``Moved`` if the question has a header and this member
+        Raise what ``serve`` raises. Raise ``Moved`` if the query has a header and this member
         may not answer. After a cancellation ``serve`` may still run.
         """
-        attempts = _Attempts(self, question, serve, proxy)
+        attempts = _Attempts(self, query, serve, proxy)
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 with self.running.query(deadline):
-                    return await self._answer(attempts, question)
+                    return await self._answer(attempts, query)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
             if self.running.ended:
-                raise self.running.leaving(question.shard) from None
+                raise self.running.leaving(query.shard) from None
             raise Unavailable(
-                f"shard {question.shard} did not answer within {timeout_s:g} s: {attempts.describe()}",
+                f"shard {query.shard} did not answer within {timeout_s:g} s: {attempts.describe()}",
                 hint="See `gazctl shards list` for its status.",
-                shard=question.shard,
+                shard=query.shard,
             ) from error
 
-    async def _answer(self, attempts: _Attempts, question: Question) -> Answer[Any]:
+    async def _answer(self, attempts: _Attempts, query: ShardQuery) -> QueryResult[Any]:
         pause_s = _PAUSE_S
         while True:
             try:
                 return await attempts.run()
             except Retryable as error:
-                if question.header is not None:
+                if query.header is not None:
                     raise
                 attempts.failed(error)
             await self._change_or(pause_s)
@@ -162,19 +162,19 @@ class QueryRouter:
 class _Attempts:
     def __init__(
         self,
-        asking: QueryRouter,
-        question: Question,
+        router: QueryRouter,
+        query: ShardQuery,
         serve: Callable[[Any], Any],
-        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[Any]]],
+        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[Any]]],
     ) -> None:
-        self._resolver = asking.resolver
-        self._peers = asking.peers
-        self._pool = asking.pool
-        self._question = question
-        self._shard_id = question.shard
+        self._resolver = router.resolver
+        self._peers = router.peers
+        self._pool = router.pool
+        self._query = query
+        self._shard_id = query.shard
         self._serve = serve
         self._proxy = proxy
-        self._may_be_stale = question.max_staleness_s is not None and not question.read_through
+        self._may_be_stale = query.max_staleness_s is not None and not query.read_through
         self._primary_failed = False
         self.describe: Callable[[], str] = lambda: "it has no primary"
         """Returns why the last attempt did not succeed, or what the present one waits for."""
@@ -187,7 +187,7 @@ class _Attempts:
     def _waits(self, describe: Callable[[], str]) -> None:
         self.describe = describe
 
-    async def run(self) -> Answer[Any]:
+    async def run(self) -> QueryResult[Any]:
         """Make one attempt. Raise ``Retryable`` when another may succeed."""
         if self._may_be_stale:
             answer = await self._of_standby()
@@ -207,30 +207,30 @@ class _Attempts:
             raise
 
     async def _resolve(self) -> Resolution:
-        question = self._question
+        query = self._query
         try:
             return await self._resolver.resolve(
                 self._shard_id,
-                claims=question.claims,
-                may_proxy=question.header is None,
-                proxy_header=question.header,
-                read_through=question.read_through,
+                claims=query.claims,
+                may_proxy=query.header is None,
+                proxy_header=query.header,
+                read_through=query.read_through,
                 on_wait=self._waits,
             )
         except Closed as error:
             raise Unavailable(str(error), shard=self._shard_id) from error
         except Invalid as error:
-            if question.header is None:
+            if query.header is None:
                 raise
             raise Moved(str(error), shard=self._shard_id) from error
 
-    async def _local(self, resolution: Resolution) -> Answer[Any]:
+    async def _local(self, resolution: Resolution) -> QueryResult[Any]:
         shard = resolution.shard
         assert shard is not None
         # Our cancellation does not end the thread, which goes on using the store.
         shard.begin_use()
         value = await self._served(resolution.store, shard.end_use)
-        return Answer(value, resolution.local_id)
+        return QueryResult(value, resolution.local_id)
 
     async def _served(self, store: Any, done: Callable[[], None]) -> Any:
         loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class _Attempts:
             try:
                 return self._serve(store)
             except BaseException as error:
-                other = portable(error)
+                other = as_plain_error(error)
                 if other is error:
                     raise
                 raise other from error
@@ -251,7 +251,7 @@ class _Attempts:
             raise Unavailable("this member has stopped", shard=self._shard_id) from error
         answer.add_done_callback(lambda _: loop.call_soon_threadsafe(done))
         try:
-            return await settled(answer)
+            return await await_future(answer)
         except asyncio.CancelledError:
             if answer.cancelled():
                 # This task was not cancelled: the pool was closed.
@@ -261,16 +261,16 @@ class _Attempts:
         except Closed as error:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
-    async def _of_standby(self) -> Answer[Any] | None:
+    async def _of_standby(self) -> QueryResult[Any] | None:
         """Return the answer of our standby, or of another's if the primary does not answer; or None."""
-        question, resolver = self._question, self._resolver
-        shard = resolver.standby(self._shard_id, question.claims)
+        query, resolver = self._query, self._resolver
+        shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
             return await self._of_ours(shard)
-        if not self._primary_failed or question.header is not None:
+        if not self._primary_failed or query.header is not None:
             return None
         self._primary_failed = False
-        for header in resolver.standby_headers(self._shard_id, question.claims):
+        for header in resolver.standby_headers(self._shard_id, query.claims):
             try:
                 return await self._remote(header)
             except Retryable as error:
@@ -280,11 +280,11 @@ class _Attempts:
                 )
         return None
 
-    async def _of_ours(self, shard: Shard) -> Answer[Any] | None:
-        reads, max_staleness_s = shard.reads, self._question.max_staleness_s
+    async def _of_ours(self, shard: Shard) -> QueryResult[Any] | None:
+        reads, max_staleness_s = shard.reads, self._query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
-        alone = self._question.header is not None or self._resolver.primary_of(shard.id) is None
+        alone = self._query.header is not None or self._resolver.primary_of(shard.id) is None
         try:
             async with asyncio.timeout(None if alone else _STANDBY_PATIENCE_S):
                 edition = await reads.begin(max_staleness_s)
@@ -300,9 +300,9 @@ class _Attempts:
             return None
         staleness_s = reads.age_s(edition)
         value = await self._served(edition.reader, lambda: reads.end(edition))
-        return Answer(value, self._resolver.local_id, staleness_s)
+        return QueryResult(value, self._resolver.local_id, staleness_s)
 
-    async def _remote(self, header: Header) -> Answer[Any]:
+    async def _remote(self, header: Header) -> QueryResult[Any]:
         """Ask a member until it answers or does not have that role any more."""
         endpoint = self._peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
@@ -330,11 +330,11 @@ class _Attempts:
 
     async def _asked(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
-    ) -> Answer[Any] | GazetteError:
+    ) -> QueryResult[Any] | GazetteError:
         """Return the peer's answer, or the error that it stands for."""
         try:
             with open_channel("query", shard=self._shard_id):
-                answer = await self._proxy(channel, replace(self._question, header=header))
+                answer = await self._proxy(channel, replace(self._query, header=header))
         except Closed as error:
             return Moved(f"its member has lost its lease: {error.message}", shard=self._shard_id)
         except grpc.aio.AioRpcError as error:

@@ -28,12 +28,12 @@ from starlette.responses import JSONResponse, Response
 
 from gazette.auth import Capability, authorization_of
 from gazette.client.rpc.credentials import shard_claims
-from gazette.consumer.query.query import Answer, Question, rpc_errors
+from gazette.consumer.query.query import QueryResult, ShardQuery, rpc_errors
 from gazette.consumer.query.query_codec import (
-    answer_of,
     metadata_of,
-    question_of,
+    query_of,
     result_headers,
+    result_of,
     values_of,
 )
 from gazette.consumer.query.shard_rpc import service_of
@@ -140,11 +140,11 @@ class BoundShardRoute:
 
         return endpoint
 
-    async def _answer(self, path: str, request: Request) -> Answer[_Reply]:
+    async def _answer(self, path: str, request: Request) -> QueryResult[_Reply]:
         service, route = service_of(self._instance), self._route
         headers = dict(request.headers.items())
         claims = service.verifier.verify(headers.pop("authorization", None), route.capability)
-        asked = ShardRequest(
+        shard_request = ShardRequest(
             path,
             request.method,
             {name: str(value) for name, value in request.path_params.items()},
@@ -154,33 +154,35 @@ class BoundShardRoute:
         )
         # Only members may send this header: drop it from other callers.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
-        return await self.answer(asked, question_of(route.shard(asked), values, claims))
+        return await self.answer(
+            shard_request, query_of(route.shard(shard_request), values, claims)
+        )
 
-    async def answer(self, request: ShardRequest, question: Question) -> Answer[_Reply]:
+    async def answer(self, request: ShardRequest, query: ShardQuery) -> QueryResult[_Reply]:
         """Have the shard answer. Raise as `QueryRouter.ask` does."""
         service, route = service_of(self._instance), self._route
 
-        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[_Reply]:
-            own = shard_claims(route.capability, asked.shard)
-            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(asked))
+        async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[_Reply]:
+            own = shard_claims(route.capability, forwarded.shard)
+            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(forwarded))
             ask: Any = channel.unary_unary(METHOD, None, None)
             call = ask(msgspec.msgpack.encode(request), metadata=metadata)
             reply = msgspec.msgpack.decode(await call, type=_Reply)
-            return answer_of(reply, values_of(await call.trailing_metadata()))
+            return result_of(reply, values_of(await call.trailing_metadata()))
 
         return await service.ask_shard(
-            question,
+            query,
             lambda store: _reply(route.method(self._instance, store, request)),
-            passed_on,
+            forward,
             timeout_s=route.timeout_s,
         )
 
-    async def answer_peer(self, request: ShardRequest, metadata: Any) -> Answer[_Reply]:
+    async def answer_peer(self, request: ShardRequest, metadata: Any) -> QueryResult[_Reply]:
         """Answer a request that another member passed on. Raise as `QueryRouter.ask` does."""
         service, route = service_of(self._instance), self._route
         claims = service.verifier.verify(authorization_of(metadata), route.capability)
         return await self.answer(
-            request, question_of(route.shard(request), values_of(metadata), claims)
+            request, query_of(route.shard(request), values_of(metadata), claims)
         )
 
 

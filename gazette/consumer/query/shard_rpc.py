@@ -26,12 +26,12 @@ import grpc.aio
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.credentials import shard_claims
-from gazette.consumer.query.query import EVERYTHING, Answer, Question, rpc_errors
+from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery, rpc_errors
 from gazette.consumer.query.query_codec import (
-    answer_of,
     metadata_of,
-    question_of,
+    query_of,
     result_headers,
+    result_of,
     values_of,
 )
 from gazette.errors import Invalid
@@ -60,12 +60,12 @@ class ShardCaller(Protocol):
 
     async def ask_shard(
         self,
-        question: Question,
+        query: ShardQuery,
         serve: Callable[[Any], T],
-        proxy: Callable[[grpc.aio.Channel, Question], Awaitable[Answer[T]]],
+        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[T]]],
         *,
         timeout_s: float | None = None,
-    ) -> Answer[T]:
+    ) -> QueryResult[T]:
         """Have a shard answer, and say which member did: see `QueryRouter.ask`.
 
         ``timeout_s`` defaults to the settings'. A member that is starting answers once it
@@ -147,8 +147,8 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             claims = service.verifier.verify(
                 authorization_of(context.invocation_metadata()), self._rpc.capability
             )
-            question = question_of(self._rpc.shard(request), values, claims)
-            answer = await self._answer(service, request, _with_field(question, request))
+            query = query_of(self._rpc.shard(request), values, claims)
+            answer = await self._answer(service, request, _with_field(query, request))
             context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return answer.value
         raise AssertionError("unreachable: the context was aborted")
@@ -161,29 +161,31 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         read_through: dict[str, int] | None = None,
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
-    ) -> Answer[ResponseT]:
+    ) -> QueryResult[ResponseT]:
         """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
         chosen = self._rpc.shard(request) if shard is None else shard
-        question = Question(chosen, read_through or {}, max_staleness_s, None, claims)
-        return await self._answer(service_of(self._instance), request, question)
+        query = ShardQuery(chosen, read_through or {}, max_staleness_s, None, claims)
+        return await self._answer(service_of(self._instance), request, query)
 
     async def _answer(
-        self, service: ShardCaller, request: RequestT, question: Question
-    ) -> Answer[ResponseT]:
+        self, service: ShardCaller, request: RequestT, query: ShardQuery
+    ) -> QueryResult[ResponseT]:
         rpc = self._rpc
 
-        async def passed_on(channel: grpc.aio.Channel, asked: Question) -> Answer[ResponseT]:
-            own = shard_claims(rpc.capability, asked.shard)
-            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(asked))
+        async def forward(
+            channel: grpc.aio.Channel, forwarded: ShardQuery
+        ) -> QueryResult[ResponseT]:
+            own = shard_claims(rpc.capability, forwarded.shard)
+            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(forwarded))
             method: Callable[..., Awaitable[Any]] = getattr(rpc.stub(channel), rpc.name)
-            call: Any = method(_with_header(request, asked.header), metadata=metadata)
+            call: Any = method(_with_header(request, forwarded.header), metadata=metadata)
             response = await call
-            return answer_of(response, values_of(await call.trailing_metadata()))
+            return result_of(response, values_of(await call.trailing_metadata()))
 
         return await service.ask_shard(
-            question,
+            query,
             lambda store: rpc.method(self._instance, store, request),
-            passed_on,
+            forward,
             timeout_s=rpc.timeout_s,
         )
 
@@ -209,16 +211,16 @@ def _has_header(message: Any) -> bool:
     )
 
 
-def _with_field(question: Question, request: Any) -> Question:
-    """Return the question with the header that the request itself carries."""
-    if question.header is not None or not _has_header(request) or not request.HasField("header"):
-        return question
-    return Question(
-        question.shard,
-        question.read_through,
-        question.max_staleness_s,
+def _with_field(query: ShardQuery, request: Any) -> ShardQuery:
+    """Return the query with the header that the request itself carries."""
+    if query.header is not None or not _has_header(request) or not request.HasField("header"):
+        return query
+    return ShardQuery(
+        query.shard,
+        query.read_through,
+        query.max_staleness_s,
         Header.from_pb(request.header),
-        question.claims,
+        query.claims,
     )
 
 

@@ -45,7 +45,7 @@ from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import RecoveredState
 from gazette.runtime.failpoints import hit, reach
-from gazette.runtime.tasks import OpFuture, TaskScope, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ class Primary:
             raise Closed("the shard is not primary", shard=self._shard.id)
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
-        return await settled(future)
+        return await await_future(future)
 
     async def keep_backup_hints(self) -> None:
         """Store the hints that were recovered from. Return at once for a shard without a log.
@@ -309,7 +309,7 @@ class Primary:
             hints, flushed = await self.call(recorder.snapshot_hints)
             if hints == stored:
                 continue  # An idle shard writes nothing to etcd.
-            await settled(flushed)
+            await await_future(flushed)
             await reach("hints.storing", self._shard.id, context.clock)
             assignment = self._assignment_of()
             try:

@@ -47,7 +47,7 @@ from gazette.etcd.values import Compare, Op
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState
 from gazette.recoverylog.scratch import Scratch, shard_prefix
-from gazette.runtime.tasks import OpFuture, TaskScope, settled
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Shard:
         done = primary.destroy_store(remove)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await settled(done)
+                await await_future(done)
         except TimeoutError:
             log.warning(
                 "a callback of shard %(shard)s still runs; its store is released later",

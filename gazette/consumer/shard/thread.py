@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gazette.errors import Closed
-from gazette.runtime.tasks import OpFuture, portable, settled, wait_done
+from gazette.runtime.tasks import OpFuture, as_plain_error, await_future, wait_done
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class ShardThread:
 
     async def run(self, fn: Callable[[], T]) -> T:
         """Enqueue a function and wait for it. After a cancellation it still runs."""
-        return await settled(self.submit(fn))
+        return await await_future(self.submit(fn))
 
     def close(self) -> None:
         """Let the thread end after what is enqueued."""
@@ -95,7 +95,7 @@ class ShardThread:
             try:
                 result = fn()
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller that enqueued it
-                future.set_exception(portable(error))
+                future.set_exception(as_plain_error(error))
             else:
                 future.set_result(result)
             del fn, future, work

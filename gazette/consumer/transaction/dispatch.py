@@ -16,7 +16,7 @@ from gazette.consumer.application import Application, DeferToNextTransaction, Sh
 from gazette.consumer.callbacks import ApplicationFailed, require_none
 from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, error_text
 from gazette.consumer.transaction.inbox import Inbox
-from gazette.consumer.transaction.poison_handler import PoisonControl
+from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
@@ -55,7 +55,7 @@ def deliver_in_halves(
     return done if done < half else half + deliver_in_halves(batch[half:], attempt)
 
 
-class Delivery:
+class Dispatcher:
     """Deliveries of batches of one shard. Belongs to its thread.
 
     A stop of ``inbox`` takes effect between two messages.
@@ -68,7 +68,7 @@ class Delivery:
         store: Store,
         publisher: Publisher,
         inbox: Inbox,
-        poison: PoisonControl | None,
+        poison: PoisonSkipper | None,
     ) -> None:
         self._application = application
         self._shard = shard

@@ -25,7 +25,7 @@ from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, portable
+from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class LoopShardIO:
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-                future.set_exception(portable(error))
+                future.set_exception(as_plain_error(error))
             else:
                 future.set_result(result)
 

@@ -36,7 +36,7 @@ class TooMuchPoison(GazetteError):
     )
 
 
-class PoisonControl:
+class PoisonSkipper:
     """Handler that skips messages of one shard by its policy. Belongs to the shard's thread.
 
     ``read_again`` returns bytes of a source, blocking. ``skipped`` is called with (journal,

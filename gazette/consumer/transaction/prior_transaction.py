@@ -14,7 +14,7 @@ from gazette.runtime.tasks import OpFuture, first_failure
 
 
 @dataclass(slots=True)
-class Committing:
+class PriorTransaction:
     """A transaction whose commit was started, until it is acknowledged."""
 
     checkpoint: Checkpoint
@@ -39,17 +39,17 @@ class Committing:
     def require_committed(self) -> None:
         """Raise the error of the store's commit if it failed."""
         if (error := first_failure((self.commit,))) is not None:
-            raise because("the store's commit failed", error)
+            raise wrap_error("the store's commit failed", error)
 
     def is_acknowledged(self) -> bool:
         """Return True if all acknowledgements are appended. Raise the error of one that failed."""
         if (error := first_failure(self.acks.values())) is not None:
             what = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
-            raise because(f"{what} could not be appended", error)
+            raise wrap_error(f"{what} could not be appended", error)
         return all(future.done() for future in self.acks.values())
 
 
-def because(what: str, error: BaseException) -> GazetteError:
+def wrap_error(what: str, error: BaseException) -> GazetteError:
     """Return ``error`` with what failed because of it in front of its text."""
     if isinstance(error, GazetteError):
         hint = error.hint

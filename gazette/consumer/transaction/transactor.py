@@ -22,7 +22,7 @@ from gazette.consumer.callbacks import (
     require_none,
     require_result,
 )
-from gazette.consumer.transaction.dispatch import Deferred, Delivery, application_code
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, application_code
 from gazette.consumer.transaction.inbox import (
     Call,
     Chunk,
@@ -35,8 +35,8 @@ from gazette.consumer.transaction.inbox import (
     SourceFailed,
 )
 from gazette.consumer.transaction.poison import PoisonPolicy
-from gazette.consumer.transaction.poison_handler import PoisonControl
-from gazette.consumer.transaction.prior_transaction import Committing, because
+from gazette.consumer.transaction.poison_handler import PoisonSkipper
+from gazette.consumer.transaction.prior_transaction import PriorTransaction, wrap_error
 from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
 from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Bug, Fenced, GazetteError
@@ -49,7 +49,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import hit
-from gazette.runtime.tasks import OpFuture, failed, first_failure, portable, resolved
+from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failure, resolved
 
 log = logging.getLogger(__name__)
 
@@ -118,11 +118,11 @@ class Transactor:
         self._poison = (
             None
             if poison_policy is None
-            else PoisonControl(
+            else PoisonSkipper(
                 poison_policy, shard.id, publisher, clock, outside.read_again, outside.skipped
             )
         )
-        self._delivery = Delivery(application, shard, store, publisher, inbox, self._poison)
+        self._dispatcher = Dispatcher(application, shard, store, publisher, inbox, self._poison)
         self._backlog = _Backlog()
         self._limit = 1
         self._begun = False
@@ -131,7 +131,7 @@ class Transactor:
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
-        self._prior: Committing
+        self._prior: PriorTransaction
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
@@ -191,7 +191,7 @@ class Transactor:
         self._input_ended = False
         spec = self._spec_of()
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
-        self._prior = Committing(
+        self._prior = PriorTransaction(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},
             commit=resolved(None),
@@ -267,7 +267,7 @@ class Transactor:
             self._stall_reported = True
             self._outside.stalled("the store's commit is slower than max_txn_duration")
 
-    def _report(self, prior: Committing) -> None:
+    def _report(self, prior: PriorTransaction) -> None:
         publish_at: dict[str, int] = {}
         phases: Phases | None = None
         messages = 0
@@ -327,7 +327,7 @@ class Transactor:
                 self._input_ended = True
                 transaction.end_input()
             case SourceFailed(journal=journal, error=error):
-                raise because(f"source {journal} cannot be read", error)
+                raise wrap_error(f"source {journal} cannot be read", error)
             case Call(fn=fn, future=future):
                 _perform(fn, future)
 
@@ -403,7 +403,7 @@ class Transactor:
         began_at = self._clock.monotonic()
         self._bytes += batch[-1].end - batch[0].begin
         try:
-            self._delivery.deliver(batch)
+            self._dispatcher.deliver(batch)
         except Deferred as deferral:
             self._defer(transaction, deferral.done)
         else:
@@ -458,7 +458,7 @@ class Transactor:
                 acks[journal] = txn.release()
             acks[journal].add_done_callback(partial(_note_appended, journal))
         hit("commit.enqueued", shard.id)
-        self._prior = Committing(
+        self._prior = PriorTransaction(
             checkpoint=checkpoint,
             read_through={j: source.read_through for j, source in checkpoint.sources.items()},
             commit=commit,
@@ -481,7 +481,7 @@ class Transactor:
             )
         self._finished(commit)
         if (error := first_failure((commit,))) is not None:
-            raise because("the store's commit failed", error)
+            raise wrap_error("the store's commit failed", error)
         return commit
 
     def _finished(self, commit: OpFuture[Any]) -> None:
@@ -511,6 +511,6 @@ def _perform(fn: Callable[[], Any], future: OpFuture[Any]) -> None:
     try:
         result = fn()
     except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-        future.set_exception(portable(error))
+        future.set_exception(as_plain_error(error))
     else:
         future.set_result(result)

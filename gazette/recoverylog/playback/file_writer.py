@@ -13,7 +13,7 @@ AHEAD_BYTES: Final = 4 << 20
 """Bytes of the log that are read ahead of the writer, before reading waits."""
 
 
-class WriteBehind:
+class FileWriter:
     """Performs the file actions of play-back, in order, in ``pool``. Loop-bound.
 
     Tasks that write belong to the scope that is passed in. An error ends the scope, and the next

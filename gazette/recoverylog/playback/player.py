@@ -31,14 +31,14 @@ from gazette.protocol.hints import FSMHints
 from gazette.protocol.status import Status
 from gazette.recoverylog.log.broker_logs import write_head
 from gazette.recoverylog.log.recorder import fence, no_op
-from gazette.recoverylog.playback.file_writer import WriteBehind
+from gazette.recoverylog.playback.file_writer import FileWriter
 from gazette.recoverylog.playback.play_progress import PlayerState, PlayProgress, RecoveredState
 from gazette.recoverylog.playback.playback import Playback, PrunedLog
 from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
 from gazette.runtime.metrics import RECOVERED_BYTES
-from gazette.runtime.tasks import Pool, TaskScope, portable
+from gazette.runtime.tasks import Pool, TaskScope, as_plain_error
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -71,7 +71,7 @@ class _View(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         if not self.result.done():
-            self.result.set_exception(portable(error))
+            self.result.set_exception(as_plain_error(error))
 
 
 class Player:
@@ -128,7 +128,7 @@ class Player:
         """True if the log's registers have our fence, which stops its former owner."""
         self._bytes_read = 0
         self._started = clock.monotonic()
-        self._write_behind = WriteBehind(self._files, pool)
+        self._writer = FileWriter(self._files, pool)
         self._reader: RetryReader | None = None
         self._pending: asyncio.Task[bytes | OffsetJump] | None = None
 
@@ -230,7 +230,7 @@ class Player:
                     raise
                 log.warning("%(error)s; trying older hints", {"error": error})
             self._close_reader()
-            await self._write_behind.give_up()  # The next attempt wipes what it writes.
+            await self._writer.give_up()  # The next attempt wipes what it writes.
             self.hints = self._older_hints.pop(0)
             self._playback = Playback(self.hints)
 
@@ -262,10 +262,10 @@ class Player:
             if self._requested.is_set():
                 self._cut = None  # No more views are taken, so keep back no bytes for one.
             elif self._views and self.tailing.is_set():
-                await self._write_behind.settle(scope)
+                await self._writer.settle(scope)
                 await self._take_views()
             if at_head:
-                await self._write_behind.begin(scope)
+                await self._writer.begin(scope)
             at_head = playback.read_offset >= self._read_through
             # A request may have arrived since the check above. It must not wait for more bytes.
             await self._read_some(scope, at_head=at_head, may_return=not injected)
@@ -277,7 +277,7 @@ class Player:
                     {"journal": playback.log},
                 )
                 injected = False
-        await self._write_behind.settle(scope)
+        await self._writer.settle(scope)
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
         await reach("recovery.live", playback.log, self._clock)
@@ -399,9 +399,7 @@ class Player:
         """Feed one chunk. If ``may_return``, return without a chunk when a request arrives."""
         if self._rest:
             rest, self._rest = self._rest, b""
-            await self._write_behind.add(
-                scope, self._playback.feed(self._up_to_cut(rest)), len(rest)
-            )
+            await self._writer.add(scope, self._playback.feed(self._up_to_cut(rest)), len(rest))
             return
         if self._pending is None:
             if self._reader is None:
@@ -465,7 +463,7 @@ class Player:
         if self._playback.wanted() is None and not self._playback.handoff_applied:
             # Read on while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
-        await self._write_behind.add(scope, actions, len(data))
+        await self._writer.add(scope, actions, len(data))
 
     def _up_to_cut(self, data: bytes) -> bytes:
         if self._cut is None:

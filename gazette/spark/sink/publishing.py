@@ -36,7 +36,7 @@ from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.failpoints import hit, reach
-from gazette.runtime.tasks import settled
+from gazette.runtime.tasks import await_future
 from gazette.spark.source.options import CONTENT_TYPE_OF, WriteOptions
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class _Publishing:
 
     async def _appended(self) -> None:
         for future in self._service.pending_except(""):
-            await settled(future)
+            await await_future(future)
 
     def _give_up(self) -> None:
         async def append() -> None:

@@ -30,7 +30,7 @@ from gazette.recoverylog.rocksdb.keys import (
 from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, map_errors, native_errors
 from gazette.recoverylog.rocksdb.scan import Pinned, Scan, after, bounds, no_family
 from gazette.runtime.tasks import OpFuture
-from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.double_buffer import DoubleBuffer
 from gazette.stores.rocksdb.follower import FollowedRocksDB
 from gazette.stores.rocksdb.options import (
     Families,
@@ -149,7 +149,7 @@ class RocksDBStore(Store):
         with native_errors("make a cache of blocks", str(directory)):
             cache = native.Cache(cache_bytes)
         copies = [FollowedRocksDB(native, directory / name, cache) for name in ("one", "two")]
-        return TwoCopies(copies, lambda copy: cls._reading(native, copy))
+        return DoubleBuffer(copies, lambda copy: cls._reading(native, copy))
 
     @classmethod
     def _reading(cls, native: Any, copy: FollowedRocksDB) -> Self:

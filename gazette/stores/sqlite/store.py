@@ -22,7 +22,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
-from gazette.stores.double_buffer import TwoCopies
+from gazette.stores.double_buffer import DoubleBuffer
 from gazette.stores.sqlite.connections import (
     ConnectionSetup,
     PragmaValue,
@@ -194,7 +194,7 @@ class SQLiteStore(Store):
         _check_readers(readers)
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
         copies = [FollowedDatabases(directory / name) for name in ("one", "two")]
-        return TwoCopies(copies, lambda copy: cls._reading(copy, readers, setup))
+        return DoubleBuffer(copies, lambda copy: cls._reading(copy, readers, setup))
 
     @classmethod
     def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:

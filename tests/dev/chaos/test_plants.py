@@ -17,8 +17,8 @@ SITE = ROOT / "tools" / "chaos_plants" / "site"
 SEES = """
 import sys
 from gazette.broker import key_space, lease_guard
-from gazette.broker.replication import upload_gate as agreement
-holds, complete = lease_guard.LeaseGuard().holds, agreement.Agreement.spool_complete
+from gazette.broker.replication import upload_gate
+holds, complete = lease_guard.LeaseGuard().holds, upload_gate.UploadGate.spool_complete
 print([holds, key_space.spec_of.__name__, complete.__module__, "tools.chaos_plants.hook" in sys.modules])
 """
 SOUND = "[False, 'spec_of', 'gazette.broker.replication.upload_gate', {hooked}]"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gazette.broker.replication.upload_gate import Agreement
+from gazette.broker.replication.upload_gate import UploadGate
 from gazette.errors import Corrupt
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
@@ -63,8 +63,8 @@ def uploads() -> Uploads:
 
 
 @pytest.fixture
-def agreement(uploads: Uploads) -> Agreement:
-    return Agreement(uploads, 7, uploads.completed.append)
+def gate(uploads: Uploads) -> UploadGate:
+    return UploadGate(uploads, 7, uploads.completed.append)
 
 
 @pytest.fixture
@@ -85,69 +85,69 @@ def make(tmp_path: Path, pool: BlockingPool) -> Callable[..., CompletedSpool]:
 
 
 async def test_who_follows_gives_everything_on(
-    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
+    gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
-    agreement.agree(3)
-    assert agreement.end is None
-    agreement.spool_complete(make(0))
-    agreement.finish()
+    gate.agree(3)
+    assert gate.end is None
+    gate.spool_complete(make(0))
+    gate.finish()
     assert uploads.ranges == [(0, 7)]
     assert uploads.spools[0][1] is None
 
 
 async def test_who_follows_leaves_the_same_bytes_to_the_primary(
-    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
+    gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
     """Not other bytes at the same offsets, and not more or fewer of them."""
     same, other = make(0), make(0, b"CONTENT")
     reassigned = asyncio.Event()
-    agreement.confirm(same.fragment, reassigned, 8)
-    agreement.spool_complete(same)
-    agreement.spool_complete(other)
-    agreement.spool_complete(make(0, b"conten"))
+    gate.confirm(same.fragment, reassigned, 8)
+    gate.spool_complete(same)
+    gate.spool_complete(other)
+    gate.spool_complete(make(0, b"conten"))
     assert [event for _, event in uploads.spools] == [reassigned, None, None]
     # Case: another primary has proposed other bytes since.
-    agreement.confirm(other.fragment, asyncio.Event(), 9)
-    agreement.spool_complete(same)
+    gate.confirm(other.fragment, asyncio.Event(), 9)
+    gate.spool_complete(same)
     assert uploads.spools[-1][1] is None
 
 
 async def test_who_leads_gives_on_what_is_agreed(
-    agreement: Agreement, uploads: Uploads, make: Callable[..., CompletedSpool]
+    gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
-    agreement.lead(7, 8)
-    agreement.lead(0, 8)  # Of no effect: it leads.
-    agreement.spool_complete(make(0))
+    gate.lead(7, 8)
+    gate.lead(0, 8)  # Of no effect: it leads.
+    gate.spool_complete(make(0))
     assert uploads.ranges == [(0, 7)]
     # Case: what is not yet waits, and nothing else waits for it.
-    agreement.spool_complete(make(7))
-    agreement.spool_complete(make(14))
-    agreement.agree(13)
+    gate.spool_complete(make(7))
+    gate.spool_complete(make(14))
+    gate.agree(13)
     assert uploads.ranges == [(0, 7)]
-    agreement.agree(14)
+    gate.agree(14)
     assert uploads.ranges == [(0, 7), (7, 14)]
     # Case: answers of another pipeline come late.
-    agreement.agree(7)
-    assert agreement.end == 14
+    gate.agree(7)
+    assert gate.end == 14
     assert uploads.completed == [7, 14]
-    agreement.agree(21)
+    gate.agree(21)
     assert uploads.ranges == [(0, 7), (7, 14), (14, 21)]
     assert all(event is None for _, event in uploads.spools)
 
 
 async def test_what_never_was_agreed_is_cut_off(
-    agreement: Agreement,
+    gate: UploadGate,
     uploads: Uploads,
     make: Callable[..., CompletedSpool],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     end = 100 + len(CONTENT)
-    agreement.lead(0, 8)
-    agreement.spool_complete(make(100, CONTENT))
-    agreement.spool_complete(make(end))
-    agreement.agree(end - 1)
+    gate.lead(0, 8)
+    gate.spool_complete(make(100, CONTENT))
+    gate.spool_complete(make(end))
+    gate.agree(end - 1)
     with caplog.at_level(logging.WARNING):
-        agreement.finish()
+        gate.finish()
     found: list[Any] = [record.args for record in caplog.records]
     assert [(args["begin"], args["end"]) for args in found] == [
         (end - 1, end),
@@ -158,7 +158,7 @@ async def test_what_never_was_agreed_is_cut_off(
     assert uploads.completed == [end - 1]  # What is known of the journal's head is agreed.
     assert uploads.spools[0][1] is None
     # Case: it is over.
-    agreement.finish()
+    gate.finish()
     assert len(uploads.spools) == 1
 
 

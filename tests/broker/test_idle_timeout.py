@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette.broker.append.idle_timeout import Patience
+from gazette.broker.append.idle_timeout import IdleTimeout
 from gazette.runtime.tasks import TaskScope
 
 
@@ -19,17 +19,17 @@ def stand_still(seconds: float) -> None:
 
 
 async def test_who_says_nothing_is_given_up() -> None:
-    patience = Patience(0.01)
+    timeout = IdleTimeout(0.01)
     with pytest.raises(TimeoutError):
-        async with patience:
+        async with timeout:
             await asyncio.Event().wait()
-    assert not patience.stalled
+    assert not timeout.stalled
 
 
 async def test_no_deadline() -> None:
-    async with Patience(None) as patience:
+    async with IdleTimeout(None) as timeout:
         stand_still(0.1)
-    assert not patience.stalled
+    assert not timeout.stalled
 
 
 async def test_what_came_while_the_loop_stood_still_is_in_time() -> None:
@@ -43,23 +43,23 @@ async def test_what_came_while_the_loop_stood_still_is_in_time() -> None:
         loop.call_soon(came.set_result, b"content")
 
     loop.call_soon(late)
-    async with Patience(0.01) as patience:
+    async with IdleTimeout(0.01) as timeout:
         assert await came == b"content"
-    assert patience.stalled
+    assert timeout.stalled
 
 
 async def test_who_says_nothing_after_that_either_is_given_up() -> None:
     asyncio.get_running_loop().call_soon(stand_still, 0.2)
-    patience = Patience(0.01)
+    timeout = IdleTimeout(0.01)
     with pytest.raises(TimeoutError):
-        async with patience:
+        async with timeout:
             await asyncio.Event().wait()
-    assert patience.stalled
+    assert timeout.stalled
 
 
 async def test_cancellation_is_no_timeout() -> None:
     async def wait() -> None:
-        async with Patience(60.0):
+        async with IdleTimeout(60.0):
             await asyncio.Event().wait()
 
     async with TaskScope("test") as scope:

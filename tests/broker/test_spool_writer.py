@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.broker.replication.spool_writer import WriteBehind
+from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.errors import Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
@@ -55,7 +55,7 @@ class Bench:
         self.spool = Spool(
             "a/journal", self.commits, clock=SystemClock(), pool=self.pool, disk=LocalDisk(tmp_path)
         )
-        self.local = WriteBehind(self.spool, self.scope, self.pool, primary=True)
+        self.local = SpoolWriter(self.spool, self.scope, self.pool, primary=True)
 
     async def commit(self) -> None:
         await self.local.flush()
