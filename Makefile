@@ -35,7 +35,7 @@ ifneq ($(LOCKED),)
 	$(PIP) --require-hashes -r constraints.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 else
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,docs]'
 endif
 	@touch $@ $(STAMP)
 
@@ -46,7 +46,7 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 constraints:
 	$(PYTHON3) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
-	$(COMPILE) --extra dev --output-file constraints.txt
+	$(COMPILE) --extra dev --extra docs --output-file constraints.txt
 	$(COMPILE) --extra s3 --output-file deploy/constraints.txt
 
 $(DOCS_STAMP): pyproject.toml | $(BIN)/python
@@ -151,7 +151,7 @@ bench-spark: $(DEV_STAMP)
 	$(BIN)/python benchmarks/bench_spark.py $(ARGS)
 
 # The pages of docs/ as a site in build/site; broken links are errors.
-# Needs neither Spark nor a database.
+# The API reference is read from the source: neither Spark nor a database is needed.
 docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs build --quiet
 

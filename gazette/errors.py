@@ -1,7 +1,5 @@
 """All exceptions that Gazette raises on purpose, divided by what the caller does next.
 
-::
-
     GazetteError
     ├── Retryable          the same call may succeed later
     │   ├── Unavailable        a peer, etcd or a store cannot be reached now
@@ -27,7 +25,7 @@ from typing import Any, ClassVar
 
 
 class GazetteError(Exception):
-    """Base of the tree.
+    """Base of all exceptions that Gazette raises on purpose.
 
     ``hint`` is the next step for the reader of the message. ``facts`` are the fields an operator
     needs (``journal``, ``offset``, ``revision`` …), rendered after the message in a stable order.
@@ -49,22 +47,32 @@ class GazetteError(Exception):
 
 
 class Retryable(GazetteError):
+    """An error that the same call may not meet again later."""
+
     default_hint = "No action: the call is retried."
 
 
 class Unavailable(Retryable):
+    """A peer, etcd or a store cannot be reached now."""
+
     default_hint = "Check that the named process is running and reachable; the call is retried."
 
 
 class Moved(Retryable):
+    """Another process serves the journal or shard now. Resolve its route again."""
+
     default_hint = "No action: the route is resolved again."
 
 
 class NotYet(Retryable):
+    """The offset, revision or replica does not exist yet."""
+
     default_hint = "Wait, or read with blocking enabled."
 
 
 class Fenced(GazetteError):
+    """A newer owner has taken over. Stop, and do not retry."""
+
     default_hint = (
         "No action: a newer owner has taken over. A replaced owner stops. A shard that is "
         "still assigned here is restarted automatically."
@@ -103,32 +111,46 @@ class TooLarge(Invalid):
 
 
 class NotAllowed(GazetteError):
+    """A correct call that is refused: by its token, a read-only flag, or a suspension."""
+
     default_hint = "Check the token's capabilities and selector, or the flags of the specification."
 
 
 class NotFound(GazetteError):
+    """The journal, shard or fragment does not exist."""
+
     default_hint = "Check the name, and that the token's selector covers it."
 
 
 class Conflict(GazetteError):
+    """A compare-and-set found another value. Read again, and decide again."""
+
     default_hint = "Read the current revision and apply again."
 
 
 class Corrupt(GazetteError):
+    """Data is not what it claims to be. Do not continue."""
+
     default_hint = (
         "Do not continue on this data: compare it with another replica or an older fragment."
     )
 
 
 class Closed(GazetteError):
+    """The object was closed by this process, on purpose."""
+
     default_hint = "No action: it was closed on purpose."
 
 
 class Broken(GazetteError):
+    """The peer ended the call or broke the protocol. ``__cause__`` has more."""
+
     default_hint = "See the cause; the operation may be started again."
 
 
 class Bug(GazetteError):
+    """An invariant of Gazette does not hold. The tasks that depend on it are ended."""
+
     default_hint = "This is a defect of Gazette: please report it with the log."
 
 

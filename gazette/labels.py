@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 CONTENT_TYPE: Final = "content-type"
+"""Label of a journal with the framing of its messages."""
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
+"""Label of a journal with the name of its type of messages."""
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 TAG: Final = "app.gazette.dev/tag"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
@@ -13,9 +15,13 @@ INSTANCE: Final = "app.gazette.dev/instance"
 REGION: Final = "app.gazette.dev/region"
 
 CONTENT_CSV: Final = "text/csv"
+"""Content type: a row of CSV for each message."""
 CONTENT_JSON_LINES: Final = "application/x-ndjson"
+"""Content type: a line of JSON for each message."""
 CONTENT_PROTO_FIXED: Final = "application/x-protobuf-fixed"
+"""Content type: protobuf messages, each after its length."""
 CONTENT_RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
+"""Content type: operations on the files of a shard."""
 
 SINGLE_VALUED: Final = frozenset(
     {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, REGION}

@@ -1,6 +1,6 @@
 """Cheapest flow of a network, by exchanges that begin at the present assignment.
 
-The nodes are the members and a sink. An *arc* moves one unit of load, at a cost::
+The nodes are the members and a sink. An *arc* moves one unit of load, at a cost:
 
     member a ──► member b      an item leaves a for b
     sink     ──► member b      an item that is short is served by b

@@ -1,7 +1,5 @@
 """Items, zones and members as a network whose cheapest flow is the desired assignment.
 
-::
-
     item ──► zone of the item ──► member ──► sink
       └───────── not assigned ───────────────►┘
 

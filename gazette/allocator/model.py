@@ -1,7 +1,7 @@
 """Items, members and assignments: their keys in etcd, and the values that the allocator reads.
 
 Keys under a root. ``#`` sorts below every character of names, so the order of keys
-is the order of (item, zone, suffix)::
+is the order of (item, zone, suffix):
 
     <root>/items/<item>                            item to be served; no lease
     <root>/members/<zone>#<suffix>                 member; under its session lease

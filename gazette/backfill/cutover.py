@@ -1,7 +1,5 @@
 """The end of a run: shards take over the built states.
 
-::
-
     note ──► fence ──► play the former state ──► acknowledge what it owes ──► append ──► note
                                                                                  all shards: publish
 

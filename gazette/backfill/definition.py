@@ -1,7 +1,7 @@
 """The application's description of its backfill: `Backfill`, and the default replay of messages.
 
 A backfill folds the history of a shard's sources away from the shard. The application has a class
-for it beside its `Application`::
+for it beside its `Application`:
 
     class WordCountBackfill(Backfill):
         application = WordCount

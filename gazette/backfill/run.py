@@ -1,7 +1,5 @@
 """One run of a backfill, from the choice of its shards to the moment at which they have their states.
 
-::
-
     PLAN ── first pass ── build, stage ── MANIFEST ── append ── (verify) ── publish ── PUBLISHED
       │          nothing of this takes effect, and all of it can be repeated           │
       └── a run that is resumed continues behind the last step that it finds done ─────┘
@@ -48,7 +46,7 @@ from gazette.stores.claims import BackfillClaim, Held
 
 
 class BackfillRun:
-    """A run; see the module. Processes find ``backfill`` by ``name``, unless that is empty."""
+    """One run of a backfill. Processes find ``backfill`` by ``name``, unless that is empty."""
 
     def __init__(
         self,

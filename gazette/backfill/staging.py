@@ -2,8 +2,6 @@
 
 It is a directory, or a bucket.
 
-::
-
     <run>/PLAN.json                     what the run builds, and up to which offsets: made once
     <run>/states/<shard>.<attempt>      a built state; its name is unique, so that an abandoned attempt
     <run>/states/<shard>.<attempt>.json that ends late cannot overwrite another one's

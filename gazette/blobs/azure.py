@@ -1,10 +1,10 @@
 """Stage 8 of the byte path: fragments as block blobs of an Azure storage container, by adlfs.
 
-=====================================================  ==================================================
-``azure://container/prefix/``                          ``AZURE_ACCOUNT_NAME`` and ``AZURE_ACCOUNT_KEY``,
-                                                       or ``AZURE_STORAGE_CONNECTION_STRING``
-``azure-ad://tenant/account/container/prefix/``        ``AZURE_CLIENT_ID`` and ``AZURE_CLIENT_SECRET``
-=====================================================  ==================================================
+A URL, and the environment variables with its credentials:
+
+- ``azure://container/prefix/``: ``AZURE_ACCOUNT_NAME`` and ``AZURE_ACCOUNT_KEY``, or
+  ``AZURE_STORAGE_CONNECTION_STRING``.
+- ``azure-ad://tenant/account/container/prefix/``: ``AZURE_CLIENT_ID`` and ``AZURE_CLIENT_SECRET``.
 """
 
 from __future__ import annotations

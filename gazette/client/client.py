@@ -40,7 +40,15 @@ class Client(BrokerAccess):
     async def append(
         self, params: AppendParams, content: Content | Callable[[], Content] = b""
     ) -> AppendResult:
-        """Append content to a journal; see `appender.append`."""
+        """Append content to a journal. Retry while its brokers are unreachable or being replaced.
+
+        A retry after an attempt with an unknown outcome may write the content twice. A function
+        that returns new content at each call can be retried; an iterator cannot. After a
+        cancellation the content may have been appended.
+
+        Raise ``Fenced`` if the registers do not match, and ``Conflict`` if the head is at another offset.
+        Raise ``Invalid``, ``NotAllowed``, ``NotFound``, ``Unavailable`` or ``Broken`` as well.
+        """
         return await appender.append(self, params, content)
 
     def reader(self, params: ReadParams) -> Reader:
@@ -52,27 +60,56 @@ class Client(BrokerAccess):
         return RetryReader(self, params)
 
     async def list_journals(self, selector: LabelSelector = EVERYTHING) -> JournalList:
+        """Return all journals that match, of those that the caller may list. Wait for a connection.
+
+        Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        """
         return await journals.list_journals(self, selector)
 
     def watch_journals(
         self, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
     ) -> AsyncIterator[JournalList]:
+        """Yield the journals that match, and again after each change of a specification, without end.
+
+        ``resume`` is the header of a list that is known already: the first list is newer. Failures
+        of brokers are retried. Raise ``Invalid`` or ``NotAllowed``.
+        """
         return journals.watch_journals(self, selector, resume=resume)
 
     async def get_journal(self, name: str) -> ListedJournal:
+        """Return one journal by its name. Raise ``NotFound``, and what `list_journals` raises."""
         return await journals.get_journal(self, name)
 
     async def apply_journals(
         self, changes: Sequence[JournalChange], *, batch_size: int = 0
     ) -> Header:
+        """Change specifications: all of them, or none.
+
+        A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
+        earlier ones stay. etcd accepts 128 changes in one by default. Return the header with the
+        revision of the last transaction. After a cancellation the changes may have been applied.
+
+        Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``, ``NotAllowed``,
+        ``Unavailable`` or ``Broken``.
+        """
         return await journals.apply_journals(self, changes, batch_size=batch_size)
 
     async def list_fragments(self, params: FragmentsParams) -> tuple[StoredFragment, ...]:
+        """Return the fragments of a journal's index, by offset.
+
+        Raise ``NotFound``, ``NotAllowed`` (also for a suspended journal), ``Unavailable``, ``Moved`` or
+        ``Broken``.
+        """
         return await journals.list_fragments(self, params)
 
     async def fragment_store_health(
         self, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
     ) -> str:
+        """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
+
+        ``check_delete`` also checks that objects below ``check_delete_prefix`` can be removed. Raise
+        ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        """
         return await journals.fragment_store_health(
             self, store, check_delete=check_delete, check_delete_prefix=check_delete_prefix
         )

@@ -4,13 +4,11 @@ A fragment file holds exactly the journal's bytes in one of five codecs. Their n
 `CompressionCodec` on the wire (``gazette.protocol.fragment.Codec``). This module lies below
 ``protocol``, and takes them as ints.
 
-=============================  =========================================================
-NONE                           the bytes themselves
-GZIP                           any number of gzip members, one after the other
-ZSTANDARD                      zstd frames; the content size is neither written nor needed
-SNAPPY                         the framed variant: blocks of at most 64 KiB, each with a CRC
-GZIP_OFFLOAD_DECOMPRESSION     one gzip member, which the store or HTTP may have decoded
-=============================  =========================================================
+- ``NONE``: the bytes themselves.
+- ``GZIP``: any number of gzip members, one after the other.
+- ``ZSTANDARD``: zstd frames. The content size is neither written nor needed.
+- ``SNAPPY``: the framed variant: blocks of at most 64 KiB, each with a CRC.
+- ``GZIP_OFFLOAD_DECOMPRESSION``: one gzip member, which the store or HTTP may have decoded.
 
 Neither direction knows where a fragment ends, or its digest: see ``fragment.decoder``. Use each
 object for one stream, and in one thread at a time. Its work releases the interpreter lock.

@@ -1,6 +1,6 @@
 """Settings of a program, from flags, the environment, a file and defaults, in this order.
 
-A group is a frozen dataclass whose fields are made by ``setting`` or ``duration``::
+A group is a frozen dataclass whose fields are made by ``setting`` or ``duration``:
 
     @dataclass(frozen=True, slots=True)
     class EtcdFlags:
@@ -67,6 +67,7 @@ class Loaded:
     argv: tuple[str, ...] = ()
 
     def group(self, cls: type[T]) -> T:
+        """Return the settings of a group, by its class."""
         for value in self.groups.values():
             if isinstance(value, cls):
                 return value

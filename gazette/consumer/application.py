@@ -3,7 +3,7 @@
 An application is a set of plain synchronous callbacks. Each shard calls them from its own thread,
 one at a time, in a fixed order. So a callback may block: it delays its own shard and nothing else.
 
-The life of one transaction, as a shard sees it::
+The life of one transaction, as a shard sees it:
 
     begin_transaction              at the first message
     consume_messages …             the default calls consume_message for each
@@ -60,11 +60,13 @@ class Shard(Protocol):
     """The shard that a callback runs for: what the callback may know of it and ask of it."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Name of the shard: unique within its application."""
+        ...
 
     @property
     def fqn(self) -> str:
-        """The etcd key of the shard's specification: unique over applications of a cluster."""
+        """Key of the shard's specification in etcd: unique over the applications of a cluster."""
         ...
 
     @property
@@ -106,7 +108,7 @@ class Store(ABC):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        """Begin to commit; see the class."""
+        """Begin to commit. Return a future of the commit; see the contract of the class."""
 
     @abstractmethod
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
@@ -118,8 +120,8 @@ class Store(ABC):
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin the transaction if need be.
 
-        Poison messages are skipped by it. Optional: a `PoisonPolicy` is refused for a store that
-        cannot undo the effects of one message. One savepoint is open at a time.
+        By it the runtime undoes what a poison message did before it skips the message. Optional: a
+        `PoisonPolicy` is refused for a store without savepoints. One is open at a time.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",
@@ -187,14 +189,16 @@ class Application(ABC, Generic[StoreT]):
     """
 
     message_type: type[Any] | None = None
-    """Type that sources decode to; None: override ``new_message_type``.
+    """Type that sources decode to; None: override ``message_type_of``.
 
     A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class.
     """
 
     config_groups: ClassVar[Mapping[str, type]] = {}
-    """Settings of the application: group name → frozen dataclass made with `gazette.config.schema.setting`.
-    Their flags, environment names and file keys work like the runtime's own."""
+    """Settings of the application, by the name of their group.
+
+    A group is a frozen dataclass with fields made by `gazette.config.setting`. Their flags, environment
+    names and file keys work like the runtime's own."""
 
     application_name: ClassVar[str] = ""
     """Name of the application in etcd and in its states. Empty: module and name of the class."""
@@ -222,8 +226,8 @@ class Application(ABC, Generic[StoreT]):
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
         """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.
 
-        Called once per promotion. Default: as the labels of the shard say, see
-        docs/transactions.md.
+        Called once per promotion. Default: as the labels of the shard say.
+        The page on transactions has these labels.
         """
         return PoisonPolicy.of_labels(shard.spec.labels)
 
@@ -270,7 +274,7 @@ class Application(ABC, Generic[StoreT]):
                 require_none("consume_message", result)
 
     def begin_transaction(self, shard: Shard, store: StoreT) -> None:
-        """Prepare for a transaction. Called before its first message; may block."""
+        """Prepare for a transaction. Called before its first message. May block."""
 
     def finalize_transaction(self, shard: Shard, store: StoreT, publisher: Publisher) -> None:
         """Publish and flush what is buffered. Called after the last message of a transaction."""
@@ -314,7 +318,10 @@ class MessageProducer(ABC):
     def read_through(
         self, shard: Shard, store: Any, offsets: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """Return the offsets that a query waits for which asked for these. Any thread. Default: the same."""
+        """Return the offsets for which a query waits that asked for ``offsets``. Default: the same.
+
+        Any thread may call this.
+        """
         return offsets
 
 

@@ -298,7 +298,7 @@ class ConsumerMember:
 
     @property
     def guard_rules(self) -> GuardRules:
-        """Return which requests the HTTP servers of this member accept."""
+        """The requests that the HTTP servers of this member accept."""
         return GuardRules.of(
             keyless=self._auth.keyless,
             hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),

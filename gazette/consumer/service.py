@@ -43,21 +43,27 @@ class ConsumerService(ShardCaller, Protocol):
 
     @property
     def append_service(self) -> AppendService:
-        """For publishing from APIs; each shard has its own."""
+        """Append service for publishing from APIs. Each shard has its own."""
         ...
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> Clock:
+        """Clock of the process. Tests replace it."""
+        ...
 
     @property
-    def settings(self) -> ConsumerSettings: ...
+    def settings(self) -> ConsumerSettings:
+        """Settings of the member, from flags, environment and file."""
+        ...
 
     @property
-    def process_id(self) -> ProcessId: ...
+    def process_id(self) -> ProcessId:
+        """Zone and name of the member."""
+        ...
 
     @property
     def stopping(self) -> asyncio.Event:
-        """Set when this member is asked to stop: long-running calls should end."""
+        """Event that is set when this member is asked to stop: long-running calls should end."""
         ...
 
     def add_route(

@@ -58,7 +58,7 @@ class Folded:
 
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:
-        """Return, by journal, the producers that have pending messages at its end."""
+        """By journal, the producers that have pending messages at its end."""
         found = {
             journal: tuple(p for p, state in source.producers.items() if state.begin is not None)
             for journal, source in self.sources.items()

@@ -78,7 +78,7 @@ class KeySpace:
 
     @property
     def seen_revision(self) -> int:
-        """Return the revision up to which the mirror has all changes. The next change is behind it.
+        """Revision up to which the mirror has all changes. The next change is behind it.
 
         It is above that of ``header`` after a load for which the watch fell behind.
         """

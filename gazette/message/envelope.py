@@ -33,12 +33,17 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     journal: JournalName
     """Name of the journal, with the metadata segment of the read, if it had one."""
     begin: Offset
+    """Offset of the message's first byte."""
     end: Offset
+    """Offset behind the message's last byte."""
     message: M
     """An instance of the requested type. If ``is_ack`` is true, it may be an `Acknowledgement`."""
     producer: ProducerId
+    """Publisher of the message: six bytes."""
     clock: int
+    """Logical time of the producer, in ticks of 100 ns."""
     flags: int
+    """Flags of the UUID: outside a transaction, continues one, or acknowledges one."""
 
     @property
     def is_ack(self) -> bool:

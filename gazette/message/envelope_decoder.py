@@ -21,7 +21,7 @@ class EnvelopeDecoder(Generic[M]):
     """Decoder of one journal's bytes into envelopes. It holds at most one incomplete frame between
     calls.
 
-    Feed it, then call `decode` until `decode` returns an empty list::
+    Feed it, then call `decode` until `decode` returns an empty list:
 
         decoder.feed(chunk)
         while batch := decoder.decode():

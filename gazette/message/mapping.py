@@ -167,7 +167,7 @@ class PartitionWatch:
     """A current snapshot of the journals that match a selector. Call the watch to use it as
     `PartitionsFunc`.
 
-    Make and run it on the event loop. Call it from any thread. Give it a watch of the client::
+    Make and run it on the event loop. Call it from any thread. Give it a watch of the client:
 
         watch = PartitionWatch(watch_journals(client, LabelSelector.parse("…")))
         scope.daemon(watch.run(), name="partitions")

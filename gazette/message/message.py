@@ -8,7 +8,7 @@ import msgspec
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Base of an application's messages. Subclasses add fields, like any ``msgspec.Struct``::
+    """Base of an application's messages. Subclasses add fields, like any ``msgspec.Struct``:
 
         class Word(Message):
             word: str

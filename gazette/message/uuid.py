@@ -1,7 +1,7 @@
 """Message UUIDs: producer, clock and transaction flags in a version 1 UUID.
 
 Stage 11 of the byte path. Pure. A UUID is 16 bytes. JSON and CSV carry its canonical text. ``C`` is
-the 64-bit clock::
+the 64-bit clock:
 
     0..3    bits  4..35 of C
     4..5    bits 36..51 of C

@@ -87,7 +87,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
-        """Read :meth:`to_bytes`, in any order. Raise :class:`Corrupt` if it is not a checkpoint."""
+        """Read ``to_bytes``, in any order. Raise ``Corrupt`` if it is not a checkpoint."""
         try:
             pb = consumer_pb2.Checkpoint.FromString(data)
         except DecodeError as error:
@@ -108,7 +108,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: bytes) -> Checkpoint:
-        """Read :meth:`to_json`. Raise :class:`Corrupt` if it is not a checkpoint."""
+        """Read ``to_json``. Raise ``Corrupt`` if it is not a checkpoint."""
         value = go_json.loads(data)
         intents = go_json.as_object(value.get("ack_intents"))
         return cls(

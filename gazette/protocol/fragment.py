@@ -58,7 +58,7 @@ class Codec(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> Codec:
-        """Return the codec of a number. Raise :class:`Invalid` for an unknown number."""
+        """Return the codec of a number. Raise ``Invalid`` for an unknown number."""
         try:
             return cls(value)
         except ValueError:
@@ -119,7 +119,7 @@ class Fragment:
     def content_path(self) -> str:
         """Return the path below the root of a blob store: journal, postfix and content name.
 
-        Raise :class:`Invalid` if the path would leave the journal's own directory.
+        Raise ``Invalid`` if the path would leave the journal's own directory.
         """
         parts = [part for part in (self.journal, self.path_postfix, self.content_name()) if part]
         path = posixpath.normpath("/".join(parts))
@@ -131,7 +131,7 @@ class Fragment:
     def parse(cls, journal: JournalName, relative_path: str) -> Fragment:
         """Parse the path of a fragment below its journal's directory.
 
-        Raise :class:`Invalid` for a path that is not the name of a fragment.
+        Raise ``Invalid`` for a path that is not the name of a fragment.
         """
         postfix, slash, base = relative_path.rpartition("/")
         if slash and postfix in ("", "."):
@@ -211,7 +211,7 @@ def _parse_sum(text: str) -> bytes:
 def parse_url(text: str) -> tuple[SplitResult, str]:
     """Split a URL. Return it with its ``host:port``, without a user.
 
-    The URL may be relative. Raise :class:`Invalid` for an invalid URL.
+    The URL may be relative. Raise ``Invalid`` for an invalid URL.
     """
     if _CONTROL.search(text):
         raise Invalid(f"invalid control character in URL ({text!r})")

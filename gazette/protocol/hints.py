@@ -174,7 +174,7 @@ class HintsForm(enum.Enum):
 def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[HintsForm, bytes]:
     """Encode hints for etcd in the first form that fits: JSON, protobuf, or compressed protobuf.
 
-    The original reads the first two. Raise :class:`Invalid` if none fits into ``bytes_max``.
+    The original reads the first two. Raise ``Invalid`` if none fits into ``bytes_max``.
     """
     encoded = hints.to_json()
     if len(encoded) <= bytes_max:
@@ -195,7 +195,7 @@ def encode_hints(hints: FSMHints, bytes_max: int = HINTS_BYTES_MAX) -> tuple[Hin
 def decode_hints(data: bytes) -> FSMHints:
     """Decode hints from a value of etcd: JSON, protobuf, or protobuf compressed by gzip.
 
-    Hints are not validated. Raise :class:`Invalid` for an empty value, and :class:`Corrupt` for a
+    Hints are not validated. Raise ``Invalid`` for an empty value, and ``Corrupt`` for a
     value that does not hold hints.
     """
     if not data:

@@ -45,7 +45,7 @@ def validate_token(value: str, minimum: int, maximum: int) -> None:
 
 
 def validate_path_token(value: str, minimum: int, maximum: int) -> None:
-    """Require what :func:`validate_token` does, with ``=`` and ``%`` permitted. The token need not
+    """Require what ``validate_token`` does, with ``=`` and ``%`` permitted. The token need not
     be a path.
     """
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)

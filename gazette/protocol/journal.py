@@ -165,7 +165,7 @@ class FragmentSpec:
 class JournalSpec:
     """Specification of a journal.
 
-    Fields that are zero are unset. :meth:`validate` refuses most of them, but a partial
+    Fields that are zero are unset. ``validate`` refuses most of them, but a partial
     specification, such as a node of a YAML tree, may have them. ``max_append_rate`` is in bytes per
     second. 0 means no limit.
     """
@@ -289,7 +289,7 @@ class JournalSpec:
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.JournalSpec) -> JournalSpec:
-        """Return the specification. Raise :class:`Invalid` for unknown enum values."""
+        """Return the specification. Raise ``Invalid`` for unknown enum values."""
         with within("Fragment"):
             fragment = FragmentSpec.from_pb(pb.fragment)
         suspend = None

@@ -75,7 +75,7 @@ class JournalNode:
 
     @classmethod
     def parse(cls, text: str) -> JournalNode:
-        """Parse YAML. Raise :class:`Invalid` that names the line. The tree is not validated yet."""
+        """Parse YAML. Raise ``Invalid`` that names the line. The tree is not validated yet."""
         return strict_yaml.decode(text, _decode_node)
 
     @classmethod
@@ -141,7 +141,7 @@ class JournalNode:
     def hoist(self) -> JournalNode:
         """Return this tree with each field that all children share in their directory.
 
-        This inverts :meth:`push_down`. Call that first, since fields of directories are replaced.
+        This inverts ``push_down``. Call that first, since fields of directories are replaced.
         Suspensions stay with their journals.
         """
         if not self.is_directory or not self.children:
@@ -165,7 +165,7 @@ class JournalNode:
         )
 
     def to_yaml(self) -> str:
-        """Return the YAML that :meth:`parse` reads, without unset fields."""
+        """Return the YAML that ``parse`` reads, without unset fields."""
         return strict_yaml.dump(_encode_node(self))
 
 

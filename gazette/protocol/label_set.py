@@ -63,7 +63,7 @@ class LabelSet:
     """Labels in strictly ascending order of name, then value. A name may have several values.
 
     The constructor takes labels as they are, so that validation can refuse a received set that is
-    out of order. :meth:`of` and the ``with_…`` methods keep the order.
+    out of order. ``of`` and the ``with_…`` methods keep the order.
     """
 
     labels: tuple[Label, ...] = ()
@@ -78,7 +78,7 @@ class LabelSet:
 
     @property
     def encoded_bytes(self) -> int:
-        """Return the number of bytes of the set as a protobuf message."""
+        """Bytes of the set as a protobuf message."""
         return self.to_pb().ByteSize()
 
     def values_of(self, name: str) -> tuple[str, ...]:
@@ -233,13 +233,14 @@ class LabelSelector:
     def parse(cls, text: str) -> LabelSelector:
         """Parse the text form, ``env in (production, qa), tier not in (frontend), !test``.
 
-        Raise :class:`Invalid` at the first term that is invalid.
+        Raise ``Invalid`` at the first term that is invalid.
         """
         selector = _parse(text)
         selector.validate()
         return selector
 
     def matches(self, labels: LabelSet) -> bool:
+        """Return True if the labels match."""
         values: dict[str, list[str]] = {}
         for label in labels.labels:
             values.setdefault(label.name, []).append(label.value)
@@ -275,7 +276,7 @@ class LabelSelector:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LabelSelector:
-        """Read the form of :meth:`to_json`. Raise :class:`Invalid` for any other form.
+        """Read the form of ``to_json``. Raise ``Invalid`` for any other form.
 
         Refuse an unknown field as well. Without it, the selector would match more than was meant.
         """

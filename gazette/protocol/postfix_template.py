@@ -1,6 +1,6 @@
 """Templates of the path postfix under which a journal's fragments are stored.
 
-They are templates of Go's text/template (`go_template`)::
+They are templates of Go's text/template (`go_template`):
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
@@ -57,7 +57,7 @@ class PostfixTemplate:
     def evaluate(self, context: PostfixContext) -> str:
         """Return the postfix: a path component, or ``""``.
 
-        Leave out empty components, such as a register that is not set. Raise :class:`Invalid` if
+        Leave out empty components, such as a register that is not set. Raise ``Invalid`` if
         the template fails. Raise it also for a path under which a fragment could not be found
         again: one with ``..`` or with symbols that a fragment's path may not have.
         """
@@ -74,7 +74,7 @@ class PostfixTemplate:
 
 
 def parse(text: str) -> PostfixTemplate:
-    """Parse a template. Raise :class:`Invalid` if it is not valid."""
+    """Parse a template. Raise ``Invalid`` if it is not valid."""
     try:
         return PostfixTemplate(text, go_template.parse(text))
     except Invalid as error:

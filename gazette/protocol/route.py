@@ -30,7 +30,7 @@ def grpc_target(endpoint: str) -> tuple[str, bool]:
     """Return the target of a gRPC channel to ``endpoint``, and True if the channel uses TLS.
 
     The host of ``unix://host/path`` is only for people: its target is ``unix:///path``. Raise
-    :class:`Invalid` for an endpoint that :func:`validate_endpoint` refuses.
+    ``Invalid`` for an endpoint that ``validate_endpoint`` refuses.
     """
     url, host = _parse_endpoint(endpoint)
     if url.scheme == "unix":

@@ -1,6 +1,6 @@
 """Checks of requests and responses, on receipt and before sending.
 
-Every function takes a generated message. It raises :class:`~gazette.errors.Invalid` with a path
+Every function takes a generated message. It raises ``Invalid`` with a path
 that names the field. It never changes the message. The Journal service comes first, then the Shard
 service.
 """

@@ -48,7 +48,7 @@ class ShardSource:
 class ShardSpec:
     """Specification of a shard. Durations are in nanoseconds.
 
-    Fields that are zero are unset: each has a default, or :meth:`validate` refuses it.
+    Fields that are zero are unset: each has a default, or ``validate`` refuses it.
     """
 
     id: ShardId

@@ -70,7 +70,7 @@ class ShardList:
 
     @classmethod
     def parse(cls, text: str) -> ShardList:
-        """Parse YAML. Raise :class:`Invalid` that names the line. The list is not validated yet."""
+        """Parse YAML. Raise ``Invalid`` that names the line. The list is not validated yet."""
         return strict_yaml.decode(text, _decode_list)
 
     @classmethod
@@ -104,7 +104,7 @@ class ShardList:
     def hoist(self) -> ShardList:
         """Return this list with each field that all shards share held in common.
 
-        This inverts :meth:`push_down`. Call that first, since common fields are replaced.
+        This inverts ``push_down``. Call that first, since common fields are replaced.
         """
         if not self.shards:
             return self
@@ -118,7 +118,7 @@ class ShardList:
         )
 
     def to_yaml(self) -> str:
-        """Return the YAML that :meth:`parse` reads, without unset fields."""
+        """Return the YAML that ``parse`` reads, without unset fields."""
         shards = [_encode_shard(shard) for shard in self.shards]
         return strict_yaml.dump({"common": _encode_spec(self.common), "shards": shards})
 

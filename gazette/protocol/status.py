@@ -30,7 +30,7 @@ class Status(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> Status:
-        """Return the status of a number. Raise :class:`Invalid` for an unknown number."""
+        """Return the status of a number. Raise ``Invalid`` for an unknown number."""
         try:
             return cls(value)
         except ValueError:
@@ -49,7 +49,7 @@ class ShardStatus(IntEnum):
 
     @classmethod
     def from_pb(cls, value: int) -> ShardStatus:
-        """Return the status of a number. Raise :class:`Invalid` for an unknown number."""
+        """Return the status of a number. Raise ``Invalid`` for an unknown number."""
         try:
             return cls(value)
         except ValueError:

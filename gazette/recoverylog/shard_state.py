@@ -123,6 +123,7 @@ class ShardState:
         self.databases = to_standalone(directory)
         """Names of the SQLite databases."""
         self.kind = self._find_kind()
+        """Kind of the store, by its files."""
         self._owns_directory = owns_directory
         self._prepare_connection = prepare_connection
         self._connection: apsw.Connection | None = None
@@ -172,7 +173,7 @@ class ShardState:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the state. It is empty before the first commit.
+        """Checkpoint of the state, empty before the first commit.
 
         Raise ``Invalid`` for a state of a store that is not Gazette's.
         """
@@ -281,7 +282,7 @@ class ShardState:
 
     @property
     def column_families(self) -> tuple[str, ...]:
-        """Return the names of the column families of a RocksDB state."""
+        """Names of the column families of a RocksDB state."""
         self._family(DEFAULT)
         return tuple(sorted(self._families))
 

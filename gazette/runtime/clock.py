@@ -29,10 +29,13 @@ class SystemClock:
     __slots__ = ()
 
     def now(self) -> float:
+        """Return Unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:
+        """Return seconds since an arbitrary moment. They never go back."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        """Wait on the event loop."""
         await asyncio.sleep(seconds)

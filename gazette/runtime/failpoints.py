@@ -1,7 +1,7 @@
 """Points in the code at which a test can make the process die, stop, fail or wait. Off unless armed.
 
-A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. A text arms
-points: that of ``GAZETTE_FAILPOINTS`` when the process starts::
+A point is a call, ``hit("commit.finalized", shard_id)``, which costs one look at an empty tuple. The text of
+``GAZETTE_FAILPOINTS`` arms points when the process starts:
 
     commit.finalized=kill@3                              die at the third hit
     append.applied(recovery/*)=error@2;ack.appended=kill
@@ -10,12 +10,12 @@ points: that of ``GAZETTE_FAILPOINTS`` when the process starts::
 detail of a hit, a shard's id or a journal's name. ``WHEN`` (default 1) counts matching hits, or is
 ``*`` for each of them. Actions:
 
-``kill``      SIGKILL to this process: no handler runs, nothing is flushed
-``stop``      SIGSTOP to this process: all threads stand still until a SIGCONT
-``error``     raise ``Unavailable``
-``delay:S``   wait S seconds: the thread for ``hit``, the task for ``reach``
-``mark``      append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names: nanoseconds of the
-              machine's monotonic clock, point, detail. For timelines across processes
+- ``kill``: SIGKILL to this process. No handler runs, nothing is flushed.
+- ``stop``: SIGSTOP to this process. All threads stand still until a SIGCONT.
+- ``error``: raise ``Unavailable``.
+- ``delay:S``: wait S seconds: the thread for ``hit``, the task for ``reach``.
+- ``mark``: append a line to the file that ``GAZETTE_FAILPOINT_MARKS`` names, for timelines across
+  processes. The line has nanoseconds of the machine's monotonic clock, point and detail.
 
 Not for production.
 """

@@ -68,6 +68,7 @@ class JSONFileStore(Store, Generic[StateT]):
             self.state: StateT = self._load(path.read_bytes())
         else:
             self.state = (new_state or state_type)()
+        """State of the running transaction. Only the shard's thread uses it."""
         self._committed = self._encode()
 
     @classmethod

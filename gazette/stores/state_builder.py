@@ -167,8 +167,6 @@ def claimable(store: Store, shard: str) -> Claimable:
 class StateBuilder:
     """Builder of the state of one shard in ``directory``, which must be empty or absent. One thread.
 
-    ::
-
         with StateBuilder(application, spec, directory, rng) as builder:
             builder.store.executemany("INSERT …", rows)
             built = builder.finish(checkpoint)

@@ -1,8 +1,6 @@
 """Driver that runs an application without any service: publish messages, check the store, crash,
 restore.
 
-::
-
     driver = AppDriver(WordCount(), tmp_path, sources=["words"])
     driver.publish("words", Word(word="hello"), Word(word="hello"))
     driver.run()
@@ -165,10 +163,13 @@ class AppDriver(Generic[StoreT]):
         self.application = application
         self._owner = Owner(name_of(application))
         self.journals = MemoryJournals() if journals is None else journals
+        """All journals, in memory."""
         self.clock = ManualClock() if clock is None else clock
+        """Clock of the shard. It stands still except in `advance`."""
         self.transactions: list[FinishedTransaction] = []
         """All transactions so far that were committed and acknowledged."""
         self.read_through: dict[str, int] = {}
+        """By journal, the offset up to which the shard has read."""
         self._policy: PoisonPolicy | None = None
         self.skipped: list[tuple[str, str]] = []
         """(journal, reason) of each message that the shard's poison policy skipped."""

@@ -1,7 +1,5 @@
 """Tests of the behaviour that every blob store must have, to be inherited.
 
-::
-
     class TestMyStore(BlobStoreTests):
         @pytest.fixture
         def store(self):

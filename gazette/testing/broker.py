@@ -50,7 +50,7 @@ class BrokerFixture:
     """A running broker at ``endpoint``. ``client`` is connected to it. ``http`` is its HTTP URL.
 
     Brokers on the same ``etcd`` and ``root`` are one cluster, and share ``tmp_path / "root"`` as
-    the root of ``file://`` stores::
+    the root of ``file://`` stores:
 
         async with await BrokerFixture.start(etcd, tmp_path) as broker:
             await broker.create(journal_spec("a/journal"))

@@ -59,7 +59,7 @@ class ConsumerFixture:
     """A running member of a consumer cluster. ``shards`` is a client of it, ``etcd`` the test's
     own.
 
-    Members on the same ``etcd`` and ``root`` are one cluster::
+    Members on the same ``etcd`` and ``root`` are one cluster:
 
         async with await BrokerFixture.start(etcd, tmp_path) as broker:
             await broker.create(journal_spec("a/source", labels=…), log_spec("a-shard"))

@@ -265,7 +265,7 @@ class FixedBroker:
 
 
 class FixedCluster:
-    """Brokers ``a``, ``b``, ``c`` and so on, and the keys that they share::
+    """Brokers ``a``, ``b``, ``c`` and so on, and the keys that they share:
 
     async with await FixedCluster.start(3, tmp_path) as cluster:
         cluster.create(spec, "b", "a")     # primary first

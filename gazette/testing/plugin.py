@@ -3,12 +3,10 @@
 Importing it imports no other module of the package: each fixture imports what it needs. Fixtures
 that are coroutines need ``pytest-asyncio``.
 
-==================== ===================================================================================
-``gazette_driver``   ``gazette_driver(application, sources=[…], …)``: an `AppDriver`, closed after the test
-``gazette_etcd``     a real etcd for the session, as its URL
-``gazette_broker``   a running `BrokerFixture` on an empty etcd
-``gazette_consumer`` ``await gazette_consumer(application, …)``: a running `ConsumerFixture` on that broker
-==================== ===================================================================================
+- ``gazette_driver(application, sources=[…], …)``: an `AppDriver`, closed after the test.
+- ``gazette_etcd``: a real etcd for the session, as its URL.
+- ``gazette_broker``: a running `BrokerFixture` on an empty etcd.
+- ``await gazette_consumer(application, …)``: a running `ConsumerFixture` on that broker.
 """
 
 from __future__ import annotations

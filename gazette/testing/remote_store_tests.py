@@ -1,7 +1,5 @@
 """Tests of the behaviour that every store with its state in a database must have, to be inherited.
 
-::
-
     class TestMyStore(RemoteStoreTests):
         def create_schema(self):
             ...                         # tables of the application, and that of checkpoints

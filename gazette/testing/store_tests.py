@@ -1,8 +1,6 @@
 """Tests of the behaviour that every store with its state in a recovery log must have, to be
 inherited.
 
-::
-
     class TestMyStore(RecordedStoreTests):
         def open(self, recorder):
             return MyStore(recorder, ...)

@@ -1,6 +1,6 @@
 """A broker that follows a script: a real gRPC server on 127.0.0.1, with journals in memory.
 
-Without a script it serves appends and reads of any journal. A script changes single calls::
+Without a script it serves appends and reads of any journal. A script changes single calls:
 
     broker.on_append(Reply(Status.NO_JOURNAL_PRIMARY_BROKER), Fail(after_bytes=10), LoseReply())
     broker.on_read(Send(metadata, content, fail=grpc.StatusCode.UNAVAILABLE))

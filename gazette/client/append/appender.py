@@ -125,8 +125,6 @@ class AppendResult:
 class Appender:
     """One Append RPC: nothing of it is in the journal unless ``commit`` returned.
 
-    ::
-
         async with Appender(client, AppendParams("a/journal")) as appender:
             await appender.write(b"…")
             result = await appender.commit()

@@ -1,12 +1,22 @@
 """A `ShardQuery` as headers of HTTP requests and metadata of gRPC calls, and a `QueryResult` as theirs.
 
-==========================  ==========================================================================
 ``gazette-max-staleness``   ``2.5`` or ``2.5s``: a hot standby may answer from a state that old
 ``gazette-read-through``    ``journal=offset``, comma separated: what the answer must reflect
 ``gazette-header-bin``      between members: the `Header` of a query that was passed on (gRPC)
 ``gazette-staleness``       of an answer: seconds
 ``gazette-served-by``       of an answer: ``zone#member``
 ==========================  ==========================================================================
+=======
+Of a query:
+
+- ``gazette-max-staleness``: a hot standby may answer from a state of at most this age: ``2.5`` or ``2.5s``.
+- ``gazette-read-through``: the offsets that the answer must reflect: ``journal=offset``, comma separated.
+- ``gazette-header-bin``: the `Header` of a query that one member passes on to another. gRPC only.
+
+Of a result:
+
+- ``gazette-staleness``: age of the state in seconds.
+- ``gazette-served-by``: the member that answered: ``zone#member``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """``@shard_route``: an HTTP route of an application that shards answer.
 
-::
-
     class Api:
         def __init__(self, service: ConsumerService) -> None:
             self.service = service
@@ -50,12 +48,15 @@ class ShardRequest(msgspec.Struct, frozen=True):
     route: str
     """The route's path as given to ``add_route``."""
     method: str
+    """``GET``, ``POST`` or another one that ``add_route`` allows."""
     path: Mapping[str, str]
     """Parameters of the route's path."""
     query: Mapping[str, str]
+    """Parameters of the query string."""
     headers: Mapping[str, str]
-    """By lower-case name, without ``authorization``."""
+    """Headers by lower-case name, without ``authorization``."""
     body: bytes = b""
+    """The body as it was sent."""
 
     def json(self) -> Any:
         """Return the decoded body. Raise ``Invalid`` if it is not JSON."""
@@ -82,7 +83,7 @@ def shard_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers an HTTP route. See the module, and `shard_rpc` for the common part.
+    """Decorate a method that answers an HTTP route. See `shard_rpc` for the other parameters.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
     Starlette ``Response``, or a value that msgspec encodes as JSON. Errors of our tree become

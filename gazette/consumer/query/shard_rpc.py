@@ -1,7 +1,5 @@
 """``@shard_rpc``: a gRPC method of an application that shards answer.
 
-::
-
     class Counts(CountsServicer):
         def __init__(self, service: ConsumerService) -> None:
             self.service = service

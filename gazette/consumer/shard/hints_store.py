@@ -1,10 +1,8 @@
 """Hints of a shard in etcd: a recovery reads them, the primary writes them, and older ones are backups.
 
-::
-
-    {hint_prefix}/{shard}.primary      written by the primary from time to time
-    {hint_prefix}/{shard}.backup.0     what the last promotion recovered from
-    {hint_prefix}/{shard}.backup.N     … and those before it
+{hint_prefix}/{shard}.primary      written by the primary from time to time
+{hint_prefix}/{shard}.backup.0     what the last promotion recovered from
+{hint_prefix}/{shard}.backup.N     … and those before it
 """
 
 from __future__ import annotations

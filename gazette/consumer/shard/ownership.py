@@ -2,7 +2,7 @@
 
 A fence stops its previous owner, and knows nothing of assignments. It is that of the recovery log's
 registers, or of a row in a database. An owner that was replaced a moment ago and sets its fence
-late would stop its successor. So a linearizable read of the assignment precedes each fence::
+late would stop its successor. So a linearizable read of the assignment precedes each fence:
 
     A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 

@@ -1,9 +1,7 @@
 """A shard as the primary: its store and its helpers, from the hand-off of its log to the end.
 
-::
-
-    Primary.open ──► store opened, checkpoint restored ──► start ──► sources are read
-                                                            └──► run: transactions, on the shard's thread
+Primary.open ──► store opened, checkpoint restored ──► start ──► sources are read
+                                                        └──► run: transactions, on the shard's thread
 """
 
 from __future__ import annotations

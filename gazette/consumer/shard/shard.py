@@ -1,7 +1,5 @@
 """One shard that is assigned to this member: from play-back to promotion to the end.
 
-::
-
     start ──► BACKFILL ──head──► STANDBY ──slot 0──► (hand-off, store opened) ──► PRIMARY
                  └──────────────────┴──── any error ────────────────────────────► FAILED
 

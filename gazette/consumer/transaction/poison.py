@@ -90,14 +90,19 @@ class DeadLetter(Message):
     """A message that was skipped, as a dead-letter journal holds it."""
 
     shard: str = ""
+    """Id of the shard that skipped it."""
     journal: str = ""
+    """Journal that holds the message, from ``begin`` to ``end``."""
     begin: int = 0
+    """Offset of the message's first byte."""
     end: int = 0
+    """Offset behind the message's last byte."""
     message_uuid: str = ""
-    """Empty if the message did not decode."""
+    """UUID of the message. Empty if the message did not decode."""
     reason: str = ""
     """``malformed`` or ``application``."""
     error: str = ""
+    """Text of the error."""
     raw: bytes = b""
     """The frame as it stands in the journal; base64 in JSON. Empty if it has been deleted."""
     cut: bool = False

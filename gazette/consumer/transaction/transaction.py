@@ -3,12 +3,10 @@
 Pure: `Transaction` holds the timing and the barriers of one transaction and of the prior one.
 `transactor` owns the thread, the store and the messages. It calls ``decide`` for the next step.
 
-The order that makes transactions exact (reference: consumer facts 3.3)::
+This order makes transactions exact:
 
     publishes of N ──► store commit of N ──► acknowledgements of N ──► store commit of N+1 may start
                             └── messages of N+1 are consumed meanwhile
-
-::
 
     IDLE ──consumed──► CONSUMING ──decide: COMMIT──► (next transaction; this one is "prior")
                            │

@@ -89,8 +89,6 @@ class Sequencer(Generic[M]):
     each journal from its ``read_through`` on, in order. ``ring_size`` is the number of messages
     that the ring keeps.
 
-    ::
-
         index = 0
         while index < len(batch):
             index = sequencer.queue_batch(batch, index)

@@ -33,7 +33,7 @@ _MAX: Final = (1 << 63) - 1
 def parse_go_duration(text: str) -> int:
     """Return the nanoseconds of a text such as ``1m0s``, ``1.5h``, ``-250ms`` or ``0``.
 
-    Drop digits past the nanosecond. Raise :class:`Invalid` for other texts, and beyond
+    Drop digits past the nanosecond. Raise ``Invalid`` for other texts, and beyond
     the range of a 64-bit integer.
     """
     sign, body = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
@@ -91,7 +91,7 @@ def to_pb(ns: int) -> duration_pb2.Duration:
 
 
 def from_pb(pb: duration_pb2.Duration) -> int:
-    """Return nanoseconds. Raise :class:`Invalid` beyond the range of a 64-bit integer."""
+    """Return nanoseconds. Raise ``Invalid`` beyond the range of a 64-bit integer."""
     ns = pb.seconds * SECOND + pb.nanos
     if not -_MAX - 1 <= ns <= _MAX:
         raise Invalid(f"duration is out of range ({pb.seconds}s)")

@@ -32,7 +32,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """Return the object in ``data``. Raise :class:`Corrupt` if it is not a JSON object."""
+    """Return the object in ``data``. Raise ``Corrupt`` if it is not a JSON object."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ def omit_zero(value: dict[str, Any], *keep: str) -> dict[str, Any]:
 
 def as_object(value: Any) -> dict[str, Any]:
     """Return ``value`` if it is an object, or an empty object for ``null``.
-    Raise :class:`Corrupt` otherwise.
+    Raise ``Corrupt`` otherwise.
     """
     if value is None:
         return {}
@@ -57,7 +57,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return ``value`` if it is a list, or an empty list for ``null``. Raise :class:`Corrupt` otherwise."""
+    """Return ``value`` if it is a list, or an empty list for ``null``. Raise ``Corrupt`` otherwise."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -67,7 +67,7 @@ def as_list(value: Any) -> list[Any]:
 
 def as_text(value: str) -> str:
     """Return ``value`` if it can be encoded as UTF-8. Half of a surrogate pair
-    cannot: raise :class:`Corrupt`.
+    cannot: raise ``Corrupt``.
     """
     try:
         value.encode()

@@ -135,7 +135,7 @@ class Fields:
 def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
     """Decode the root of one YAML document, which is ``None`` if it is empty.
 
-    Raise :class:`Invalid` as ``compose`` does, and what ``decode_root`` raises.
+    Raise ``Invalid`` as ``compose`` does, and what ``decode_root`` raises.
     """
     try:
         return decode_root(compose(text))
@@ -147,7 +147,7 @@ def compose(text: str) -> yaml.Node | None:
     """Return the root of one YAML document, or ``None`` if it is empty.
 
     A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat
-    nodes. Raise :class:`Invalid` for text that is not YAML, has several documents, nests too
+    nodes. Raise ``Invalid`` for text that is not YAML, has several documents, nests too
     deeply, or grows too large.
     """
     if len(text) > _TEXT_MAX:
@@ -274,7 +274,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by their keys, with merged ones. Raise :class:`Invalid`."""
+    """Return the values of a mapping by their keys, with merged ones. Raise ``Invalid``."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}

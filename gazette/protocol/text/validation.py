@@ -8,7 +8,7 @@ from gazette.errors import Invalid
 
 
 class within:
-    """Prefix ``context`` to the path of an :class:`Invalid` that the block raises.
+    """Prefix ``context`` to the path of an ``Invalid`` that the block raises.
 
     Blocks nest. An error inside ``within("Fragment")`` and ``within("Stores[1]")`` reads
     ``Fragment.Stores[1]: message``. Other exceptions pass unchanged.

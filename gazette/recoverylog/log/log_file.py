@@ -93,7 +93,7 @@ class LogFile:
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of all appended bytes, in hexadecimal."""
+        """SHA-256 of all appended bytes, in hexadecimal."""
         return self._digest.hexdigest()
 
     def start_append(

@@ -398,15 +398,13 @@ class Recorder:
 
     @property
     def horizon_bytes(self) -> int:
-        """Return the number of bytes of log that a recovery from new hints reads."""
+        """Bytes of log that a recovery from new hints reads."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
 
     @property
     def known_horizon_bytes(self) -> int:
-        """Return `horizon_bytes` as of the last append that is known to be in the log. Any thread
-        may call this.
-        """
+        """`horizon_bytes` as of the last append that is known to be in the log. For any thread."""
         oldest, recent, end = self._oldest, self._recent, self._write_head
         if recent is not None and recent.done() and first_failure((recent,)) is None:
             end = max(end, recent.result().commit.end)

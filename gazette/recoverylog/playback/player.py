@@ -4,8 +4,6 @@ A player rebuilds the files of a log in a directory. Then it tails the log (a ho
 It ends at the write head (a read-only recovery), or by a *hand-off*. A hand-off is an operation.
 It makes a new author the owner of the log, exactly at the point that was played to.
 
-::
-
     BACKFILL ── at the head ──► TAILING ── hand_off(author) ──► INJECTED ── read, applied ──► LIVE
         │                          │                               │ read, lost the race
         └── finish() ──────────────┴── at the head ──► LIVE        └──► read on, inject again
@@ -333,7 +331,7 @@ class Player:
 
     @property
     def _at_end(self) -> bool:
-        """Return True if the log can be taken over without asking a broker for its head.
+        """True if the log can be taken over without asking a broker for its head.
 
         This holds for a standby whose reader waits for bytes, and once our fence is in the log. If
         the log grew meanwhile, the hand-off loses its race and is injected again.

@@ -1,7 +1,7 @@
 """Files that represent a SQLite database in a recovery log: images and redo.
 
 To ship whole pages for every transaction would write 27 to 82 times the changed bytes. Instead, the
-log has these files for a database ``primary.db``::
+log has these files for a database ``primary.db``:
 
     /primary.db.image-<group>-<serial>   images of groups: their pages, each as of one commit
     /primary.db.redo-<index>             one frame for each commit since: byte ranges that changed

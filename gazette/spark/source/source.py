@@ -18,7 +18,10 @@ from gazette.spark.error_hints import with_hints
 
 
 class GazetteDataSource(DataSource):
-    """Journals. See docs/spark.md for the options."""
+    """Data source of Spark for journals. The page on Spark has its options.
+
+    Spark finds it, as ``format("gazette")``: no session has to register it.
+    """
 
     _inferred = False
     """True if Spark got columns that follow from some messages. It keeps this object with them."""

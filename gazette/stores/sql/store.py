@@ -73,7 +73,7 @@ class SQLStore(Store):
     """A store with its state in a database that SQLAlchemy supports, PostgreSQL above all.
 
     The shards' specification names no recovery log (``recovery_log_prefix`` is empty). The table of
-    checkpoints must exist: call `create_checkpoint_table`, or create it by hand::
+    checkpoints must exist: call `create_checkpoint_table`, or create it by hand:
 
         CREATE TABLE gazette_checkpoints (shard_fqn TEXT PRIMARY KEY, fence INTEGER NOT NULL,
             checkpoint BYTEA NOT NULL)

@@ -1,7 +1,5 @@
 """Versions of a SQLite store's schema, each applied once, in the transaction that opens the store.
 
-::
-
     SQLiteStore(recorder, migrations=[
         "CREATE TABLE counts (word TEXT PRIMARY KEY, n INTEGER)",
         "ALTER TABLE counts ADD COLUMN seen TEXT",
