@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.sqlite.redo import PageChange, encode_commit, encode_header, redo_name
+from gazette.recoverylog.sqlite.redo_format import (
+    PageChange,
+    encode_commit,
+    encode_header,
+    redo_name,
+)
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
 from tests.gazctl.runner import Result, offline

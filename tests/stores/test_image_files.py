@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from gazette.errors import Corrupt
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import HINTS_BYTES_MAX, FSMHints, HintsForm, encode_hints
-from gazette.recoverylog.sqlite import redo as sqlite_redo
+from gazette.recoverylog.sqlite import redo_format
 from gazette.recoverylog.sqlite.redo import (
-    KIND_IMAGE_WITHIN,
     RedoState,
     build,
     files_of,
     redo_files,
 )
+from gazette.recoverylog.sqlite.redo_format import KIND_IMAGE_WITHIN, decode_image
 from gazette.stores.sqlite.databases import RedoDatabases
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
@@ -217,7 +217,7 @@ def test_a_version_that_knows_one_image_for_a_file_refuses_the_log(
     shard = worked(tmp_path, 4)
     replay(bytes(shard.log.data), tmp_path / "files")
     assert KIND_IMAGE_WITHIN in kinds(tmp_path / "files")
-    monkeypatch.setattr(sqlite_redo, "_KINDS", (1, 2))
+    monkeypatch.setattr(redo_format, "_KINDS", (1, 2))
     with raises(Corrupt, "file", kind=3) as raised:
         build(files_of(tmp_path / "files"), "primary.db", tmp_path / "built")
     assert raised.value.facts["kind"] == KIND_IMAGE_WITHIN
@@ -293,7 +293,7 @@ def test_a_damaged_image_within_a_file_is_an_error(tmp_path: Path, damage: Any, 
 
 def test_a_frame_of_an_image_with_a_wrong_length_is_an_error() -> None:
     with pytest.raises(Corrupt, match="wrong length"):
-        sqlite_redo._decode_image(KIND_IMAGE_WITHIN, memoryview(struct.pack("<7I", *range(7))))
+        decode_image(KIND_IMAGE_WITHIN, memoryview(struct.pack("<7I", *range(7))))
 
 
 def test_a_file_has_one_image_of_each_group(tmp_path: Path) -> None:

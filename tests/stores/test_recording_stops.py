@@ -15,7 +15,8 @@ import pytest
 from gazette.errors import Broken, Corrupt, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
-from gazette.recoverylog.sqlite.redo import HEADER_LENGTH, build, files_of
+from gazette.recoverylog.sqlite.redo import build, files_of
+from gazette.recoverylog.sqlite.redo_format import HEADER_LENGTH
 from gazette.recoverylog.sqlite.wal import WalIndex
 from gazette.runtime.tasks import OpFuture, resolved
 from gazette.stores.sqlite.store import SQLiteStore

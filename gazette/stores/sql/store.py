@@ -8,11 +8,10 @@ changes. Every new owner increments a *fence* in that row, which keeps former ow
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 # Import it before SQLAlchemy: its error says what to install.
 from gazette.stores.sql.engine import (  # isort: skip
@@ -26,25 +25,15 @@ from gazette.stores.sql.engine import (  # isort: skip
 )
 
 import sqlalchemy as sa
-from sqlalchemy import event, exc
 
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import (
-    Broken,
-    Bug,
-    Closed,
-    Corrupt,
-    Fenced,
-    GazetteError,
-    NotAllowed,
-    Unavailable,
-)
+from gazette.errors import Bug, Closed
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import BlockingPool, OpFuture
 from gazette.stores.claims import BackfillClaim, Held
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
+from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
 from gazette.stores.sql.errors import TryAgain, classify, translating
 
 _RESTORE_ATTEMPTS: Final = 10
@@ -59,14 +48,6 @@ _END_FORMER: Final = sa.text(
 
 Statement = str | sa.Executable
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-
-class Translating(Protocol):
-    """Function that returns the context in which errors of a shard's transactions become ours."""
-
-    def __call__(
-        self, what: str, hint: str | None = None
-    ) -> contextlib.AbstractContextManager[None]: ...
 
 
 class SQLStore(Store):
@@ -110,8 +91,8 @@ class SQLStore(Store):
         """Key of the shard whose checkpoint was restored."""
         self._claimed: ClaimedRow | None = None
         self._session_name = ""
-        self._running: _Running | None = None
-        self._commit: _Commit | None = None
+        self._running: RunningTransaction | None = None
+        self._commit: SQLCommit | None = None
         self._closed = False
         self._thread = threading.get_ident()
         """The shard's thread: its queries see the writes of the running transaction."""
@@ -128,7 +109,7 @@ class SQLStore(Store):
                 raise Closed("the store was destroyed")
             self._await_commit()
             with self._translating("begin a transaction"):
-                self._running = _Running(self.engine.connect())
+                self._running = RunningTransaction(self.engine.connect())
                 if self._session_name:
                     self._running.connection.execute(_NAME_SESSION, {"name": self._session_name})
             if self._claimed is not None:
@@ -168,9 +149,9 @@ class SQLStore(Store):
         with self._translating("run a statement"):
             return connection.execute(statement, parameters)
 
-    def savepoint(self) -> _Savepoint:
+    def savepoint(self) -> SQLSavepoint:
         with self._translating("set a savepoint"):
-            return _Savepoint(self._translating, self.transaction().begin_nested())
+            return SQLSavepoint(self._translating, self.transaction().begin_nested())
 
     def classify_error(self, error: Exception) -> ErrorCause:
         return classify(error)
@@ -228,7 +209,7 @@ class SQLStore(Store):
         )
         if self._claimed is not None:
             statement = statement.values(fence=self._claimed.next_fence)
-        self._commit = _Commit(running, statement, shard.fqn, self._translating)
+        self._commit = SQLCommit(running, statement, shard.fqn, self._translating)
         self._commit.start(wait_for, self._pool)
         return self._commit.future
 
@@ -304,205 +285,10 @@ class SQLStore(Store):
             self.engine.dispose()
 
 
-class _Savepoint:
-    """A savepoint of `SQLStore.savepoint`."""
-
-    def __init__(self, translating: Translating, nested: sa.NestedTransaction) -> None:
-        self._translating = translating
-        self._nested = nested
-
-    def release(self) -> None:
-        with self._translating("release a savepoint"):
-            self._nested.commit()
-
-    def roll_back(self) -> None:
-        with self._translating("return to a savepoint"):
-            self._nested.rollback()
-
-
-class _Running:
-    """A connection with a transaction that only the store may end."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self.connection = connection
-        self._ours = False
-        self.rolled_back = False
-        try:
-            self.transaction = connection.begin()
-            event.listen(connection, "commit", self._on_commit)
-            event.listen(connection, "rollback", self._on_rollback)
-        except BaseException:
-            connection.close()
-            raise
-
-    def _on_commit(self, _connection: sa.Connection) -> None:
-        if not self._ours:
-            raise NotAllowed(
-                "only the runtime commits a store's transaction: a commit is refused",
-                hint="Leave it out; use begin_nested() for what you may want to undo.",
-            )
-
-    def _on_rollback(self, _connection: sa.Connection) -> None:
-        self.rolled_back = self.rolled_back or not self._ours
-
-    def commit(self) -> None:
-        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are lost."""
-        self._ours = True
-        if self.rolled_back or not self.transaction.is_active:
-            raise GazetteError(
-                "the application rolled the transaction back, and its earlier changes are lost",
-                hint="Use begin_nested() for what may fail, and let other errors end the shard.",
-            )
-        self.transaction.commit()
-
-    def give_up(self) -> None:
-        """Roll back, and give the connection back."""
-        self._ours = True
-        # After a refused commit SQLAlchemy takes it for ended, and would not roll back.
-        if self.transaction.is_active:
-            self.connection.close()
-        else:
-            self.drop()
-
-    def drop(self) -> None:
-        """Close the connection without a message to the database, which may not answer any more."""
-        self._ours = True
-        if not self.connection.closed and not self.connection.invalidated:
-            self.connection.invalidate()
-        self.connection.close()
-
-
-class _Step(enum.Enum):
-    WAITING = "for what the commit depends on"
-    RUNNING = "on a thread"
-    ENDED = "committed, failed or abandoned"
-
-
-class _Commit:
-    """One commit: it waits for futures without a thread, and then commits on one.
-
-    The thread that moves ``_step`` away from WAITING owns the connection.
-    """
-
-    def __init__(
-        self, running: _Running, statement: sa.Update, fqn: str, translating: Translating
-    ) -> None:
-        self.future: OpFuture[None] = OpFuture()
-        self._running = running
-        self._statement = statement
-        self._fqn = fqn
-        self._translating = translating
-        self._lock = threading.Lock()
-        self._step = _Step.WAITING
-        self._remaining = 1
-        self._submitted = False
-
-    def start(self, wait_for: Collection[OpFuture[Any]], pool: BlockingPool) -> None:
-        futures = set(wait_for)
-        self._remaining += len(futures)
-        for future in futures:
-            future.add_done_callback(lambda done: self._on_done(_error_of(done), pool))
-        self._on_done(None, pool)
-
-    def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
-        """Count one future as done, on the thread that set it. A failure ends the wait."""
-        with self._lock:
-            self._remaining -= 1
-            if self._submitted or self._step is not _Step.WAITING:
-                return
-            if error is None and self._remaining:
-                return
-            self._submitted = True
-            # Hold the lock: the pool is closed after `abandon`, which takes it too.
-            pool.submit(self._run, error)
-
-    def _take(self, step: _Step) -> bool:
-        with self._lock:
-            waiting = self._step is _Step.WAITING
-            if waiting:
-                self._step = step
-            return waiting
-
-    def _run(self, dependency: BaseException | None) -> None:
-        if not self._take(_Step.RUNNING):
-            return
-        error: BaseException | None = None
-        try:
-            self._perform(dependency)
-        except BaseException as raised:  # noqa: BLE001 - it belongs to the caller that waits for the commit
-            error = raised
-            # Roll back at once, in the database: locks of an abandoned transaction block others.
-            lost = isinstance(raised, Unavailable)
-            self._end(self._running.drop if lost else self._running.give_up)
-        else:
-            self._end(self._running.connection.close)
-        # Set the future only now: its waiters may need this connection, or its locks.
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
-
-    def _end(self, end: Callable[[], None]) -> None:
-        """Give the connection back. Ignore errors: the connection is not used any more."""
-        try:
-            end()
-        except exc.SQLAlchemyError:
-            self._running.drop()
-
-    def _perform(self, dependency: BaseException | None) -> None:
-        if dependency is not None:
-            raise Broken(
-                f"a dependency of the commit failed: {dependency}", shard=self._fqn
-            ) from dependency
-        hint = (
-            "The commit may have taken place: the shard's next owner learns it from its "
-            "checkpoint, and applies messages once either way. Check that the database is "
-            "running and reachable."
-        )
-        with self._translating("commit", hint):
-            if self._running.connection.execute(self._statement).rowcount == 0:
-                raise self._why_none()
-            hit("sql.committing", self._fqn)
-            self._running.commit()
-        hit("sql.committed", self._fqn)
-
-    def _why_none(self) -> GazetteError:
-        """Return the error for a row that does not have our fence.
-
-        A deleted row differs from a newer fence: an owner that starts without a row starts from nothing.
-        """
-        table = self._statement.table
-        row = self._running.connection.execute(
-            sa.select(table.c.fence).where(table.c.shard_fqn == self._fqn)
-        ).one_or_none()
-        if row is not None:
-            return Fenced(
-                "a new owner incremented the checkpoint's fence", shard=self._fqn, fence=row.fence
-            )
-        return Corrupt(
-            "the row of the shard's checkpoint was deleted",
-            shard=self._fqn,
-            hint="Restore the row, or delete the shard's own rows too: without it the shard reads "
-            "its sources from their beginning. Then: gazctl shards unassign --failed.",
-        )
-
-    def abandon(self) -> None:
-        """End the commit if it still waits. Do not wait for one that is being made."""
-        if self._take(_Step.ENDED):
-            self._running.drop()
-            self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))
-
-
 def _session_name(table: str, fqn: str) -> str:
     """Return the ``application_name`` of a shard's transactions, by which its next owner finds them."""
     digest = hashlib.sha256(f"{table} {fqn}".encode()).hexdigest()[:12]
     return f"gazette {digest} {fqn[-40:].encode('ascii', 'replace').decode()}"
-
-
-def _error_of(future: OpFuture[Any]) -> BaseException | None:
-    if future.cancelled():
-        return Closed("it was cancelled")
-    return future.exception()
 
 
 __all__ = [

@@ -32,19 +32,16 @@ import apsw
 
 from gazette.errors import Broken, Bug, Corrupt, Invalid
 from gazette.recoverylog.log.recorder import Group, Recorder
-from gazette.recoverylog.sqlite.redo import (
+from gazette.recoverylog.sqlite.redo import GroupImage, RedoState, is_recorded, materialize
+from gazette.recoverylog.sqlite.redo_format import (
     HEADER_LENGTH,
-    GroupImage,
     ImageFile,
     ImageFrame,
     PageChange,
-    RedoState,
     diff_page,
     encode_commit,
     encode_header,
     encode_image,
-    is_recorded,
-    materialize,
     redo_name,
 )
 from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition

@@ -1,0 +1,266 @@
+"""The bytes of images and redo: frames, headers, and what a commit changed in a page. Pure.
+
+`redo` says which files a database has, and why. A frame holds a commit, or announces an image:
+
+==================  ===============================================================================
+a redo file         a header, then frames until the end of the file
+a frame             length and checksum of its payload, its kind, the payload
+a commit            pages of the database; for each page that changed, its ranges
+an image            group, pages and checksum; of an image within a file, also the file and offset
+==================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gazette.errors import Corrupt
+
+_HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
+_MAGIC: Final = b"GZREDO01"
+HEADER_LENGTH: Final = _HEADER.size
+
+_FRAME: Final = struct.Struct("<IIB")  # payload length, crc of kind and payload, kind
+_COMMIT: Final = struct.Struct("<II")  # pages of the database, pages in the frame
+_PAGE: Final = struct.Struct("<IH")  # page number (from 1), ranges (WHOLE: the page itself)
+_LENGTH: Final = struct.Struct("<H")  # length - 1 of a whole page, less the zeros at its end
+_RANGE: Final = struct.Struct("<HH")  # offset, length - 1
+_IMAGE: Final = struct.Struct("<IIIIII")  # group, serial, first page, pages, crc, database pages
+_WITHIN: Final = struct.Struct(
+    "<IIQ"
+)  # group and serial that the file is named after, offset in it
+
+KIND_COMMIT: Final = 1
+KIND_IMAGE: Final = 2
+KIND_IMAGE_WITHIN: Final = 3
+_KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
+WHOLE: Final = 0xFFFF
+
+_DAMAGED: Final = (
+    "The file was changed since it was played back, or the log is cut within an append, which brokers never"
+    " do. Check the disk. gazctl shards unassign --failed plays the log back into another directory."
+)
+
+RANGE_GAP: Final = _RANGE.size + 4
+"""Gap in bytes below which two ranges become one: a second range costs four bytes and some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageChange:
+    """Change of a page by a commit: ranges of (offset, bytes), or the whole page as one range
+    at 0.
+    """
+
+    page: int
+    ranges: tuple[tuple[int, bytes], ...]
+    whole: bool
+
+
+class ImageFile(NamedTuple):
+    """A file of images, identified by its first image."""
+
+    group: int
+    serial: int
+
+    def name(self, database: str) -> str:
+        return f"{database}.image-{self.group:06d}-{self.serial:08d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFrame:
+    """Announcement that the pages [first, first + count) of ``group`` now start from image
+    ``serial``.
+
+    ``pages`` is the size of the database. It is repeated here because redo from before the oldest
+    image is dropped, maybe with every commit frame. The image stands at ``offset`` of ``file``.
+    """
+
+    group: int
+    serial: int
+    first: int
+    count: int
+    crc: int
+    pages: int
+    file: ImageFile
+    offset: int
+
+
+def redo_name(database: str, index: int) -> str:
+    return f"{database}.redo-{index:08d}"
+
+
+def encode_header(page_size: int, index: int, previous_end: int) -> bytes:
+    body = _HEADER.pack(_MAGIC, page_size, index, previous_end, 0)[:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_header(name: str, data: bytes) -> tuple[int, int, int]:
+    """Return (page size, index, end of the predecessor) of the file ``name``. Raise ``Corrupt``."""
+    if len(data) == HEADER_LENGTH:
+        magic, page_size, index, previous_end, crc = _HEADER.unpack(data)
+        if magic == _MAGIC and zlib.crc32(data[: HEADER_LENGTH - 4]) == crc:
+            return page_size, index, previous_end
+    raise Corrupt("the header of a redo file is damaged", file=name, hint=_DAMAGED)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    crc = zlib.crc32(payload, zlib.crc32(bytes((kind,))))
+    return _FRAME.pack(len(payload), crc, kind) + payload
+
+
+def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
+    """Return one commit frame, with pages in the order given. Each page appears at most once."""
+    parts: list[bytes] = []
+    count = 0
+    for change in changes:
+        count += 1
+        if change.whole:
+            data = change.ranges[0][1]
+            stripped = data.rstrip(b"\0") or b"\0"
+            parts.append(_PAGE.pack(change.page, WHOLE))
+            parts.append(_LENGTH.pack(len(stripped) - 1))
+            parts.append(stripped)
+            continue
+        parts.append(_PAGE.pack(change.page, len(change.ranges)))
+        for offset, data in change.ranges:
+            parts.append(_RANGE.pack(offset, len(data) - 1))
+            parts.append(data)
+    return _frame(KIND_COMMIT, _COMMIT.pack(pages, count) + b"".join(parts))
+
+
+def encode_image(frame: ImageFrame) -> bytes:
+    body = _IMAGE.pack(frame.group, frame.serial, frame.first, frame.count, frame.crc, frame.pages)
+    if not frame.offset:
+        return _frame(KIND_IMAGE, body)
+    return _frame(KIND_IMAGE_WITHIN, body + _WITHIN.pack(*frame.file, frame.offset))
+
+
+def decode_image(kind: int, payload: memoryview) -> ImageFrame:
+    """Return the announcement of an image. Raise ``Corrupt`` if it is damaged."""
+    length = _IMAGE.size + (_WITHIN.size if kind == KIND_IMAGE_WITHIN else 0)
+    if len(payload) != length:
+        raise Corrupt("the redo frame of an image has a wrong length", length=len(payload))
+    group, serial, first, count, crc, pages = _IMAGE.unpack_from(payload)
+    file, offset = ImageFile(group, serial), 0
+    if kind == KIND_IMAGE_WITHIN:
+        *name, offset = _WITHIN.unpack_from(payload, _IMAGE.size)
+        file = ImageFile(*name)
+    return ImageFrame(group, serial, first, count, crc, pages, file, offset)
+
+
+def frame_length(payload: memoryview) -> int:
+    """Return the length of the frame with this payload."""
+    return _FRAME.size + len(payload)
+
+
+def pages_after(payload: memoryview) -> int:
+    """Return the size of the database, in pages, after a commit."""
+    pages: int = _COMMIT.unpack_from(payload)[0]
+    return pages
+
+
+def changes_of(
+    payload: memoryview, page_size: int
+) -> Iterator[tuple[int, int, bytes | memoryview]]:
+    """Yield (page, offset in it, bytes) of all changes of one commit frame. Raise ``Corrupt``."""
+    _, count = _COMMIT.unpack_from(payload)
+    at = _COMMIT.size
+    for _ in range(count):
+        page, n_ranges = _PAGE.unpack_from(payload, at)
+        at += _PAGE.size
+        if not page:
+            raise Corrupt("a redo frame changes a page with an invalid number")
+        if n_ranges == WHOLE:
+            length = _LENGTH.unpack_from(payload, at)[0] + 1
+            at += _LENGTH.size
+            if length > page_size:
+                raise Corrupt("redo frame has a range beyond its page", page=page)
+            yield page, 0, bytes(payload[at : at + length]).ljust(page_size, b"\0")
+            at += length
+            continue
+        for _ in range(n_ranges):
+            offset, length = _RANGE.unpack_from(payload, at)
+            at += _RANGE.size
+            if offset + length >= page_size:
+                raise Corrupt("redo frame has a range beyond its page", page=page)
+            yield page, offset, payload[at : at + length + 1]
+            at += length + 1
+    if at != len(payload):
+        raise Corrupt("redo frame is longer than its pages", length=len(payload), read=at)
+
+
+def diff_page(
+    page: int, old: bytes | memoryview | None, new: bytes | memoryview
+) -> PageChange | None:
+    """Return the change that turns ``old`` into ``new``, or None if they are equal.
+
+    Without ``old``, return the whole page. Ranges are at most 64 KiB each, as pages are.
+    """
+    if old is None or len(old) != len(new):
+        return PageChange(page, ((0, bytes(new)),), whole=True)
+    differ = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
+    if not len(differ):
+        return None
+    breaks = np.flatnonzero(np.diff(differ) > RANGE_GAP)
+    starts = differ[np.concatenate(([0], breaks + 1))].tolist()
+    ends = differ[np.concatenate((breaks, [len(differ) - 1]))].tolist()
+    size = sum(end - start + 1 + _RANGE.size for start, end in zip(starts, ends, strict=True))
+    if size >= len(new) or len(starts) >= WHOLE:
+        return PageChange(page, ((0, bytes(new)),), whole=True)
+    ranges = tuple(
+        (start, bytes(new[start : end + 1])) for start, end in zip(starts, ends, strict=True)
+    )
+    return PageChange(page, ranges, whole=False)
+
+
+def read_frames(
+    data: memoryview, end: int | None, name: str, *, base: int = 0
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield (kind, payload) of a redo file's frames. A payload ends where its frame does.
+
+    ``data`` is the file from offset ``base`` on, which is 0 or the end of a frame. ``end`` is the
+    end of this file according to its successor. Bytes behind it were replaced. Without a successor,
+    ``end`` is the file's own end. The last frame ends exactly there. Raise ``Corrupt`` if it does
+    not.
+    """
+    at = max(base, HEADER_LENGTH)
+    length_known = base + len(data)
+    limit = length_known if end is None else end
+    if limit > length_known or at > limit:
+        raise Corrupt(
+            "a redo file is shorter than its successor says",
+            file=name,
+            expected=limit,
+            length=length_known,
+        )
+    while limit - at >= _FRAME.size:
+        length, crc, kind = _FRAME.unpack_from(data, at - base)
+        begin = at + _FRAME.size
+        if begin + length > limit:
+            break
+        payload = data[begin - base : begin - base + length]
+        if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
+            raise Corrupt("a redo frame fails its checksum", file=name, offset=at)
+        if kind not in _KINDS:
+            raise Corrupt(
+                "a redo frame is of an unknown kind: a later version of Gazette recorded this database",
+                file=name,
+                kind=kind,
+                hint="Run that version, or a later one. This version cannot read the state of the shard.",
+            )
+        at = begin + length
+        yield kind, payload
+    if at != limit:
+        raise Corrupt(
+            "a redo file is torn: a frame reaches beyond its end, or is damaged",
+            file=name,
+            offset=at,
+            end=limit,
+            hint=_DAMAGED,
+        )

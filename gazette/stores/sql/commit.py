@@ -1,0 +1,219 @@
+"""A transaction in a SQL database that only the store may end, and its commit behind futures."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, NotAllowed, Unavailable
+from gazette.runtime.failpoints import hit
+from gazette.runtime.tasks import BlockingPool, OpFuture
+
+
+class Translating(Protocol):
+    """Function that returns the context in which errors of a shard's transactions become ours."""
+
+    def __call__(
+        self, what: str, hint: str | None = None
+    ) -> contextlib.AbstractContextManager[None]: ...
+
+
+class SQLSavepoint:
+    """A savepoint of `SQLStore.savepoint`."""
+
+    def __init__(self, translating: Translating, nested: sa.NestedTransaction) -> None:
+        self._translating = translating
+        self._nested = nested
+
+    def release(self) -> None:
+        with self._translating("release a savepoint"):
+            self._nested.commit()
+
+    def roll_back(self) -> None:
+        with self._translating("return to a savepoint"):
+            self._nested.rollback()
+
+
+class RunningTransaction:
+    """A connection with a transaction that only the store may end."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+        self._ours = False
+        self.rolled_back = False
+        try:
+            self.transaction = connection.begin()
+            event.listen(connection, "commit", self._on_commit)
+            event.listen(connection, "rollback", self._on_rollback)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _on_commit(self, _connection: sa.Connection) -> None:
+        if not self._ours:
+            raise NotAllowed(
+                "only the runtime commits a store's transaction: a commit is refused",
+                hint="Leave it out; use begin_nested() for what you may want to undo.",
+            )
+
+    def _on_rollback(self, _connection: sa.Connection) -> None:
+        self.rolled_back = self.rolled_back or not self._ours
+
+    def commit(self) -> None:
+        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are lost."""
+        self._ours = True
+        if self.rolled_back or not self.transaction.is_active:
+            raise GazetteError(
+                "the application rolled the transaction back, and its earlier changes are lost",
+                hint="Use begin_nested() for what may fail, and let other errors end the shard.",
+            )
+        self.transaction.commit()
+
+    def give_up(self) -> None:
+        """Roll back, and give the connection back."""
+        self._ours = True
+        # After a refused commit SQLAlchemy takes it for ended, and would not roll back.
+        if self.transaction.is_active:
+            self.connection.close()
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the connection without a message to the database, which may not answer any more."""
+        self._ours = True
+        if not self.connection.closed and not self.connection.invalidated:
+            self.connection.invalidate()
+        self.connection.close()
+
+
+class _Step(enum.Enum):
+    WAITING = "for what the commit depends on"
+    RUNNING = "on a thread"
+    ENDED = "committed, failed or abandoned"
+
+
+class SQLCommit:
+    """One commit: it waits for futures without a thread, and then commits on one.
+
+    The thread that moves ``_step`` away from WAITING owns the connection.
+    """
+
+    def __init__(
+        self, running: RunningTransaction, statement: sa.Update, fqn: str, translating: Translating
+    ) -> None:
+        self.future: OpFuture[None] = OpFuture()
+        self._running = running
+        self._statement = statement
+        self._fqn = fqn
+        self._translating = translating
+        self._lock = threading.Lock()
+        self._step = _Step.WAITING
+        self._remaining = 1
+        self._submitted = False
+
+    def start(self, wait_for: Collection[OpFuture[Any]], pool: BlockingPool) -> None:
+        futures = set(wait_for)
+        self._remaining += len(futures)
+        for future in futures:
+            future.add_done_callback(lambda done: self._on_done(_error_of(done), pool))
+        self._on_done(None, pool)
+
+    def _on_done(self, error: BaseException | None, pool: BlockingPool) -> None:
+        """Count one future as done, on the thread that set it. A failure ends the wait."""
+        with self._lock:
+            self._remaining -= 1
+            if self._submitted or self._step is not _Step.WAITING:
+                return
+            if error is None and self._remaining:
+                return
+            self._submitted = True
+            # Hold the lock: the pool is closed after `abandon`, which takes it too.
+            pool.submit(self._run, error)
+
+    def _take(self, step: _Step) -> bool:
+        with self._lock:
+            waiting = self._step is _Step.WAITING
+            if waiting:
+                self._step = step
+            return waiting
+
+    def _run(self, dependency: BaseException | None) -> None:
+        if not self._take(_Step.RUNNING):
+            return
+        error: BaseException | None = None
+        try:
+            self._perform(dependency)
+        except BaseException as raised:  # noqa: BLE001 - it belongs to the caller that waits for the commit
+            error = raised
+            # Roll back at once, in the database: locks of an abandoned transaction block others.
+            lost = isinstance(raised, Unavailable)
+            self._end(self._running.drop if lost else self._running.give_up)
+        else:
+            self._end(self._running.connection.close)
+        # Set the future only now: its waiters may need this connection, or its locks.
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """Give the connection back. Ignore errors: the connection is not used any more."""
+        try:
+            end()
+        except exc.SQLAlchemyError:
+            self._running.drop()
+
+    def _perform(self, dependency: BaseException | None) -> None:
+        if dependency is not None:
+            raise Broken(
+                f"a dependency of the commit failed: {dependency}", shard=self._fqn
+            ) from dependency
+        hint = (
+            "The commit may have taken place: the shard's next owner learns it from its "
+            "checkpoint, and applies messages once either way. Check that the database is "
+            "running and reachable."
+        )
+        with self._translating("commit", hint):
+            if self._running.connection.execute(self._statement).rowcount == 0:
+                raise self._why_none()
+            hit("sql.committing", self._fqn)
+            self._running.commit()
+        hit("sql.committed", self._fqn)
+
+    def _why_none(self) -> GazetteError:
+        """Return the error for a row that does not have our fence.
+
+        A deleted row differs from a newer fence: an owner that starts without a row starts from nothing.
+        """
+        table = self._statement.table
+        row = self._running.connection.execute(
+            sa.select(table.c.fence).where(table.c.shard_fqn == self._fqn)
+        ).one_or_none()
+        if row is not None:
+            return Fenced(
+                "a new owner incremented the checkpoint's fence", shard=self._fqn, fence=row.fence
+            )
+        return Corrupt(
+            "the row of the shard's checkpoint was deleted",
+            shard=self._fqn,
+            hint="Restore the row, or delete the shard's own rows too: without it the shard reads "
+            "its sources from their beginning. Then: gazctl shards unassign --failed.",
+        )
+
+    def abandon(self) -> None:
+        """End the commit if it still waits. Do not wait for one that is being made."""
+        if self._take(_Step.ENDED):
+            self._running.drop()
+            self.future.set_exception(Closed("the store was destroyed", shard=self._fqn))
+
+
+def _error_of(future: OpFuture[Any]) -> BaseException | None:
+    if future.cancelled():
+        return Closed("it was cancelled")
+    return future.exception()
