@@ -44,9 +44,11 @@ from gazette.bench.backfill import BenchColumns, BenchCombined, BenchRows
 from gazette.bench.cluster import BenchSettings, journal_spec, running
 from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.field_arrays import scannable
+from gazette.history.meta_columns import META
 from gazette.history.read import fold_locally, read_columns
 from gazette.history.row_cache import Keeping, summarise_keeping
-from gazette.history.rows import META, RowFormat, read_rows
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from gazette.bench.app import WORDS
 from gazette.history.columns import Columns
-from gazette.history.rows import meta_array
+from gazette.history.meta_columns import meta_array
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, UuidArrays, clock_at
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.testing.stored import write_fragment

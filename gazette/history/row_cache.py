@@ -38,7 +38,8 @@ from gazette.history.columns import require_uuids
 from gazette.history.combine import Combine, Combiner
 from gazette.history.commit_filter import CommitFilter, committed_later
 from gazette.history.merge import CommittedRun
-from gazette.history.rows import RowFormat, RowMaker, read_rows
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import RowMaker, read_rows
 from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess

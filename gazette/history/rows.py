@@ -9,49 +9,30 @@ message (`json_values`), which is the specification.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.json
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
-from gazette.history.columns import Columns, uuid_bytes
-from gazette.history.json_values import EncodeVariant, JsonRow
+from gazette.history.columns import Columns
+from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
+from gazette.history.meta_columns import meta_array
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.read import Batch, committed
+from gazette.history.row_format import Mask, RowFormat
 from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.message.framing.csv import parse_record
-from gazette.message.uuid import ACK_TXN, PRODUCER_BYTES, clock_at
-from gazette.protocol.ids import JournalName, Offset
+from gazette.message.uuid import ACK_TXN
 
-Value = Literal["json", "csv", "protobuf", "text", "binary"]
-Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
-META: Final[dict[str, pa.DataType]] = {
-    "journal": pa.string(),
-    "offset": pa.int64(),
-    "uuid": pa.string(),
-    "producer": pa.string(),
-    "clock": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "flags": pa.int32(),
-}
-"""Columns of metadata that every message has, with their types."""
-
-_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
-_TEXT_CHARS: Final = 36
-_DIGITS: Final = np.array([at for at in range(_TEXT_CHARS) if at not in (8, 13, 18, 23)])
-_UNIX_EPOCH: Final = clock_at(0)
 _FIXED_HEADER_BYTES: Final = 8
 
 
@@ -62,71 +43,6 @@ class Unfit(Corrupt):
         "Give the field another type, or leave it out. Read `value=text` to see the message. "
         "`mode=PERMISSIVE` returns null instead, `mode=DROPMALFORMED` drops such messages."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """Columns and bounds of rows.
-
-    ``schema`` has all columns in order. ``meta`` maps some of them to keys of `META`. The others
-    are fields of the message. For ``text`` and ``binary`` there is one such column, the whole
-    message.
-
-    Clocks bound the messages: from ``clock_begin``, before ``clock_end``.
-    """
-
-    value: Value
-    schema: pa.Schema
-    meta: tuple[tuple[str, str], ...] = ()
-    acks: bool = False
-    clock_begin: int = 0
-    clock_end: int | None = None
-    unclocked: bool = False
-    """True if messages without a UUID, whose clock is 0, count as before ``clock_end``."""
-    offset_begin: Offset = 0
-    offset_end: Offset | None = None
-    corrupt: str = ""
-    """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
-    encode_variant: EncodeVariant | None = None
-    """Encoder of JSON for columns of Spark's type VARIANT."""
-
-    @property
-    def fields(self) -> pa.Schema:
-        """Columns that are fields of messages."""
-        names = {*dict(self.meta), self.corrupt}
-        return pa.schema([field for field in self.schema if field.name not in names])
-
-    @property
-    def scanned(self) -> pa.Schema:
-        """Fields that the scanner may find together with the UUIDs."""
-        return self.fields if self.value == "json" else pa.schema([])
-
-    def validate(self) -> None:
-        """Raise `Invalid` if the columns contradict each other."""
-        for name, key in self.meta:
-            kind = self.schema.field(name).type
-            if kind != META[key]:
-                raise Invalid(f"column {name} has type {META[key]}, not {kind}", path=name)
-        if self.corrupt and self.schema.field(self.corrupt).type != pa.string():
-            raise Invalid("the column of corrupt records must have type string", path=self.corrupt)
-        fields = self.fields
-        if self.value in ("text", "binary"):
-            want = pa.string() if self.value == "text" else pa.binary()
-            if len(fields) > 1 or any(field.type != want for field in fields):
-                raise Invalid(f"value={self.value} needs exactly one column of type {want}")
-
-    def selects(self, run: CommittedRun | Run) -> bool:
-        """Return True if a run may hold rows within the bounds."""
-        inner = run.run if isinstance(run, CommittedRun) else run
-        if inner.end <= self.offset_begin:
-            return False
-        if self.offset_end is not None and inner.pieces[0].begin >= self.offset_end:
-            return False
-        if isinstance(run, Run):
-            return True
-        if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):
-            return False
-        return self.clock_end is None or run.clock_min < self.clock_end
 
 
 def read_rows(
@@ -197,7 +113,7 @@ class RowMaker:
         columns.
         """
         columns = found.columns
-        wanted = self._bounded(columns, wanted)
+        wanted = self._format.bounded(columns, wanted)
         if not wanted.any():
             return (), []
         if found.arrays is not None:
@@ -227,21 +143,6 @@ class RowMaker:
         if len(self._journals) < len(rows):
             self._journals = meta_array(key, self._run.journal, columns, rows)
         return self._journals.slice(0, len(rows))
-
-    def _bounded(self, columns: Columns, wanted: Mask) -> Mask:
-        format = self._format
-        if format.clock_begin:
-            wanted = wanted & (columns.uuids.clocks >= np.uint64(format.clock_begin))
-        if format.clock_end is not None:
-            clocks = columns.uuids.clocks
-            wanted = wanted & (clocks < np.uint64(format.clock_end))
-            if not format.unclocked:
-                wanted &= clocks != 0
-        if format.offset_begin:
-            wanted = wanted & (columns.begins >= format.offset_begin)
-        if format.offset_end is not None:
-            wanted = wanted & (columns.begins < format.offset_end)
-        return wanted
 
     def _parser(self) -> Callable[[Batch, Mask], _Parsed]:
         if not len(self.fields) and not self._format.corrupt:
@@ -464,59 +365,3 @@ def _is_plain(kind: pa.DataType) -> bool:
         or pa.types.is_boolean(kind)
         or pa.types.is_string(kind)
     )
-
-
-def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> pa.Array:
-    """Return a column of `META` for some rows of a journal's columns. Raise `Invalid` for another
-    key.
-    """
-    count = len(rows)
-    uuids = columns.uuids
-    match key:
-        case "journal":
-            name = journal.encode()
-            bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(name))
-            return pa.StringArray.from_buffers(
-                count, pa.py_buffer(bounds), pa.py_buffer(name * count)
-            )
-        case "offset":
-            return pa.array(columns.begins[rows])
-        case "uuid":
-            return _uuid_array(
-                uuid_bytes(
-                    uuids._replace(
-                        producers=uuids.producers[rows],
-                        clocks=uuids.clocks[rows],
-                        flags=uuids.flags[rows],
-                    )
-                ),
-                uuids.clocks[rows] | uuids.producers[rows],
-            )
-        case "producer":
-            numbers, indices = np.unique(uuids.producers[rows], return_inverse=True)
-            names = [int(number).to_bytes(PRODUCER_BYTES, "big").hex() for number in numbers]
-            return pa.array(names, pa.string()).take(pa.array(indices))
-        case "clock":
-            return pa.array(uuids.clocks[rows].astype(np.int64))
-        case "timestamp":
-            clocks = uuids.clocks[rows]
-            # Convert units of 100 ns since 1582, above four bits of sequence, to microseconds since 1970.
-            micros = ((clocks >> np.uint64(4)).astype(np.int64) - (_UNIX_EPOCH >> 4)) // 10
-            return pa.array(micros, META[key], mask=clocks == 0)
-        case "flags":
-            return pa.array(uuids.flags[rows].astype(np.int32))
-    raise Invalid(f"unknown column of messages ({key})")
-
-
-def _uuid_array(raw: bytes, present: npt.NDArray[np.uint64]) -> pa.Array:
-    """Return the texts of UUIDs. Nil UUIDs become null."""
-    octets = np.frombuffer(raw, np.uint8).reshape(-1, 16)
-    count = len(octets)
-    text = np.full((count, _TEXT_CHARS), ord("-"), np.uint8)
-    text[:, _DIGITS[0::2]] = _HEX[octets >> 4]
-    text[:, _DIGITS[1::2]] = _HEX[octets & 0xF]
-    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(_TEXT_CHARS)
-    array = pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(text.tobytes()))
-    if bool((present != 0).all()):
-        return array
-    return pa.compute.if_else(pa.array(present != 0), array, pa.scalar(None, pa.string()))

@@ -22,8 +22,8 @@ from gazette.backfill.definition import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
 from gazette.history.merge import Folded
+from gazette.history.meta_columns import META
 from gazette.history.row_cache import Keeping
-from gazette.history.rows import META
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta

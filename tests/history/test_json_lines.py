@@ -19,7 +19,8 @@ from gazette.history.columns import ColumnDecoder, MessageFormat
 from gazette.history.field_arrays import arrow_arrays, scannable
 from gazette.history.json_lines import FIELDS_MAX, Field, LineScanner
 from gazette.history.read import Batch
-from gazette.history.rows import RowFormat, RowMaker
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import RowMaker
 from gazette.history.scanned_batches import ScannedBatch
 from gazette.history.snapshot import Piece, Run
 from gazette.message.uuid import build_uuid, uuid_text

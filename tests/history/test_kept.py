@@ -22,9 +22,11 @@ from gazette.history.batch_split import split_batch
 from gazette.history.columns import MessageFormat
 from gazette.history.combine import Combiner
 from gazette.history.merge import Folded, fold_snapshot
+from gazette.history.meta_columns import META
 from gazette.history.read import fold_locally, resolver
 from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
-from gazette.history.rows import META, RowFormat, read_rows
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
 from gazette.history.scanned_batches import scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.snapshot_builder import Selection, take_snapshot

@@ -12,9 +12,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
+from gazette.history.meta_columns import META
 from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.read import read_columns
-from gazette.history.rows import META, RowFormat
+from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
 from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import OpenAccess

@@ -26,7 +26,8 @@ from gazette.history.combine import Combine
 from gazette.history.merge import CommittedRun, Folded, fold_snapshot
 from gazette.history.read import resolver, summarise_run
 from gazette.history.row_cache import Keeping, read_keeping
-from gazette.history.rows import RowFormat, read_rows
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access, OpenAccess

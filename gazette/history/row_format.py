@@ -1,0 +1,101 @@
+"""The columns and bounds of rows that are made of messages: `RowFormat`. Needs pyarrow. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gazette.errors import Invalid
+from gazette.history.columns import Columns
+from gazette.history.json_values import EncodeVariant
+from gazette.history.merge import CommittedRun
+from gazette.history.meta_columns import META
+from gazette.history.snapshot import Run
+from gazette.protocol.ids import Offset
+
+Value = Literal["json", "csv", "protobuf", "text", "binary"]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Columns and bounds of rows.
+
+    ``schema`` has all columns in order. ``meta`` maps some of them to keys of `META`. The others
+    are fields of the message. For ``text`` and ``binary`` there is one such column, the whole
+    message.
+
+    Clocks bound the messages: from ``clock_begin``, before ``clock_end``.
+    """
+
+    value: Value
+    schema: pa.Schema
+    meta: tuple[tuple[str, str], ...] = ()
+    acks: bool = False
+    clock_begin: int = 0
+    clock_end: int | None = None
+    unclocked: bool = False
+    """True if messages without a UUID, whose clock is 0, count as before ``clock_end``."""
+    offset_begin: Offset = 0
+    offset_end: Offset | None = None
+    corrupt: str = ""
+    """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
+    encode_variant: EncodeVariant | None = None
+    """Encoder of JSON for columns of Spark's type VARIANT."""
+
+    @property
+    def fields(self) -> pa.Schema:
+        """Columns that are fields of messages."""
+        names = {*dict(self.meta), self.corrupt}
+        return pa.schema([field for field in self.schema if field.name not in names])
+
+    @property
+    def scanned(self) -> pa.Schema:
+        """Fields that the scanner may find together with the UUIDs."""
+        return self.fields if self.value == "json" else pa.schema([])
+
+    def validate(self) -> None:
+        """Raise `Invalid` if the columns contradict each other."""
+        for name, key in self.meta:
+            kind = self.schema.field(name).type
+            if kind != META[key]:
+                raise Invalid(f"column {name} has type {META[key]}, not {kind}", path=name)
+        if self.corrupt and self.schema.field(self.corrupt).type != pa.string():
+            raise Invalid("the column of corrupt records must have type string", path=self.corrupt)
+        fields = self.fields
+        if self.value in ("text", "binary"):
+            want = pa.string() if self.value == "text" else pa.binary()
+            if len(fields) > 1 or any(field.type != want for field in fields):
+                raise Invalid(f"value={self.value} needs exactly one column of type {want}")
+
+    def selects(self, run: CommittedRun | Run) -> bool:
+        """Return True if a run may hold rows within the bounds."""
+        inner = run.run if isinstance(run, CommittedRun) else run
+        if inner.end <= self.offset_begin:
+            return False
+        if self.offset_end is not None and inner.pieces[0].begin >= self.offset_end:
+            return False
+        if isinstance(run, Run):
+            return True
+        if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):
+            return False
+        return self.clock_end is None or run.clock_min < self.clock_end
+
+    def bounded(self, columns: Columns, wanted: Mask) -> Mask:
+        """Return the wanted messages that are within the bounds."""
+        if self.clock_begin:
+            wanted = wanted & (columns.uuids.clocks >= np.uint64(self.clock_begin))
+        if self.clock_end is not None:
+            clocks = columns.uuids.clocks
+            wanted = wanted & (clocks < np.uint64(self.clock_end))
+            if not self.unclocked:
+                wanted &= clocks != 0
+        if self.offset_begin:
+            wanted = wanted & (columns.begins >= self.offset_begin)
+        if self.offset_end is not None:
+            wanted = wanted & (columns.begins < self.offset_end)
+        return wanted
