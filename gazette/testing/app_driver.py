@@ -28,10 +28,10 @@ from gazette.consumer.application import Application, MessageProducer, Store, ch
 from gazette.consumer.application_name import Owner, name_of, require_own_state
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.shard.thread import ShardThread
-from gazette.consumer.transaction.dispatch import application_code
 from gazette.consumer.transaction.inbox import Chunk
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import checked_policy, decoded
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
 from gazette.consumer.transaction.shard_io import FinishedTransaction
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Unavailable
@@ -404,16 +404,12 @@ class AppDriver(Generic[StoreT]):
         )
         recovered: list[_Recovered] = []
         transactor = Transactor(
-            self.application,
-            shard,
-            store,
-            publisher,
+            ShardCallbacks(self.application, shard, store, publisher),
             appends,  # type: ignore[arg-type]
             inbox,
-            _Outside(self, recovered),
+            _DrivenIO(self, recovered),
             self.clock,
             {journal: self._decoder(journal, at) for journal, at in offsets.items()},
-            spec_of=lambda: self.spec,
             recovery_log=LOG if self._log else "",
             poison_policy=self._policy,
             application_name=self._owner.name,
@@ -455,7 +451,7 @@ class AppDriver(Generic[StoreT]):
         await initialized(self.application, service)
 
 
-class _Outside:
+class _DrivenIO:
     """Implementation, in memory, of the functions that the transactor needs beyond its thread."""
 
     def __init__(self, driver: AppDriver[Any], recovered: list[_Recovered]) -> None:

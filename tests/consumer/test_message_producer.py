@@ -133,7 +133,7 @@ def test_before_its_store_is_restored_again_the_shard_must_still_be_ours(tmp_pat
 
     with AppDriver(application, tmp_path, []) as driver:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("gazette.testing.app_driver._Outside.require_assigned", lost)
+            patched.setattr("gazette.testing.app_driver._DrivenIO.require_assigned", lost)
             with pytest.raises(Closed, match="another member"):
                 driver.run()
         assert application.starts == [0]

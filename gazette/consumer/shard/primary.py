@@ -25,11 +25,11 @@ from gazette.consumer.shard.hints_store import (
 from gazette.consumer.shard.journals import ShardJournals
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
-from gazette.consumer.transaction.dispatch import application_code
 from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import checked_policy
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
 from gazette.consumer.transaction.source_reader import read_source
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Closed, GazetteError, Invalid
@@ -176,7 +176,7 @@ class Primary:
     def _new_transactor(self, inbox: Inbox) -> Transactor:
         context, shard = self._context, self._shard
         assert self.store is not None
-        outside = LoopShardIO(
+        shard_io = LoopShardIO(
             shard,
             inbox,
             self._progress,
@@ -190,16 +190,14 @@ class Primary:
             self.thread.wait,
         )
         return Transactor(
-            context.application,
-            shard,
-            self.store,
-            context.new_publisher(self.appends),
+            ShardCallbacks(
+                context.application, shard, self.store, context.new_publisher(self.appends)
+            ),
             self.appends,
             inbox,
-            outside,
+            shard_io,
             context.clock,
             self._decoders,
-            spec_of=lambda: shard.spec,
             recovery_log=self._spec.recovery_log,
             poison_policy=self._poison_policy,
             application_name=context.owner.name,

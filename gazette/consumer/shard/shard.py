@@ -35,8 +35,8 @@ from gazette.consumer.shard.primary import Primary
 from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import RestartDecision, is_fenced
 from gazette.consumer.shard.status import update_status
-from gazette.consumer.transaction.dispatch import application_code
 from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.errors import (
     Broken,
     Closed,

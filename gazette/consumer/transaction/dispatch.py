@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gazette.consumer.application import Application, DeferToNextTransaction, Shard, Store
+from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import ApplicationFailed, require_none
-from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, error_text
+from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_failed
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
-from gazette.message.publisher import Publisher
 
 _TRANSIENT: Final = (
     "The message is not to blame, but the system that it was written to: see the cause, and "
@@ -63,17 +63,14 @@ class Dispatcher:
 
     def __init__(
         self,
-        application: Application[Any],
-        shard: Shard,
-        store: Store,
-        publisher: Publisher,
+        callbacks: ShardCallbacks,
         inbox: Inbox,
         poison: PoisonSkipper | None,
     ) -> None:
-        self._application = application
-        self._shard = shard
-        self._store = store
-        self._publisher = publisher
+        self._application = application = callbacks.application
+        self._shard = callbacks.shard
+        self._store = callbacks.store
+        self._publisher = callbacks.publisher
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
@@ -215,28 +212,3 @@ class Dispatcher:
 
 def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
     return {"journal": batch[0].journal, "begin": batch[0].begin, "end": batch[-1].end}
-
-
-class application_code:
-    """Wrap exceptions of callbacks, to tell them from our own errors."""
-
-    def __init__(self, callback: str) -> None:
-        self._callback = callback
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: object
-    ) -> None:
-        if error is None or isinstance(error, GazetteError):
-            return
-        raise application_failed(self._callback, error) from error
-
-
-def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
-    text = f"{callback} raised {type(error).__name__}"
-    detail = error_text(error)
-    if detail != type(error).__name__:
-        text = f"{text}: {detail}"
-    return ApplicationFailed(text, **facts)

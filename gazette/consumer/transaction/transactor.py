@@ -15,14 +15,9 @@ from typing import Any, Final
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.consumer import metrics
-from gazette.consumer.application import Application, MessageProducer, Shard, Store
-from gazette.consumer.callbacks import (
-    ApplicationFailed,
-    require_instance,
-    require_none,
-    require_result,
-)
-from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, application_code
+from gazette.consumer.application import MessageProducer
+from gazette.consumer.callbacks import ApplicationFailed, require_none
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher
 from gazette.consumer.transaction.inbox import (
     Call,
     Chunk,
@@ -37,16 +32,15 @@ from gazette.consumer.transaction.inbox import (
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.prior_transaction import PriorTransaction, wrap_error
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.consumer.transaction.shard_io import FinishedTransaction, ShardIO
 from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prior, Step, Transaction
 from gazette.errors import Bug, Fenced, GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
-from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.protocol.shard import ShardSpec
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failure, resolved
@@ -87,42 +81,37 @@ class Transactor:
 
     def __init__(
         self,
-        application: Application[Any],
-        shard: Shard,
-        store: Store,
-        publisher: Publisher,
+        callbacks: ShardCallbacks,
         appends: AppendService,
         inbox: Inbox,
-        outside: ShardIO,
+        shard_io: ShardIO,
         clock: Clock,
         decoders: dict[str, EnvelopeDecoder[Any]],
         *,
-        spec_of: Callable[[], ShardSpec],
         recovery_log: str,
         poison_policy: PoisonPolicy | None = None,
         application_name: str = "",
     ) -> None:
         """Create it; ``application_name`` is put into each checkpoint."""
-        self._application = application
-        self._shard = shard
-        self._store = store
-        self._publisher = publisher
+        self._callbacks = callbacks
+        self._shard = shard = callbacks.shard
+        self._publisher = publisher = callbacks.publisher
         self._appends = appends
         self._inbox = inbox
-        self._outside = outside
+        self._io = shard_io
         self._clock = clock
         self._decoders = decoders
-        self._spec_of = spec_of
         self._recovery_log = recovery_log
         self._application_name = application_name
         self._poison = (
             None
             if poison_policy is None
             else PoisonSkipper(
-                poison_policy, shard.id, publisher, clock, outside.read_again, outside.skipped
+                poison_policy, shard.id, publisher, clock, shard_io.read_again, shard_io.skipped
             )
         )
-        self._dispatcher = Dispatcher(application, shard, store, publisher, inbox, self._poison)
+        self._dispatcher = Dispatcher(callbacks, inbox, self._poison)
+        self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._limit = 1
         self._begun = False
@@ -149,18 +138,13 @@ class Transactor:
         If the application brings its own messages and ends them, restore the checkpoint and begin
         again. Raise ``Closed`` when the inbox was stopped, and whatever makes the shard fail.
         """
-        application = self._application
         # The last owner may or may not have appended them. Nothing commits before they are in
         # place: they make its publishes visible, or roll back what it had begun.
         owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
-            if isinstance(application, MessageProducer):
-                feed = Feed(self._inbox, self._spec_of().read_channel_size or 8192)
-                with application_code("start_reading"):
-                    result: object = application.start_reading(
-                        self._shard, self._store, checkpoint, feed
-                    )
-                require_none("start_reading", result)
+            if self._brings_messages:
+                feed = Feed(self._inbox, self._shard.spec.read_channel_size or 8192)
+                self._callbacks.start_reading(checkpoint, feed)
             self._run(checkpoint, owed)
             checkpoint, owed = self._restore_again(), {}
 
@@ -171,10 +155,8 @@ class Transactor:
         acknowledgements must not be appended again. They do not go through the append service, so
         they arrive late. They would then roll back what this publisher publishes next.
         """
-        self._outside.require_assigned()
-        with application_code("Store.restore_checkpoint"):
-            checkpoint = self._store.restore_checkpoint(self._shard)
-        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
+        self._io.require_assigned()
+        checkpoint = self._callbacks.restore_checkpoint()
         acknowledged = self._prior.checkpoint.ack_intents
         for journal, intent in checkpoint.ack_intents.items():
             if acknowledged.get(journal) != intent:
@@ -189,7 +171,7 @@ class Transactor:
     def _run(self, checkpoint: Checkpoint, owed: Mapping[str, bytes]) -> None:
         """Run transactions until the input ends. ``owed`` are acknowledgements to append first."""
         self._input_ended = False
-        spec = self._spec_of()
+        spec = self._shard.spec
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
@@ -198,7 +180,7 @@ class Transactor:
             recovered=True,
         )
         for journal, intent in owed.items():
-            self._prior.acks[journal] = self._outside.append_recovered(journal, intent)
+            self._prior.acks[journal] = self._io.append_recovered(journal, intent)
         self._prior.watch(self._inbox.wake)
         while self._run_one():
             pass
@@ -244,7 +226,7 @@ class Transactor:
                     return False
 
     def _policy(self) -> Policy:
-        spec = self._spec_of()
+        spec = self._shard.spec
         return Policy(
             min_duration_s=spec.min_txn_duration_ns / NANOS,
             max_duration_s=spec.max_txn_duration_ns / NANOS,
@@ -265,7 +247,7 @@ class Transactor:
                 self._report(prior)
         elif transaction.stalled_at is not None and not self._stall_reported:
             self._stall_reported = True
-            self._outside.stalled("the store's commit is slower than max_txn_duration")
+            self._io.stalled("the store's commit is slower than max_txn_duration")
 
     def _report(self, prior: PriorTransaction) -> None:
         publish_at: dict[str, int] = {}
@@ -278,7 +260,7 @@ class Transactor:
             phases = prior.transaction.phases()
             messages = prior.transaction.consumed
         metrics.note_queued(self._sequencer.outcomes)
-        self._outside.finished(
+        self._io.finished(
             FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
         )
 
@@ -352,13 +334,8 @@ class Transactor:
             self._read_through()
 
     def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        application = self._application
-        if isinstance(application, MessageProducer):
-            with application_code("replay"):
-                replayed = application.replay(self._shard, self._store, *wanted)
-                yield from require_result("replay", replayed)
-        else:
-            yield from self._outside.replay(wanted)
+        source = self._callbacks if self._brings_messages else self._io
+        yield from source.replay(wanted)
 
     def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
         """Continue a source at another offset, because the bytes before it were deleted."""
@@ -389,7 +366,7 @@ class Transactor:
         prior = self._prior
         prior.read_through = offsets
         if prior.is_done:
-            self._outside.progress(offsets)
+            self._io.progress(offsets)
 
     def _consume(self, transaction: Transaction) -> None:
         limit = self._limit
@@ -422,10 +399,7 @@ class Transactor:
 
     def _begin(self, transaction: Transaction) -> None:
         hit("transaction.begun", self._shard.id)
-        with application_code("begin_transaction"):
-            result: object = self._application.begin_transaction(  # type: ignore[func-returns-value]
-                self._shard, self._store
-            )
+        result = self._callbacks.begin_transaction()
         self._begun = True
         require_none("begin_transaction", result)
         # Ask once for each transaction: its messages share one moment.
@@ -433,13 +407,9 @@ class Transactor:
         transaction.begin(self._clock.monotonic())
 
     def _commit(self, transaction: Transaction) -> None:
-        application, shard, store = self._application, self._shard, self._store
+        shard = self._shard
         transaction.prepared_at = self._clock.monotonic()
-        with application_code("finalize_transaction"):
-            result: object = application.finalize_transaction(  # type: ignore[func-returns-value]
-                shard, store, self._publisher
-            )
-        require_none("finalize_transaction", result)
+        self._callbacks.finalize_transaction()
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),
@@ -473,12 +443,7 @@ class Transactor:
         waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
         waits = [*waits, *self._extra_waits]
         self._extra_waits.clear()
-        with application_code("Store.start_commit"):
-            commit = self._store.start_commit(self._shard, checkpoint, waits)
-        if not isinstance(require_result("Store.start_commit", commit), OpFuture):
-            raise ApplicationFailed(
-                f"Store.start_commit returned {type(commit).__name__}, not a future"
-            )
+        commit = self._callbacks.start_commit(checkpoint, waits)
         self._finished(commit)
         if (error := first_failure((commit,))) is not None:
             raise wrap_error("the store's commit failed", error)
@@ -486,11 +451,7 @@ class Transactor:
 
     def _finished(self, commit: OpFuture[Any]) -> None:
         self._begun = False
-        with application_code("finished_transaction"):
-            result: object = self._application.finished_transaction(  # type: ignore[func-returns-value]
-                self._shard, self._store, commit
-            )
-        require_none("finished_transaction", result)
+        self._callbacks.finished_transaction(commit)
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:

@@ -1,0 +1,115 @@
+"""Callbacks of one shard, of its application and its store, with their results checked.
+
+An exception of a callback becomes `ApplicationFailed`, which names the callback. Errors of our own
+tree pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.callbacks import (
+    ApplicationFailed,
+    require_instance,
+    require_none,
+    require_result,
+)
+from gazette.consumer.transaction.error_cause import error_text
+from gazette.errors import GazetteError
+from gazette.message.envelope import Envelope
+from gazette.message.publisher import Publisher
+from gazette.message.sequencer.sequencer import ReplayRange
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.runtime.tasks import OpFuture
+
+
+class application_code:
+    """Wrap exceptions of callbacks, to tell them from our own errors."""
+
+    def __init__(self, callback: str) -> None:
+        self._callback = callback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: object
+    ) -> None:
+        if error is None or isinstance(error, GazetteError):
+            return
+        raise application_failed(self._callback, error) from error
+
+
+def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
+    text = f"{callback} raised {type(error).__name__}"
+    detail = error_text(error)
+    if detail != type(error).__name__:
+        text = f"{text}: {detail}"
+    return ApplicationFailed(text, **facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCallbacks:
+    """What callbacks of one shard are called on, and with. Belongs to the shard's thread."""
+
+    application: Application[Any]
+    shard: Shard
+    store: Store
+    publisher: Publisher
+
+    def start_reading(self, checkpoint: Checkpoint, feed: Any) -> None:
+        """Have a `MessageProducer` begin to bring its messages to ``feed``."""
+        application = self.application
+        assert isinstance(application, MessageProducer)
+        with application_code("start_reading"):
+            result: object = application.start_reading(self.shard, self.store, checkpoint, feed)
+        require_none("start_reading", result)
+
+    def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
+        """Yield messages that a `MessageProducer` brings again."""
+        application = self.application
+        assert isinstance(application, MessageProducer)
+        with application_code("replay"):
+            replayed = application.replay(self.shard, self.store, *wanted)
+            yield from require_result("replay", replayed)
+
+    def restore_checkpoint(self) -> Checkpoint:
+        with application_code("Store.restore_checkpoint"):
+            checkpoint = self.store.restore_checkpoint(self.shard)
+        require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
+        return checkpoint
+
+    def begin_transaction(self) -> object:
+        """Return what the callback returned, unchecked: by then the transaction has begun."""
+        with application_code("begin_transaction"):
+            return self.application.begin_transaction(  # type: ignore[func-returns-value]
+                self.shard, self.store
+            )
+
+    def finalize_transaction(self) -> None:
+        with application_code("finalize_transaction"):
+            result: object = self.application.finalize_transaction(  # type: ignore[func-returns-value]
+                self.shard, self.store, self.publisher
+            )
+        require_none("finalize_transaction", result)
+
+    def start_commit(
+        self, checkpoint: Checkpoint, waits: Collection[OpFuture[Any]]
+    ) -> OpFuture[Any]:
+        with application_code("Store.start_commit"):
+            commit = self.store.start_commit(self.shard, checkpoint, waits)
+        if not isinstance(require_result("Store.start_commit", commit), OpFuture):
+            raise ApplicationFailed(
+                f"Store.start_commit returned {type(commit).__name__}, not a future"
+            )
+        return commit
+
+    def finished_transaction(self, commit: OpFuture[Any]) -> None:
+        with application_code("finished_transaction"):
+            result: object = self.application.finished_transaction(  # type: ignore[func-returns-value]
+                self.shard, self.store, commit
+            )
+        require_none("finished_transaction", result)
