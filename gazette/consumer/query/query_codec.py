@@ -1,12 +1,5 @@
 """A `ShardQuery` as headers of HTTP requests and metadata of gRPC calls, and a `QueryResult` as theirs.
 
-``gazette-max-staleness``   ``2.5`` or ``2.5s``: a hot standby may answer from a state that old
-``gazette-read-through``    ``journal=offset``, comma separated: what the answer must reflect
-``gazette-header-bin``      between members: the `Header` of a query that was passed on (gRPC)
-``gazette-staleness``       of an answer: seconds
-``gazette-served-by``       of an answer: ``zone#member``
-==========================  ==========================================================================
-=======
 Of a query:
 
 - ``gazette-max-staleness``: a hot standby may answer from a state of at most this age: ``2.5`` or ``2.5s``.
