@@ -178,18 +178,18 @@ SHARD_CALLS: Final = {
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path, auth=AUTH) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, auth=AUTH, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         yield broker
 
 
 @pytest.fixture
 async def member(etcd: Etcd, tmp_path: Path) -> AsyncIterator[ConsumerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(source_spec())
         application = Tally(RemoteDatabase())
         async with await ConsumerFixture.start(
-            etcd, broker, application, tmp_path, auth=AUTH
+            etcd, broker, application, tmp_path, auth=AUTH, lease_ttl_s=60.0
         ) as member:
             await member.create(shard_spec(SHARD, SOURCE, log=False))
             yield member
@@ -420,7 +420,7 @@ async def test_routes_of_consumers(member: ConsumerFixture) -> None:
 
 
 async def test_private_diagnostics_are_not_on_the_port(etcd: Etcd, tmp_path: Path) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         broker.service._private_diagnostics = True
         assert not OPEN & {route.path for route in broker.service._app().routes}  # type: ignore[attr-defined]
 
@@ -444,7 +444,9 @@ async def test_keys_rotate_while_a_broker_serves(etcd: Etcd, tmp_path: Path, key
 
     before = order[max(0, order.index(keys) - 1)]
     after = order[min(len(order) - 1, order.index(keys) + 1)]
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth_of(keys)) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, auth=auth_of(keys), lease_ttl_s=60.0
+    ) as broker:
         await broker.create(journal_spec(JOURNAL))
         for step in (before, keys, after):
             header = f"Bearer {auth_of(step).sign(Claims(Capability.READ), 60)}"

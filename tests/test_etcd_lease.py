@@ -97,7 +97,7 @@ async def test_it_is_renewed_three_times_per_ttl(etcd_server: EtcdServer) -> Non
 
 
 async def test_it_is_lost_as_soon_as_etcd_does_not_know_it(etcd: Etcd) -> None:
-    lease = await etcd.grant(1)
+    lease = await etcd.grant(6)
     other = await etcd.grant(60)
     with pytest.raises(LeaseLost, match="does not know") as caught:
         async with TaskScope("test") as scope:
@@ -129,7 +129,7 @@ async def test_it_is_lost_when_a_silent_etcd_outlasts_it(tmp_path: Path) -> None
 async def test_it_survives_a_restart_of_etcd(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         async with await connected(server) as etcd:
-            lease = await etcd.grant(3)
+            lease = await etcd.grant(9)
             await etcd.put("m", b"", lease=lease.id)
             async with TaskScope("test") as scope:
                 keeping = scope.daemon(lease.keep_alive(), name="keep alive")
@@ -159,7 +159,7 @@ async def test_it_survives_an_endpoint_that_falls_silent(etcd_server: EtcdServer
     async with TcpProxy("127.0.0.1", port) as proxy:
         endpoints = (f"http://127.0.0.1:{proxy.port}", etcd_server.endpoint)
         async with await Etcd.connect(EtcdSettings(endpoints=endpoints), SystemClock()) as etcd:
-            lease = await etcd.grant(1)
+            lease = await etcd.grant(6)
             before = lease.expires_at
             proxy.hold_replies()
             await lease.renew()

@@ -272,10 +272,14 @@ async def test_ambiguous_framing_ends_the_connection(
 
 async def test_servers_without_keys_are_guarded(etcd: Etcd, tmp_path: Path) -> None:
     """Brokers and members: reads and writes by a rebound name, and writes by any page."""
-    async with await BrokerFixture.start(etcd, tmp_path, allow_hosts=("proxy.example",)) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, allow_hosts=("proxy.example",), lease_ttl_s=60.0
+    ) as broker:
         await broker.create(journal_spec("a/journal"))
         application = Tally(RemoteDatabase())
-        async with await ConsumerFixture.start(etcd, broker, application, tmp_path) as member:
+        async with await ConsumerFixture.start(
+            etcd, broker, application, tmp_path, lease_ttl_s=60.0
+        ) as member:
             for server, path in (
                 (broker.service.server, "/a/journal"),
                 (broker.service.server, "/debug/stacks"),
@@ -304,7 +308,7 @@ async def test_servers_without_keys_are_guarded(etcd: Etcd, tmp_path: Path) -> N
     "kind", ["", "text/plain", "application/x-www-form-urlencoded", "text/json"]
 )
 async def test_json_must_be_declared(etcd: Etcd, tmp_path: Path, kind: str) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         host, _, port = broker.service.server.http_endpoint.removeprefix("http://").partition(":")
         start = "POST /v1/journals/list HTTP/1.1\r\nHost: localhost\r\n"
         header = f"Content-Type: {kind}\r\n" if kind else ""

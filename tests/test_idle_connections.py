@@ -167,7 +167,7 @@ async def test_a_member_serves_beside_idle_connections(
 ) -> None:
     (tmp_path / "member.py").write_text(MEMBER)
     key = "/gazette/consumers/nothing/members/local#member-one"
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         flags = (
             f"--etcd.address={etcd_server.endpoint}",
             "--etcd.prefix=/gazette/consumers/nothing",

@@ -106,7 +106,7 @@ def check(found: dict[str, list[Any]], wanted: dict[str, frozenset[str]]) -> Non
 
 
 async def test_a_broker_exports_what_the_original_does(etcd: Etcd, tmp_path: Path) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         spec = journal_spec(JOURNAL, codec=Codec.GZIP, length=1024)
         await broker.create(spec)
         for _ in range(3):
@@ -143,10 +143,12 @@ async def read_stored(broker: BrokerFixture) -> None:
 
 
 async def test_a_consumer_exports_what_the_original_does(etcd: Etcd, tmp_path: Path) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(source_spec())
         application = Tally(RemoteDatabase())
-        async with await ConsumerFixture.start(etcd, broker, application, tmp_path) as member:
+        async with await ConsumerFixture.start(
+            etcd, broker, application, tmp_path, lease_ttl_s=60.0
+        ) as member:
             await member.create(shard_spec(SHARD, SOURCE, log=False))
             end = await append(broker, frame("a", 1))
             await member.read_through(SHARD, {SOURCE: end})

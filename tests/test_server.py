@@ -49,6 +49,7 @@ from gazette.runtime.metrics import (
     GRPC_SERVER_STARTED,
     HTTP_CONNECTIONS_REFUSED,
 )
+from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
 from tests.facts import is_advised, raises
 
@@ -143,12 +144,8 @@ def bound(**changes: Any) -> Server:
 def free_port_pair() -> int:
     """Return a port that is free together with the next one."""
     while True:
-        with bind_tcp("127.0.0.1", 0) as first:
-            port = int(first.getsockname()[1])
-            try:
-                bind_tcp("127.0.0.1", port + 1).close()
-            except Unavailable:
-                continue
+        port = free_port()
+        if port_is_free(port + 1):
             return port
 
 

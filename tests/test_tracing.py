@@ -43,8 +43,12 @@ async def test_an_append_is_one_trace_from_client_to_store(
     etcd: Etcd, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
     async with (
-        await BrokerFixture.start(etcd, tmp_path, zone="a", id="broker-one") as one,
-        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-two") as two,
+        await BrokerFixture.start(
+            etcd, tmp_path, zone="a", id="broker-one", lease_ttl_s=60.0
+        ) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, zone="b", id="broker-two", lease_ttl_s=60.0
+        ) as two,
     ):
         await one.create(journal_spec(JOURNAL, replication=2, length=1024))
         await two.settled(JOURNAL)
@@ -78,7 +82,7 @@ async def test_an_append_is_one_trace_from_client_to_store(
 async def test_a_failed_call_is_marked(
     etcd: Etcd, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         async with httpx.AsyncClient() as http:
             response = await http.post(f"{broker.http}/v1/journals/read", json={"journal": "x"})
         assert response.status_code == 400

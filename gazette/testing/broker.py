@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from gazette.allocator.model import MEMBERS
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import StoreConstructor
 from gazette.broker.service import BrokerService
@@ -17,6 +18,7 @@ from gazette.client.journals import JournalChange
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd
+from gazette.etcd.lease import Lease
 from gazette.fragment.local_file import Disk
 from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import Codec
@@ -46,6 +48,13 @@ def journal_spec(
     return JournalSpec(name, replication, labels, fragment, **fields)
 
 
+async def leases_of(etcd: Etcd, root: str, id: str) -> list[Lease]:
+    """Return the leases of a cluster's members that have that id."""
+    found = await etcd.range(f"{root}{MEMBERS}", keys_only=True)
+    held = [kv.lease for kv in found.kvs if kv.key.decode().endswith(f"#{id}")]
+    return [Lease(etcd._connection, one, 0.0, 0.0) for one in held]
+
+
 class BrokerFixture:
     """A running broker at ``endpoint``. ``client`` is connected to it. ``http`` is its HTTP URL.
 
@@ -57,10 +66,11 @@ class BrokerFixture:
             await broker.client.append(AppendParams("a/journal"), b"hello")
     """
 
-    def __init__(self, service: BrokerService, client: Client, file_root: Path) -> None:
+    def __init__(self, service: BrokerService, client: Client, file_root: Path, etcd: Etcd) -> None:
         self.service = service
         self.client = client
         self.file_root = file_root
+        self.etcd = etcd
         self._ended = False
 
     @classmethod
@@ -130,7 +140,7 @@ class BrokerFixture:
             fragments=FragmentAccess(file_root=file_root),
             clock=clock,
         )
-        return cls(service, client, file_root)
+        return cls(service, client, file_root, etcd)
 
     @property
     def endpoint(self) -> str:
@@ -192,6 +202,13 @@ class BrokerFixture:
         self._ended = True
         await self.client.close()
         await self.service.crash()
+
+    async def die(self) -> None:
+        """Crash it, and end its lease at once: see `ConsumerFixture.die`."""
+        leases = await leases_of(self.etcd, self.service.settings.root, self.service.settings.id)
+        await self.crash()
+        for lease in leases:
+            await lease.revoke()
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette.allocator.model import ASSIGNMENTS, MEMBERS, Assignment, DecodedKV
+from gazette.allocator.model import ASSIGNMENTS, Assignment, DecodedKV
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
@@ -21,7 +21,6 @@ from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Bug, Conflict, GazetteError, NotFound, NotYet, Retryable
 from gazette.etcd.client import Etcd
-from gazette.etcd.lease import Lease
 from gazette.etcd.values import Compare, Op
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.net.server import Server, ServerSettings
@@ -30,7 +29,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.clock import Clock, SystemClock
-from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.broker import BrokerFixture, journal_spec, leases_of
 
 LOGS = "recovery/test"
 HINTS = "/gazette/hints/test"
@@ -340,13 +339,10 @@ class ConsumerFixture:
 
         A short lease is lost by members that live, too, once the machine is busy for as long.
         """
-        prefix = f"{self.service.settings.root}{MEMBERS}"
-        found = await self.etcd.range(prefix, keys_only=True)
-        name = f"#{self.service.settings.id}"
-        leases = [kv.lease for kv in found.kvs if kv.key.decode().endswith(name)]
+        leases = await leases_of(self.etcd, self.service.settings.root, self.service.settings.id)
         await self.crash()
         for lease in leases:
-            await Lease(self.etcd._connection, lease, 0.0, 0.0).revoke()
+            await lease.revoke()
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._ended:

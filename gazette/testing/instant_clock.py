@@ -31,7 +31,7 @@ class InstantClock:
         await asyncio.sleep(0)
 
 
-async def eventually(predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def eventually(predicate: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Let other tasks and threads run until ``predicate`` is true. Raise ``TimeoutError`` after
     ``timeout_s`` seconds.
     """

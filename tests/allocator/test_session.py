@@ -99,7 +99,7 @@ async def test_a_conflict_is_waited_out(
     other = await etcd.grant(60)
     await etcd.put(KEY, b"7", lease=other.id)
     with caplog.at_level(logging.WARNING):
-        async with TaskScope("test") as scope, asyncio.timeout(10):
+        async with TaskScope("test") as scope, asyncio.timeout(60):
             starting = scope.spawn(start(etcd, ks, clock), name="start")
             begun, pauses = clock.monotonic(), []
             # Case: tried again, and again refused.
@@ -132,7 +132,7 @@ async def test_the_lease_is_kept_alive_while_waiting(etcd: Etcd, ks: KeySpace) -
     recorded = FlakyEtcd(etcd, lost_answers=0)
     await etcd.put(KEY, b"7")
     with pytest.raises(LeaseLost):
-        async with TaskScope("test") as scope, asyncio.timeout(10):
+        async with TaskScope("test") as scope, asyncio.timeout(60):
             scope.spawn(
                 MemberSession.start(cast("Etcd", recorded), ks, KEY, b"9", 1.0, clock=clock),
                 name="start",
@@ -146,7 +146,7 @@ async def test_the_lease_is_kept_alive_while_waiting(etcd: Etcd, ks: KeySpace) -
 async def test_an_announcement_whose_answer_was_lost_succeeds(etcd: Etcd, ks: KeySpace) -> None:
     clock = WatchedClock()
     flaky = FlakyEtcd(etcd, lost_answers=1)
-    async with TaskScope("test") as scope, asyncio.timeout(10):
+    async with TaskScope("test") as scope, asyncio.timeout(60):
         starting = scope.spawn(start(flaky, ks, clock), name="start")
         await clock.asleep.wait()
         clock.advance(1.0)
@@ -186,7 +186,7 @@ async def test_exiting_whose_answer_was_lost_succeeds(etcd: Etcd, ks: KeySpace) 
     flaky = FlakyEtcd(etcd, lost_answers=0)
     session = await start(flaky, ks, clock)
     flaky.lost_answers = 1
-    async with TaskScope("test") as scope, asyncio.timeout(10):
+    async with TaskScope("test") as scope, asyncio.timeout(60):
         exiting = scope.spawn(session.set_exiting(b"9 exiting"), name="exiting")
         await clock.asleep.wait()
         clock.advance(1.0)
@@ -215,7 +215,7 @@ async def test_exiting_fails_if_the_key_is_not_ours_any_more(
 async def test_a_lost_lease_ends_the_session(etcd: Etcd, ks: KeySpace, clock: ManualClock) -> None:
     session = await MemberSession.start(etcd, ks, KEY, b"9", 1.0, clock=clock)
     with pytest.raises(LeaseLost):
-        async with TaskScope("test") as scope, asyncio.timeout(10):
+        async with TaskScope("test") as scope, asyncio.timeout(60):
             scope.daemon(session.run(), name="lease")
             await session.lease.revoke()
     assert await etcd.get(KEY) is None

@@ -39,7 +39,7 @@ async def read(client: Client, journal: str, size: int = len(CONTENT)) -> tuple[
 
 async def fill(etcd: Etcd, tmp_path: Path, url: str, codecs: tuple[Codec, ...]) -> None:
     """Run a broker that appends, in several fragments, and leaves."""
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         specs = [
             journal_spec(name_of(codec), codec=codec, stores=(url,), length=1 << 16)
             for codec in codecs
@@ -60,7 +60,7 @@ async def test_fragments_outlive_their_broker(
     await fill(etcd, tmp_path, url, CODECS)
     s3_proxy.seen.clear()
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two") as second,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as second,
         Client(second.endpoint, fragments=FragmentAccess(http=False)) as brokered,
     ):
         for codec in CODECS:
@@ -103,7 +103,9 @@ async def test_another_cluster_reads_the_same_fragments(
     await fill(etcd, tmp_path, store_url(s3_proxy.endpoint), (Codec.GZIP,))
     url = store_url(s3_proxy.endpoint, find="renamed/to/", replace="acme/")
     journal = "renamed/to/gzip"
-    async with await BrokerFixture.start(etcd, tmp_path, root="/other/cluster") as other:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, root="/other/cluster", lease_ttl_s=60.0
+    ) as other:
         await other.create(journal_spec(journal, codec=Codec.GZIP, stores=(url,)))
         content, direct = await read(other.client, journal)
         assert content == CONTENT
@@ -111,7 +113,9 @@ async def test_another_cluster_reads_the_same_fragments(
         await other.client.append(AppendParams(journal, offset=len(CONTENT)), b"more")
     puts = [one.path for one in s3_proxy.seen if one.method == "PUT" and "renamed" in one.path]
     assert puts == []
-    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two") as again:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="broker-two", lease_ttl_s=60.0
+    ) as again:
         await again.settled(name_of(Codec.GZIP))
         size = len(CONTENT) + 4
         assert (await read(again.client, name_of(Codec.GZIP), size))[0] == CONTENT + b"more"
@@ -121,7 +125,9 @@ async def test_a_store_that_is_down(etcd: Etcd, tmp_path: Path, s3_proxy: FaultP
     """Appends are refused with its error, until it is back."""
     url = store_url(s3_proxy.endpoint)
     s3_proxy.fail(status=403, code="AccessDenied", times=1_000_000)
-    async with await BrokerFixture.start(etcd, tmp_path, store_check_timeout_s=1.0) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, store_check_timeout_s=1.0, lease_ttl_s=60.0
+    ) as broker:
         spec = journal_spec("acme/journal", stores=(url,))
         await broker.client.apply_journals([JournalChange(upsert=spec)])
         error = await broker.client.fragment_store_health(url)
@@ -145,7 +151,7 @@ async def test_a_connection_to_s3_that_breaks_is_not_noticed(
     s3_proxy.fail("PUT", "acme", status=500, code="InternalError", times=2)
     await fill(etcd, tmp_path, url, (Codec.NONE,))
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two") as second,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as second,
         Client(second.endpoint, fragments=FragmentAccess(http=False)) as brokered,
     ):
         await second.settled(name_of(Codec.NONE))

@@ -33,7 +33,7 @@ JOURNAL = "a/journal"
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         yield broker
 
 
@@ -134,9 +134,11 @@ async def test_statuses(broker: BrokerFixture) -> None:
 async def test_requests_are_proxied_and_authorized(etcd: Etcd, tmp_path: Path) -> None:
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-one", auth=auth) as one,
         await BrokerFixture.start(
-            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0
+            etcd, tmp_path, id="broker-one", auth=auth, lease_ttl_s=60.0
+        ) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0, lease_ttl_s=60.0
         ) as two,
     ):
         store(one, 0, 10, 100)

@@ -44,7 +44,9 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path, allow_origins=(ORIGIN,)) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, allow_origins=(ORIGIN,), lease_ttl_s=60.0
+    ) as broker:
         yield broker
 
 
@@ -215,7 +217,7 @@ async def test_a_put_to_a_journal_that_gets_no_broker_is_answered_with_when_to_t
 ) -> None:
     settings: dict[str, Any] = {"journal_limit": 0, "assignment_wait_s": 0.05}
     async with (
-        await BrokerFixture.start(etcd, tmp_path, **settings) as broker,
+        await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0, **settings) as broker,
         httpx.AsyncClient(base_url=broker.http) as http,
     ):
         await broker.client.apply_journals([JournalChange(upsert=journal_spec(JOURNAL))])
@@ -497,7 +499,11 @@ async def test_a_read_waits_for_the_first_listing(etcd: Etcd, tmp_path: Path) ->
 
     async with (
         await BrokerFixture.start(
-            etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.3
+            etcd,
+            tmp_path,
+            constructors={"file": construct},
+            listing_timeout_s=0.3,
+            lease_ttl_s=60.0,
         ) as broker,
         httpx.AsyncClient(base_url=broker.http) as http,
     ):
@@ -555,8 +561,10 @@ async def test_refused_gets(
 
 async def test_other_brokers_journals_are_served_too(etcd: Etcd, tmp_path: Path) -> None:
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-one") as one,
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-one", lease_ttl_s=60.0) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", journal_limit=0, lease_ttl_s=60.0
+        ) as two,
         httpx.AsyncClient(base_url=two.http) as http,
     ):
         await one.create(journal_spec(JOURNAL))
@@ -580,7 +588,7 @@ async def test_http_asks_for_the_same_tokens_as_grpc(etcd: Etcd, tmp_path: Path)
         return {"Authorization": f"Bearer {auth.sign(claims, 60)}"}
 
     async with (
-        await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker,
+        await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker,
         httpx.AsyncClient(base_url=broker.http) as http,
     ):
         await broker.create(journal_spec(JOURNAL))

@@ -72,7 +72,12 @@ async def started(
         return stores[url.host]
 
     return await BrokerFixture.start(
-        etcd, tmp_path, constructors={"s3": constructor}, persist_timeout_s=0.5, **settings
+        etcd,
+        tmp_path,
+        constructors={"s3": constructor},
+        persist_timeout_s=0.5,
+        lease_ttl_s=60.0,
+        **settings,
     )
 
 

@@ -109,7 +109,7 @@ async def test_brokers_serve_and_list_a_journal_that_is_invalid_here(
     etcd: Etcd, tmp_path: Path
 ) -> None:
     """Such as one with a refresh interval of 14 days. It is listed as it was stored."""
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         pb = journal_spec("a/journal", replication=1).to_pb()
         pb.fragment.refresh_interval.seconds = 14 * 86_400
         root = broker.service.settings.root

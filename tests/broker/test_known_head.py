@@ -576,18 +576,18 @@ async def test_not_if_stores_end_before_what_was_acknowledged(
 
 async def test_a_cluster_that_was_stopped_and_started_goes_on(etcd: Etcd, tmp_path: Path) -> None:
     """SIGTERM to the only broker, and another start."""
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         for content in (b"first", b"second"):
             await broker.client.append(AppendParams(JOURNAL), content)
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         result = await broker.client.append(AppendParams(JOURNAL), b"third")
         assert result.commit.begin == 11
 
 
 async def test_it_goes_with_its_journal(etcd: Etcd, tmp_path: Path) -> None:
     key = head_key("/gazette/cluster", JOURNAL)
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         await broker.client.append(AppendParams(JOURNAL), b"content")
         assert await etcd.get(key) is not None

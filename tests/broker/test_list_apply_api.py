@@ -33,7 +33,7 @@ Change = broker_pb2.ApplyRequest.Change
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         yield broker
 
 
@@ -192,7 +192,7 @@ async def test_a_resumed_watch_waits_for_something_newer(broker: BrokerFixture) 
 
 
 async def test_watches_end_cleanly_when_the_broker_stops(etcd: Etcd, tmp_path: Path) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path, graceful_stop_s=30.0)
+    broker = await BrokerFixture.start(etcd, tmp_path, graceful_stop_s=30.0, lease_ttl_s=60.0)
     calls = [list_call(broker, watch=True) for _ in range(3)]
     streams = [aiter(call) for call in calls]
     for stream in streams:
@@ -339,7 +339,7 @@ async def test_lists_show_and_changes_touch_what_the_token_covers(
     def token(capability: int, selector: str) -> str:
         return auth.sign(Claims(capability, LabelSelector.parse(selector)), 60)
 
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
         await broker.create(labelled("a/one", env="prod"), labelled("b/two", env="test"))
         # Case: listing filters, in silence. `prefix` works in claims as in selectors.
         assert await names(broker, token=token(Capability.LIST, "env=prod")) == ["a/one"]
@@ -363,7 +363,7 @@ async def test_lists_show_and_changes_touch_what_the_token_covers(
 
         # Case: a watch ends cleanly when its token expires.
         expiring = auth.sign(Claims(Capability.LIST), -1)
-        await asyncio.wait_for(_drained(list_call(broker, watch=True, token=expiring)), 10)
+        await asyncio.wait_for(_drained(list_call(broker, watch=True, token=expiring)), 60)
 
 
 async def _drained(call: Any) -> None:

@@ -64,7 +64,9 @@ async def test_a_proxy_makes_one_port_of_both(etcd: Etcd, tmp_path: Path) -> Non
         "http_port": str(http_port),
     }
     async with proxy(port, http_port):
-        async with await BrokerFixture.start(etcd, tmp_path, server=server) as broker:
+        async with await BrokerFixture.start(
+            etcd, tmp_path, server=server, lease_ttl_s=60.0
+        ) as broker:
             assert broker.endpoint == f"http://{ADVERTISED}:{port}"
             await broker.create(journal_spec("a/journal"))
             async with Client(broker.endpoint) as client, httpx.AsyncClient() as http:

@@ -41,7 +41,7 @@ JOURNAL = "a/journal"
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         yield broker
 
 
@@ -70,7 +70,9 @@ async def test_endpoint_of_a_dead_broker_that_another_took_over(etcd: Etcd, tmp_
     )
     await dead.create(journal_spec(JOURNAL))
     await dead.crash()
-    async with await BrokerFixture.start(etcd, tmp_path, id="newcomer", server=ports) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="newcomer", server=ports, lease_ttl_s=60.0
+    ) as broker:
         with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
             await read_all(broker)
         with pytest.raises(grpc.aio.AioRpcError, match="doesn't match our own"):
@@ -255,7 +257,7 @@ async def test_tokens_are_required_narrow_and_expire_as_a_clean_end(
     etcd: Etcd, tmp_path: Path
 ) -> None:
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         await append(broker, b"secret")
         for token, text in (
@@ -288,7 +290,9 @@ class JumpingClock(SystemClock):
 async def test_a_token_that_expires_ends_a_busy_read_too(etcd: Etcd, tmp_path: Path) -> None:
     clock = JumpingClock()
     auth = KeyedAuth.parse(clock, base64.b64encode(b"k" * 32).decode())
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, clock=clock) as broker:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, auth=auth, clock=clock, lease_ttl_s=60.0
+    ) as broker:
         await broker.create(journal_spec(JOURNAL))
         await append(broker, noise(32_000_000))
         call = read(broker, token=auth.sign(Claims(Capability.READ), 60))
@@ -455,8 +459,10 @@ async def test_reads_are_proxied_to_a_broker_that_has_the_journal(
     etcd: Etcd, tmp_path: Path
 ) -> None:
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-one") as one,
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-one", lease_ttl_s=60.0) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", journal_limit=0, lease_ttl_s=60.0
+        ) as two,
     ):
         await one.create(journal_spec(JOURNAL))
         await two.settled(JOURNAL)
@@ -484,8 +490,10 @@ async def test_calls_that_are_passed_on_end_when_the_other_broker_loses_its_leas
 ) -> None:
     """Regression: a blocked read got no answer any more, as its broker was paused beyond its lease."""
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-one") as one,
-        await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0) as two,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-one", lease_ttl_s=60.0) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", journal_limit=0, lease_ttl_s=60.0
+        ) as two,
     ):
         await one.create(journal_spec(JOURNAL))
         await two.settled(JOURNAL)
@@ -506,9 +514,11 @@ async def test_calls_that_are_passed_on_end_when_the_other_broker_loses_its_leas
 async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: Path) -> None:
     auth = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
     async with (
-        await BrokerFixture.start(etcd, tmp_path, id="broker-one", auth=auth) as one,
         await BrokerFixture.start(
-            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0
+            etcd, tmp_path, id="broker-one", auth=auth, lease_ttl_s=60.0
+        ) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", auth=auth, journal_limit=0, lease_ttl_s=60.0
         ) as two,
     ):
         await one.create(journal_spec(JOURNAL))
@@ -523,8 +533,10 @@ async def test_a_proxied_read_is_signed_for_by_the_proxy(etcd: Etcd, tmp_path: P
 async def test_blocked_reads_end_cleanly_when_a_broker_stops(
     etcd: Etcd, tmp_path: Path, who_stops: str
 ) -> None:
-    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one")
-    two = await BrokerFixture.start(etcd, tmp_path, id="broker-two", journal_limit=0)
+    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", lease_ttl_s=60.0)
+    two = await BrokerFixture.start(
+        etcd, tmp_path, id="broker-two", journal_limit=0, lease_ttl_s=60.0
+    )
     try:
         await one.create(journal_spec(JOURNAL))
         await two.settled(JOURNAL)
@@ -635,7 +647,7 @@ class StallingFile(LocalFile):
 async def test_a_disk_that_stalls_stops_only_what_needs_it(etcd: Etcd, tmp_path: Path) -> None:
     """Once it was slow, appends and reads of spools wait in threads, and all other calls go on."""
     disk = StallingDisk(tmp_path)
-    async with await BrokerFixture.start(etcd, tmp_path, disk=disk) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, disk=disk, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         await append(broker, b"first,")
         pace = broker.service.context.disk_pace

@@ -39,9 +39,10 @@ from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.random_names import two_words
 from gazette.runtime.tasks import BlockingPool, TaskScope
-from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.broker import BrokerFixture, journal_spec, leases_of
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tests.facts import raises
 
@@ -69,15 +70,13 @@ async def content(client: Client, size: int) -> bytes:
 
 async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -> None:
     """What waits for etcd is alive, and says that it is not ready."""
-    with bind_tcp("127.0.0.1", 0) as unused:
-        port = unused.getsockname()[1]
     server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
     server.bind()
     service = BrokerService(
         SystemClock(),
         random.Random(1),
         server,
-        EtcdSettings(endpoints=(f"http://127.0.0.1:{port}",)),
+        EtcdSettings(endpoints=(f"http://127.0.0.1:{free_port()}",)),
         BrokerSettings(),
     )
     async with TaskScope("test") as scope:
@@ -104,8 +103,7 @@ async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
         async def sleep(self, seconds: float) -> None:
             await super().sleep(min(seconds, 0.01))
 
-    with bind_tcp("127.0.0.1", 0) as unused:
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    endpoint = f"http://127.0.0.1:{free_port()}"
     settings = EtcdSettings((endpoint,), request_timeout_s=0.2, dial_timeout_s=0.2)
     late = etcd_for_tests(tmp_path / "etcd", listen=endpoint)
     pool = BlockingPool("etcd", 1)
@@ -125,7 +123,7 @@ async def test_waiting_for_etcd_names_its_endpoints_and_goes_on(
 
 
 async def test_a_ready_broker_says_so_until_its_key_is_gone(etcd: Etcd, tmp_path: Path) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path)
+    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     assert await ready(broker.http) == (200, "ready")
     await etcd.delete(member_key("/gazette/cluster", "local", "broker-one"))
     # Deleted by another process, or at the end of the lease: nothing must be served any more.
@@ -150,10 +148,12 @@ def test_random_names_are_two_words() -> None:
 async def test_a_broker_that_leaves_hands_over_and_everything_stays_readable(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", drain_timeout_s=30.0)
+    one = await BrokerFixture.start(
+        etcd, tmp_path, id="broker-one", drain_timeout_s=30.0, lease_ttl_s=60.0
+    )
     await one.create(journal_spec(JOURNAL))
     end = await append(one, b"before ")
-    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two") as two:
+    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as two:
         async with TaskScope("test") as scope:
             stopping = scope.spawn(one.stop(), name="stop")
             # Appends go on while the journal is handed over.
@@ -173,11 +173,13 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
     """Three brokers, and a journal that wants three: no broker could take it over from one that leaves."""
     other = "b/journal"
     async with (
-        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-two") as two,
-        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-three"),
+        await BrokerFixture.start(
+            etcd, tmp_path, zone="b", id="broker-two", lease_ttl_s=60.0
+        ) as two,
+        await BrokerFixture.start(etcd, tmp_path, zone="b", id="broker-three", lease_ttl_s=60.0),
     ):
         one = await BrokerFixture.start(
-            etcd, tmp_path, zone="a", id="broker-one", drain_timeout_s=3.0
+            etcd, tmp_path, zone="a", id="broker-one", drain_timeout_s=3.0, lease_ttl_s=60.0
         )
         await two.create(journal_spec(JOURNAL, replication=3))
         await one.create(*(journal_spec(f"{other}-{n}") for n in range(6)))
@@ -211,7 +213,9 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
             await two.client.append(AppendParams(f"{other}-{n}"), b", and after")
 
         # No operator needs to confirm a head: the next broker is all that was waited for.
-        async with await BrokerFixture.start(etcd, tmp_path, zone="a", id="broker-four"):
+        async with await BrokerFixture.start(
+            etcd, tmp_path, zone="a", id="broker-four", lease_ttl_s=60.0
+        ):
             await two.settled(JOURNAL)
             assert await append(two, b".") == end + 1
             assert await content(two.client, end) == b"before and while draining"
@@ -220,7 +224,7 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
 async def test_the_last_broker_leaves_in_bounded_time_and_persists_everything(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=0.2)
+    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=0.2, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     parts = [os.urandom(1000) for _ in range(5)]
     for part in parts:
@@ -230,13 +234,13 @@ async def test_the_last_broker_leaves_in_bounded_time_and_persists_everything(
     assert b"".join(path.read_bytes() for path in files) == b"".join(parts)
     # Its lease is released: the next one of the same id need not wait for it.
     assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
-    async with await BrokerFixture.start(etcd, tmp_path) as again:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as again:
         await again.settled(JOURNAL)
         assert await content(again.client, 5000) == b"".join(parts)
 
 
 async def test_asking_again_ends_the_wait_for_others(etcd: Etcd, tmp_path: Path) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=3600.0)
+    broker = await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=3600.0, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
     broker.service.stop_soon()
@@ -255,7 +259,7 @@ async def test_asking_again_ends_the_wait_for_others(etcd: Etcd, tmp_path: Path)
 
 async def test_calls_that_hang_are_cut_off_after_the_grace(etcd: Etcd, tmp_path: Path) -> None:
     """An append whose client stalls must not keep its broker from leaving."""
-    broker = await BrokerFixture.start(etcd, tmp_path, graceful_stop_s=0.2)
+    broker = await BrokerFixture.start(etcd, tmp_path, graceful_stop_s=0.2, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"committed")
     stub = broker.client.channels.journal(broker.endpoint)
@@ -287,7 +291,7 @@ async def test_spools_that_cannot_be_persisted_are_named(etcd: Etcd, tmp_path: P
         return RefusingStore(tmp_path / "root", url)
 
     broker = await BrokerFixture.start(
-        etcd, tmp_path, persist_timeout_s=0.3, constructors={"file": construct}
+        etcd, tmp_path, persist_timeout_s=0.3, constructors={"file": construct}, lease_ttl_s=60.0
     )
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
@@ -297,7 +301,7 @@ async def test_spools_that_cannot_be_persisted_are_named(etcd: Etcd, tmp_path: P
 
 
 async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_path: Path) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path)
+    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
     session = broker.service._parts.session  # type: ignore[union-attr]
@@ -329,7 +333,9 @@ async def test_the_lease_is_held_until_everything_is_persisted(etcd: Etcd, tmp_p
     def construct(url: FragmentStoreUrl) -> FileStore:
         return GatedStore(tmp_path / "root", url)
 
-    broker = await BrokerFixture.start(etcd, tmp_path, constructors={"file": construct})
+    broker = await BrokerFixture.start(
+        etcd, tmp_path, constructors={"file": construct}, lease_ttl_s=60.0
+    )
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
     async with TaskScope("test") as scope:
@@ -349,7 +355,7 @@ async def test_a_broker_that_leaves_waits_for_spools_that_are_still_held(
     etcd: Etcd, tmp_path: Path
 ) -> None:
     """As by a primary's stream that is just ending: its content is persisted like all other."""
-    broker = await BrokerFixture.start(etcd, tmp_path)
+    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
     context = broker.service.context
@@ -409,15 +415,15 @@ async def test_a_broker_that_wakes_up_after_its_lease_acknowledges_nothing(
 async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=1.0)
+    broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     assert await append(broker, b"lost with its only replica") == 26
     await broker.crash()
-    assert len((await etcd.range("/gazette/cluster/members/")).kvs) == 1
+    (lease,) = await leases_of(etcd, "/gazette/cluster", "broker-one")
     # The next one of the same name comes once the lease is over.
-    while (await etcd.range("/gazette/cluster/members/")).kvs:
-        await SystemClock().sleep(0.05)
-    async with await BrokerFixture.start(etcd, tmp_path) as again:
+    await lease.revoke()
+    assert (await etcd.range("/gazette/cluster/members/")).kvs == ()
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as again:
         await again.settled(JOURNAL)
         # Its offsets are not given out again, whether or not its only fragment was stored.
         with raises(GazetteError, status="INDEX_HAS_GREATER_OFFSET", journal="a/journal"):
@@ -427,9 +433,11 @@ async def test_a_crashed_broker_leaves_its_key_until_the_lease_ends(
 
 
 async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path: Path) -> None:
-    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", zone="a", lease_ttl_s=1.0)
-    two = await BrokerFixture.start(etcd, tmp_path, id="broker-two", zone="b", lease_ttl_s=1.0)
-    async with await BrokerFixture.start(etcd, tmp_path, id="broker-six", zone="b") as three:
+    one = await BrokerFixture.start(etcd, tmp_path, id="broker-one", zone="a", lease_ttl_s=60.0)
+    two = await BrokerFixture.start(etcd, tmp_path, id="broker-two", zone="b", lease_ttl_s=60.0)
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="broker-six", zone="b", lease_ttl_s=60.0
+    ) as three:
         await three.create(journal_spec(JOURNAL, replication=2))
         end = await append(three, b"before")
         (primary,) = [
@@ -439,7 +447,7 @@ async def test_replicas_of_a_crashed_broker_are_taken_over(etcd: Etcd, tmp_path:
             if at.is_local
         ]
         victim = primary if primary is not three else one
-        await victim.crash()
+        await victim.die()
         await three.settled_without(victim, JOURNAL)
         end = await append(three, b" and after")
         assert await content(three.client, end) == b"before and after"
@@ -514,8 +522,7 @@ async def test_serve_runs_until_a_signal_and_exits_with_zero(
 
 
 async def test_serve_waits_for_etcd_aloud_and_ends_cleanly_on_sigterm(process: Any) -> None:
-    with bind_tcp("127.0.0.1", 0) as unused:
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    endpoint = f"http://127.0.0.1:{free_port()}"
     running = process("--log.level=warn", etcd=endpoint)
     line = logged(running, "cannot be reached")
     assert endpoint in line["msg"]

@@ -40,7 +40,7 @@ async def test_two_deaths_and_later_a_third_lose_nothing_with_three_replicas(
 
         async def start(number: int) -> BrokerFixture:
             broker = await BrokerFixture.start(
-                etcd, tmp_path, zone="abc"[number % 3], id=f"broker-{number}", lease_ttl_s=2.0
+                etcd, tmp_path, zone="abc"[number % 3], id=f"broker-{number}", lease_ttl_s=60.0
             )
             return await stack.enter_async_context(broker)
 
@@ -53,7 +53,7 @@ async def test_two_deaths_and_later_a_third_lose_nothing_with_three_replicas(
         survivor = next(broker for broker in three if broker is not primary)
         for broker in three:
             if broker is not survivor:
-                await broker.crash()
+                await broker.die()
         joined = [await start(number) for number in (3, 4)]
         for broker in three:
             if broker is not survivor:
@@ -62,7 +62,7 @@ async def test_two_deaths_and_later_a_third_lose_nothing_with_three_replicas(
         async with asyncio.timeout(15.0):  # Far less than a follower waits for its primary.
             while persister.unpersisted:
                 await SystemClock().sleep(0.01)
-        await survivor.crash()
+        await survivor.die()
         written = b"".join(parts)
         params = ReadParams(JOURNAL, end_offset=len(written), block=True)
         reader = joined[0].client.retry_reader(params)

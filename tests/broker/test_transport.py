@@ -53,7 +53,9 @@ def started(etcd: Etcd, tmp_path: Path, pem: Path, **settings: Any) -> Any:
     """Start a broker that serves with one certificate, and calls with another one of another CA."""
     serve = TlsFiles(str(pem / "server.pem"), str(pem / "server.key"), str(pem / "callers.pem"))
     call = TlsSettings(pem / "servers.pem", pem / "peer.pem", pem / "peer.key")
-    return BrokerFixture.start(etcd, tmp_path, server={"tls": serve}, peer_tls=call, **settings)
+    return BrokerFixture.start(
+        etcd, tmp_path, server={"tls": serve}, peer_tls=call, lease_ttl_s=60.0, **settings
+    )
 
 
 async def test_everything_works_over_mutual_tls(etcd: Etcd, tmp_path: Path, pem: Path) -> None:
@@ -111,7 +113,7 @@ async def test_callers_without_the_right_certificate_are_refused(
 async def test_a_broker_on_unix_sockets(etcd: Etcd, tmp_path: Path) -> None:
     socket = tmp_path / "broker.sock"
     async with await BrokerFixture.start(
-        etcd, tmp_path, server={"port": f"unix://{socket}"}
+        etcd, tmp_path, server={"port": f"unix://{socket}"}, lease_ttl_s=60.0
     ) as broker:
         await broker.create(journal_spec(JOURNAL))
         await broker.client.append(AppendParams(JOURNAL), b"content")

@@ -160,7 +160,7 @@ async def test_a_producer_does_not_wait_for_memory_that_others_hold(tmp_path: Pa
     queue = store.queue(A)
     queue.flowing = True
     store.budget.add(store.budget.bytes_max)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await asyncio.to_thread(store.enqueue, queue, A, NO_DEPS, bytes(200_000), None)
     assert queue.spill is not None
     queue.close_spill()

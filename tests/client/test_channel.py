@@ -109,7 +109,7 @@ async def test_a_failing_connection_is_failing_until_it_is_ready(broker: StubBro
     await stub.ListFragments(FRAGMENTS)
     assert channels.health(broker.endpoint) is Health.READY
     await broker.stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         # The first may find the old connection ending, and only the next that there is no other.
         while channels.health(broker.endpoint) is not Health.FAILING:
             with pytest.raises(grpc.aio.AioRpcError):

@@ -24,7 +24,7 @@ J = "a/journal"
 
 async def test_what_is_appended_is_read(etcd: Etcd, tmp_path: Path) -> None:
     """By threads through the service, while a reader blocks at the head; batches keep their order."""
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         client = broker.client
         await broker.create(journal_spec(J))
         service = AppendService(client)
@@ -50,7 +50,7 @@ async def test_what_is_appended_is_read(etcd: Etcd, tmp_path: Path) -> None:
 
 
 async def test_registers_fence_the_older_owner(etcd: Etcd, tmp_path: Path) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(J))
         service = AppendService(broker.client)
         mine = LabelSet.of(("author", "me"))
@@ -70,11 +70,13 @@ async def test_a_stored_journal_is_read_from_its_files(etcd: Etcd, tmp_path: Pat
     """After a restart only the blob store knows the content: it is read there, fragment by fragment."""
     content = b"".join(b"line %d\n" % i for i in range(60_000))
     spec = journal_spec(J, codec=Codec.ZSTANDARD, length=1 << 16)
-    async with await BrokerFixture.start(etcd, tmp_path) as first:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as first:
         await first.create(spec)
         for begin in range(0, len(content), 100_000):
             await first.client.append(AppendParams(J), content[begin : begin + 100_000])
-    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two") as second:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="broker-two", lease_ttl_s=60.0
+    ) as second:
         await second.settled(J)
         reader = second.client.retry_reader(ReadParams(J, end_offset=len(content)))
         pieces = []
@@ -98,12 +100,12 @@ async def test_a_graceful_hand_over_is_not_noticed(etcd: Etcd, tmp_path: Path) -
     count = 300
     expected = b"".join(b"%d\n" % i for i in range(count))
     async with (
-        await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=20.0) as first,
+        await BrokerFixture.start(etcd, tmp_path, drain_timeout_s=20.0, lease_ttl_s=60.0) as first,
         Client(first.endpoint) as by_first,
     ):
         await first.create(journal_spec(J))
         async with (
-            await BrokerFixture.start(etcd, tmp_path, id="broker-two") as second,
+            await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as second,
             Client(second.endpoint) as client,
         ):
             service = AppendService(client)
@@ -133,7 +135,7 @@ async def test_a_graceful_hand_over_is_not_noticed(etcd: Etcd, tmp_path: Path) -
 
 
 async def test_journals_are_listed_watched_and_changed(etcd: Etcd, tmp_path: Path) -> None:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         client = broker.client
         await broker.create(journal_spec("a/one"), journal_spec("a/two"))
         listed = await client.list_journals(LabelSelector.parse("prefix=a/"))

@@ -17,7 +17,7 @@ from tests.consumer.apps import SHARD, Start, Tally, source_spec
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(source_spec(), log_spec(SHARD))
         yield broker
 
@@ -31,7 +31,9 @@ async def start(etcd: Etcd, broker: BrokerFixture, tmp_path: Path) -> AsyncItera
         application: Application[Any] | None = None, id: str = "consumer-one", **settings: Any
     ) -> ConsumerFixture:
         application = Tally() if application is None else application
-        member = await ConsumerFixture.start(etcd, broker, application, tmp_path, id=id, **settings)
+        member = await ConsumerFixture.start(
+            etcd, broker, application, tmp_path, id=id, **{"lease_ttl_s": 60.0, **settings}
+        )
         members.append(member)
         return member
 

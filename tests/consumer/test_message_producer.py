@@ -231,11 +231,11 @@ async def test_a_feed_is_bounded_and_ends_with_its_inbox() -> None:
     done, _ = await asyncio.wait({waiting}, timeout=0.05)
     assert not done
     assert isinstance(inbox.get(0), Messages)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     waiting = asyncio.get_running_loop().run_in_executor(None, feed.put, [envelope(5, "f")])
     inbox.stop()
     with pytest.raises(Closed):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
     assert feed.closed
     feed.close()
 

@@ -28,7 +28,7 @@ ALL = Claims(0)
 
 async def resolve(member: ConsumerFixture, shard_id: str = SHARD, **options: Any) -> Resolution:
     options = {"claims": ALL, "may_proxy": True, **options}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await member.service.resolver.resolve(shard_id, **options)
 
 

@@ -32,7 +32,7 @@ async def test_every_byte_is_there(etcd: Etcd, tmp_path: Path, codec: Codec) -> 
     rng = random.Random(codec)
     name = "a/journal"
     appends = [b"%d %s\n" % (index, rng.randbytes(300).hex().encode()) for index in range(20)]
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(name, codec=codec, length=4096))
         for content in appends:
             await broker.client.append(AppendParams(name), content)

@@ -56,7 +56,7 @@ def application(
 async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
     """Start two members, each the primary of one of two shards."""
     labels = LabelSet.of((MESSAGE_TYPE, NGRAM_TYPE), (CONTENT_TYPE, CONTENT_PROTO_FIXED))
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(
             *(journal_spec(name, labels=labels) for name in PARTITIONS),
             *(log_spec(shard) for shard in SHARDS),
@@ -75,6 +75,7 @@ async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
                         config=config,
                         shard_limit=1,
                         drain_timeout_s=10.0,
+                        lease_ttl_s=60.0,
                     )
                 )
             await members[0].create(*map(shard_spec, SHARDS, PARTITIONS))
@@ -232,7 +233,13 @@ async def test_counts_survive_the_member_that_held_them(
         gone, left = cluster.members
         before = (await http.get(f"{left.http}/query")).json()
         spare = await ConsumerFixture.start(
-            etcd, cluster.broker, app, tmp_path, id="consumer-three", config=config
+            etcd,
+            cluster.broker,
+            app,
+            tmp_path,
+            id="consumer-three",
+            config=config,
+            lease_ttl_s=60.0,
         )
         cluster.members.append(spare)
         await gone.stop()

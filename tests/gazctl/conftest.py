@@ -24,7 +24,7 @@ def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         yield broker
 
 
@@ -38,7 +38,7 @@ async def consumer(
     etcd: Etcd, broker: BrokerFixture, gazctl: Runner, tmp_path: Path
 ) -> AsyncIterator[ConsumerFixture]:
     """Run a member that counts words; ``gazctl`` knows it."""
-    member = await ConsumerFixture.start(etcd, broker, Tally(), tmp_path)
+    member = await ConsumerFixture.start(etcd, broker, Tally(), tmp_path, lease_ttl_s=60.0)
     gazctl.environ["CONSUMER_ADDRESS"] = member.endpoint
     yield member
     await member.crash()

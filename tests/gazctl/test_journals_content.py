@@ -170,7 +170,11 @@ async def test_an_append_that_waits_says_what_for(
 
     async with (
         await BrokerFixture.start(
-            etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.3
+            etcd,
+            tmp_path,
+            constructors={"file": construct},
+            listing_timeout_s=0.3,
+            lease_ttl_s=60.0,
         ) as broker,
         TaskScope("gazctl") as scope,
     ):
@@ -205,7 +209,7 @@ async def test_an_append_ends_with_the_reason_that_the_broker_gave_last(
         return Broken(tmp_path / "root", url)
 
     async with await BrokerFixture.start(
-        etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.2
+        etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.2, lease_ttl_s=60.0
     ) as broker:
         await broker.client.apply_journals([JournalChange(upsert=journal_spec("a/journal"))])
         gazctl = Runner({"BROKER_ADDRESS": broker.endpoint})

@@ -134,7 +134,7 @@ async def test_tokens_are_signed_by_the_keys_of_the_cluster(
 ) -> None:
     keys = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
     auth = KeyedAuth.parse(SystemClock(), keys)
-    async with await BrokerFixture.start(etcd, tmp_path, auth=auth) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, auth=auth, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec("a/journal"))
         gazctl_alone.environ["BROKER_ADDRESS"] = broker.endpoint
         refused = await gazctl_alone("journals", "list")

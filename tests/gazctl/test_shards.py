@@ -44,7 +44,7 @@ def fail_on(word: str) -> Tally:
 async def member(
     etcd: Etcd, broker: BrokerFixture, gazctl: Runner, application: Any, tmp_path: Path
 ) -> ConsumerFixture:
-    started = await ConsumerFixture.start(etcd, broker, application, tmp_path)
+    started = await ConsumerFixture.start(etcd, broker, application, tmp_path, lease_ttl_s=60.0)
     gazctl.environ["CONSUMER_ADDRESS"] = started.endpoint
     return started
 

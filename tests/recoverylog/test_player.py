@@ -103,7 +103,7 @@ async def put(recorder: Recorder, path: str, data: bytes) -> None:
 @pytest.fixture
 async def world(etcd: Etcd, tmp_path: Path) -> AsyncIterator[World]:
     pool = BlockingPool("player", 2)
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(LOG), journal_spec(FORK))
         world = World(broker, tmp_path, pool)
         yield world
@@ -376,7 +376,7 @@ async def test_hints_skip_what_was_pruned(world: World, tmp_path: Path) -> None:
     for path in set(fragments) - set(removed):
         os.utime(path, (0, path.stat().st_mtime - 3600))
     async with await BrokerFixture.start(
-        world.broker.service.context.etcd, tmp_path, id="broker-two"
+        world.broker.service.context.etcd, tmp_path, id="broker-two", lease_ttl_s=60.0
     ) as broker:
         await broker.settled(LOG)
         # All brokers were replaced: an operator confirms where the log goes on.

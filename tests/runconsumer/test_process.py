@@ -28,6 +28,7 @@ from gazette.protocol.shard import ReplicaCode
 from gazette.runconsumer import process
 from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.process_exit import threads_left
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
@@ -210,13 +211,11 @@ def test_threads_that_do_not_end_are_named() -> None:
 
 
 async def test_a_stop_while_etcd_is_away_ends_at_once() -> None:
-    with bind_tcp("127.0.0.1", 0) as unused:
-        port = unused.getsockname()[1]
     loaded = process.schema(Nothing(), "counter").load(
-        [f"--etcd.address=http://127.0.0.1:{port}", "--consumer.bind-host=127.0.0.1"], {}
+        [f"--etcd.address=http://127.0.0.1:{free_port()}", "--consumer.bind-host=127.0.0.1"], {}
     )
     service: ConsumerMember = process.build(Nothing(), loaded, CLOCK)
-    async with asyncio.timeout(10), TaskScope("test") as scope:
+    async with asyncio.timeout(60), TaskScope("test") as scope:
         starting = scope.spawn(service.start(), name="start")
         while service.not_ready() != "connecting to etcd":
             await CLOCK.sleep(0.01)
@@ -266,7 +265,7 @@ async def launch(
     program.write_text(APPLICATION)
     children: list[asyncio.subprocess.Process] = []
     root = Path(__file__).resolve().parents[2]
-    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
 
         async def start(*argv: str) -> asyncio.subprocess.Process:
             child = await asyncio.create_subprocess_exec(
@@ -320,7 +319,7 @@ async def test_a_process_stops_within_its_bound_though_a_callback_does_not_retur
     broker, start = launch
     await broker.create(source_spec(), log_spec(SHARD))
     child = await start("--consumer.graceful-stop=1s")
-    async with asyncio.timeout(40), ShardClient(await endpoint(etcd)) as shards:
+    async with asyncio.timeout(90), ShardClient(await endpoint(etcd)) as shards:
         await shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
         await append(broker, frame("sleep"))
         assert await child.stdout.readline() == b"sleeps\n"
@@ -338,7 +337,7 @@ async def test_workers_are_members_of_their_own_and_stop_together(
 ) -> None:
     _, start = launch
     child = await start("--workers=2", "--consumer.id=many")
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(90):
         assert await members(etcd, 2) == ["local#many-0", "local#many-1"]
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0
@@ -353,7 +352,7 @@ async def test_a_signal_at_any_moment_ends_a_process(
     child = await start()
     await CLOCK.sleep(after_s)
     child.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         # Before it listens to signals, it ends of the signal.
         assert await child.wait() in (0, -signal.SIGTERM)
 
@@ -379,7 +378,7 @@ async def test_another_application_on_the_same_prefix_ends_with_what_to_do(
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(90):
         _, said = await child.communicate()
     assert child.returncode == 2
     text = said.decode()

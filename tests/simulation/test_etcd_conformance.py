@@ -721,7 +721,7 @@ async def test_a_key_space_follows(subject: Subject) -> None:
         await etcd.put("/elsewhere", b"")
         await etcd.txn((), (Op.put("/root/b", b"2"), Op.delete("/root/a")))
         written = await etcd.put("/root/c", b"3")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ks.wait_for_revision(written.header.revision)
         assert [(kv.key, kv.decoded) for kv in ks.key_values] == [
             ("/root/b", b"2"),

@@ -116,14 +116,17 @@ async def test_who_connects_is_known(fixture: Fixture) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        f"import time; time.sleep(0.3)\n{CALLER}",
+        f"input()\n{CALLER}",
         "127.0.0.2",
         str(fixture.port),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     fixture.pids = {"service": 1, "caller": process.pid}
     fixture.network.link("caller", "service").set(LinkState.HELD)
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
     assert await fixture.ask() == b"hello"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
