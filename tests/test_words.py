@@ -30,7 +30,7 @@ AVOIDED = re.compile(
 
 WORDS_MAX = 20
 """Greatest number of words of a sentence."""
-LONG_SHARE_MAX = 0.1
+LONG_SHARE_MAX = 0.02
 """Greatest share of longer sentences on a page: figures and lists of facts may need one."""
 
 VERBS = """
