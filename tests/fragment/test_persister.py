@@ -98,7 +98,7 @@ class Bench:
         self.relied_on: list[Fragment] = []
         self.persister = Persister(
             self.stores,
-            self.spec_of,
+            lambda journal, life: self.spec_of(journal, life),
             clock,
             limit_of=self.limit_of,
             relies_on=lambda fragment: fragment in self.relied_on,
@@ -414,8 +414,8 @@ async def test_failures_side_by_side_are_one_outage(bench: Bench) -> None:
     await bench.until(lambda: bench.one.active == SETTINGS.parallel)
     bench.one.error = Unavailable("down")
     bench.one.gate.set()
-    entries = bench.persister._entries
-    await bench.until(lambda: all(entry.failures for entry in entries))
+    uploads = bench.persister._uploads
+    await bench.until(lambda: all(upload.failures for upload in uploads))
     assert bench.persister._outages["s3://one/"].failures == 1
 
 
@@ -684,7 +684,7 @@ async def test_a_defect_of_a_store_costs_nothing(
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_serve_is_a_daemon(bench: Bench) -> None:
+async def test_serve_is_a_daemon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with an error, and only when the persister itself is broken."""
     async with TaskScope("test") as scope:
         serve = scope.spawn(bench.persister.serve(), name="serve")
@@ -696,7 +696,7 @@ async def test_serve_is_a_daemon(bench: Bench) -> None:
     def broken(journal: str, life: int) -> JournalSpec:
         raise KeyError(journal)
 
-    bench.persister._spec_of = broken
+    monkeypatch.setattr(bench, "spec_of", broken)
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     with pytest.raises(Bug):
         await bench.persister.serve()

@@ -1,0 +1,357 @@
+"""Stage 7 of the byte path, for one spool: puts its bytes into a store of its journal, or takes them back.
+
+`persister` says when. A deletion of the journal, another first store, or a later primary may come
+between any two steps. So each step asks again, and an object that should not be there is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.registry import BlobStores
+from gazette.blobs.thread_call import ended
+from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.set_aside import SetAside
+from gazette.protocol import postfix_template
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.journal import JournalSpec
+from gazette.runtime import tracing
+from gazette.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
+"""Returns the specification of a journal whose life began at that revision; None if that life is over."""
+
+LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
+"""``(journal, life, tenure)``: the offset at which a later primary than that of ``tenure`` began to give
+out offsets again. None without a later primary. Bytes beyond that offset are not the journal's any more.
+Raises while the offset is not known.
+"""
+
+_NOTICE_S: Final = 1.0
+"""Seconds within which a change of stores ends the wait for a store that hangs."""
+
+
+class Unconfirmed(Exception):
+    """A later primary may have given the offsets of an upload out again: etcd
+    did not answer, for ``cause``.
+    """
+
+    def __init__(self, cause: GazetteError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class UploadContext:
+    """What all uploads of a persister share: see `persister.Persister`."""
+
+    blob_stores: BlobStores
+    spec_of: SpecOf
+    limit_of: LimitOf
+    relies_on: Callable[[Fragment], bool]
+    on_stored: Callable[[Fragment], None]
+    clock: Clock
+    look_timeout_s: float
+    put_timeout_s: float
+    hurry: asyncio.Event
+    """Set when the broker ends: no upload is left to a primary any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Upload:
+    """A spool that is not persisted yet, and what its attempts have left in stores. Loop-bound."""
+
+    _shared: UploadContext
+    spool: CompletedSpool
+    life: Revision
+    """The revision at which the journal of these bytes was created."""
+    tenure: Revision
+    """Creation revision of the assignment of the primary that appended the last of these bytes."""
+    reassigned: asyncio.Event | None
+    """An event that is not set while a living primary holds the same bytes, and may
+    upload them. None: do not wait.
+    """
+    cut: Offset | None = None
+    """The offset at which to cut the spool before it is uploaded."""
+    failures: int = 0
+    error: str = "not attempted yet"
+    _call: concurrent.futures.Future[bool] | None = None
+    """The running thread of an attempt whose time was up."""
+    placed: tuple[str, str] | None = None
+    """Store and path of an object that this upload has put there, or may have put there."""
+    is_put: bool = False
+    """The object exists, and this upload has put it there."""
+    aside: tuple[str, str] | None = None
+    """Store and path of an object by which these bytes outlive this broker."""
+
+    def __str__(self) -> str:
+        fragment = self.spool.fragment
+        end = fragment.end if self.cut is None else self.cut
+        return f"{fragment.journal} [{fragment.begin}, {end}): {self.error}"
+
+    def spec(self) -> JournalSpec | None:
+        """Return the specification of the journal now; None if the life of these bytes is over."""
+        return self._shared.spec_of(self.spool.fragment.journal, self.life)
+
+    def may_wait(self) -> bool:
+        """Return True while a living primary holds the same bytes, and this broker does not end."""
+        return (
+            self.reassigned is not None
+            and not self.reassigned.is_set()
+            and not self._shared.hurry.is_set()
+        )
+
+    def first_store(self, spec: JournalSpec | None) -> str:
+        """Return the URL of the store that the upload needs now; empty if it needs none."""
+        if spec is not None:
+            return spec.fragment.stores[0] if spec.fragment.stores else ""
+        return "" if self.placed is None else self.placed[0]
+
+    async def set_aside(self, spec: JournalSpec) -> None:
+        """Store the bytes aside, unless they are there. See `gazette.fragment.set_aside`."""
+        await self._cut(spec)
+        await self._end_call()
+        if self.aside is None:
+            url = spec.fragment.stores[0]
+            active = self._shared.blob_stores.get(url)
+            placed = _placed(self.spool, spec, url)
+            path = SetAside(placed, self.life, self.tenure).path
+            await active.calls.run(_put_object, active.store, path, self.spool)
+            self.aside = url, path
+        # An object that was put before etcd fell silent stays: replicas of the same bytes may have found it,
+        # and let their own spools go. The object aside marks it as unconfirmed.
+
+    async def put(self, spec: JournalSpec, *, look: bool) -> bool:
+        """Put the fragment into the journal's first store. Return True if it is there.
+
+        While finishing, a store that refuses access makes way for the next one. Readers use that one as well,
+        and there is no later attempt to wait for. Without stores, return True: there is nothing to do.
+        """
+        stores = spec.fragment.stores
+        if stores and not look:
+            await self._end_call()
+            is_superseded = await self._is_superseded()
+            if self.cut is not None:
+                await self._remove()
+            if is_superseded:
+                return True
+        await self._cut(spec)
+        fragment = self.spool.fragment
+        for at, url in enumerate(stores):
+            try:
+                with tracing.span(
+                    "persist", journal=fragment.journal, begin=fragment.begin, end=fragment.end
+                ):
+                    return await self._upload_to(spec, url, look=look)
+            except NotAllowed:
+                if not self._shared.hurry.is_set() or at + 1 == len(stores):
+                    raise
+        return True
+
+    async def _cut(self, spec: JournalSpec) -> None:
+        if self.cut is not None and spec.fragment.stores:
+            calls = self._shared.blob_stores.get(spec.fragment.stores[0]).calls
+            self.spool = await self.spool.cut_to(self.cut, calls)
+            self.cut = self.aside = None
+
+    async def _upload_to(self, spec: JournalSpec, url: str, *, look: bool) -> bool:
+        await self._end_call()
+        fragment = self.spool.fragment
+        if self.spec() is None:
+            return await self.take_back()
+        active = self._shared.blob_stores.get(url)
+        calls, store = active.calls, active.store
+        placed = _placed(self.spool, spec, url)
+        path = placed.content_path()
+        if look:
+            found = await self._look(url, calls.submit(store.exists, path))
+            if found:
+                self._note_stored(placed)
+            return found
+        if not (self.is_put and self.placed == (url, path)):
+            self._call = calls.submit(_put_object, store, path, self.spool)
+            self.placed, self.is_put = (url, path), False
+            await self._end_call()
+        if self.spec() is None:
+            return await self.take_back()
+        if not await self._is_beyond(fragment.end):
+            await self._remove_aside()
+            self._note_stored(placed)
+            return True
+        await self._remove()
+        return False  # The next attempt uploads the part that is left.
+
+    def _note_stored(self, placed: Fragment) -> None:
+        self._shared.on_stored(replace(placed, mod_time=max(int(self._shared.clock.now()), 1)))
+
+    async def _look(self, url: str, call: concurrent.futures.Future[bool]) -> bool:
+        """Return True if ``call`` soon finds the object.
+
+        A store that hangs is not waited for. The look ends early if this broker must upload itself, or if the
+        journal has other stores. It also ends when the time is up. Its thread changes nothing.
+        """
+        left_s = self._shared.look_timeout_s
+        while not await ended(call, _NOTICE_S):
+            left_s -= _NOTICE_S
+            if left_s <= 0 or not self.may_wait() or self._has_other_stores(url):
+                return False
+        return call.result()
+
+    async def _is_beyond(self, end: Offset) -> bool:
+        limit = await self._limit()
+        return limit is not None and limit < end
+
+    async def _limit(self) -> Offset | None:
+        try:
+            return await self._shared.limit_of(self.spool.fragment.journal, self.life, self.tenure)
+        except GazetteError as error:
+            raise Unconfirmed(error) from error
+
+    async def _is_superseded(self) -> bool:
+        """Cut the upload where a later primary has begun. Return True if nothing is left of it."""
+        fragment = self.spool.fragment
+        end = fragment.end if self.cut is None else self.cut
+        limit = await self._limit()
+        if limit is None or limit >= end:
+            return False
+        log.error(
+            "%(journal)s: not uploading [%(begin)d, %(end)d): another broker has led the journal since and "
+            "gave these offsets out again. If this broker acknowledged them, those appends are lost%(aside)s",
+            {
+                "journal": fragment.journal,
+                "begin": max(limit, fragment.begin),
+                "end": end,
+                "aside": ""
+                if self.aside is None
+                else f"; their bytes are in {''.join(self.aside)}",
+            },
+        )
+        self.cut = limit
+        return limit <= fragment.begin
+
+    async def _remove(self) -> None:
+        """Remove the object that this upload has put into its store, if there is one."""
+        if self.placed is None:
+            return
+        url, path = self.placed
+        active = self._shared.blob_stores.get(url)
+        await active.calls.run(active.store.remove, path)
+        log.warning(
+            "removed %(path)s from %(store)s: the journal has other bytes there, or was deleted",
+            {"path": path, "store": url},
+        )
+        self.placed, self.is_put = None, False
+
+    async def _remove_aside(self) -> None:
+        """Remove the object that was stored aside: its fragment is in the store."""
+        if self.aside is not None:
+            url, path = self.aside
+            active = self._shared.blob_stores.get(url)
+            await active.calls.run(active.store.remove, path)
+            self.aside = None
+
+    async def take_back(self) -> bool:
+        """Remove an upload for a journal that was deleted meanwhile. Return True when done."""
+        await self._end_call()
+        if self.placed is not None:
+            url, path = self.placed
+            if self._shared.relies_on(self.spool.fragment):
+                log.error(
+                    "%(path)s in %(store)s was uploaded for a journal that was deleted meanwhile. It "
+                    "stays, as a new journal of the same name may hold the same bytes. Compare it with "
+                    "`gazctl journals fragments`",
+                    {"path": path, "store": url},
+                )
+            else:
+                await self._remove()
+        return self.drop()
+
+    async def _end_call(self) -> None:
+        """Wait for the upload's thread, if there is one. Raise what the thread raised."""
+        if self._call is not None:
+            self.is_put = await self._outlive(self._call)
+            if not self.is_put:
+                self.placed = None  # Another broker has put the object.
+
+    async def _outlive(self, call: concurrent.futures.Future[bool]) -> bool:
+        """Wait for a thread, and return its result.
+
+        A thread whose time is up remains the upload's: two threads must not write the same object.
+        """
+        timeout_s = left_s = self._shared.put_timeout_s
+        while not await ended(call, min(left_s, _NOTICE_S)):
+            left_s -= _NOTICE_S
+            if self.placed is not None and self._has_other_stores(self.placed[0]):
+                self._call, self.placed = None, None
+                raise Unavailable("the upload was given up: the journal has other stores now")
+            if left_s <= 0:
+                raise Unavailable("the upload did not end in time", timeout_s=timeout_s)
+        self._call = None
+        return call.result()
+
+    def _has_other_stores(self, url: str) -> bool:
+        """Return True if the upload's journal exists, and ``url`` is not one of its stores any more."""
+        spec = self.spec()
+        return spec is not None and url not in spec.fragment.stores
+
+    def drop(self) -> bool:
+        """Log that the journal is gone. Return True: nothing is left to do."""
+        fragment = self.spool.fragment
+        log.info(
+            "dropping %(fragment)s of %(journal)s, created at revision %(life)d: that journal is gone",
+            {
+                "fragment": fragment.content_name(),
+                "journal": fragment.journal,
+                "life": self.life,
+            },
+        )
+        return True
+
+
+def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
+    """Return the fragment as the store will hold it.
+
+    A template that fails must not keep the bytes out of the store: the fragment then gets no postfix.
+    """
+    context = postfix_template.PostfixContext(
+        fragment=spool.fragment,
+        first_append_time=spool.first_append_time,
+        registers=spool.registers,
+        spec=spec.template_data(),
+    )
+    try:
+        postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)
+    except Invalid as error:
+        log.warning(
+            "%(journal)s: fragment %(fragment)s is stored without a path postfix, because the "
+            "path_postfix_template of the journal fails: %(error)s",
+            {
+                "journal": spec.name,
+                "fragment": spool.fragment.content_name(),
+                "error": error,
+            },
+        )
+        postfix = ""
+    return replace(spool.fragment, backing_store=url, path_postfix=postfix)
+
+
+def _put_object(store: BlobStore, path: str, spool: CompletedSpool) -> bool:
+    """Put the object if it is absent. Return True if this call put it. Runs in a thread.
+
+    Usually all replicas but the first find the object.
+    """
+    if store.exists(path):
+        return False
+    with spool.open() as source:
+        store.put(path, source, content_encoding=spool.content_encoding)
+    return True
