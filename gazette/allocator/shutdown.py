@@ -12,8 +12,8 @@ from gazette.errors import GazetteError
 log = logging.getLogger(__name__)
 
 
-class Membership(Protocol):
-    """The method of ``gazette.allocator.session.MemberSession`` that gives the lease back."""
+class Leased(Protocol):
+    """The method of `gazette.allocator.session.MemberSession` that gives the lease back."""
 
     async def close(self) -> None: ...
 
@@ -44,7 +44,7 @@ async def leave(
     return first
 
 
-async def release(membership: Membership, *watchers: asyncio.Task[Any] | None) -> None:
+async def release(leased: Leased, *watchers: asyncio.Task[Any] | None) -> None:
     """End the tasks that watch a membership, then give its lease back. Raise as ``close``.
 
     The watchers would take the end of the membership for a failure. Cancellation: the lease may remain.
@@ -53,7 +53,7 @@ async def release(membership: Membership, *watchers: asyncio.Task[Any] | None) -
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait({task})
-    await membership.close()
+    await leased.close()
 
 
 async def end_all(*endings: Awaitable[None]) -> None:

@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
-from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
 from gazette.allocator.drain_status import ItemNames
+from gazette.allocator.membership import Membership
 from gazette.allocator.model import member_key
-from gazette.allocator.session import MemberSession
-from gazette.allocator.shutdown import end_all, leave, release
+from gazette.allocator.shutdown import end_all, leave
 from gazette.allocator.state import State
 from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
@@ -146,7 +144,8 @@ class BrokerService:
         """The requests that the HTTP servers of this broker let in."""
         return GuardRules.of(
             keyless=self._auth.keyless,
-            hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
+            endpoint=self.server.endpoint,
+            hosts=self.settings.allow_hosts,
             origins=self.settings.allow_origins,
         )
 
@@ -154,8 +153,8 @@ class BrokerService:
         """Return the reason why the broker does not serve now; empty if it serves."""
         if self.failure is not None:
             return f"failed: {self.failure}"
-        if self._parts is not None and self._parts.drain.is_running:
-            return self._parts.drain.describe()
+        if self._parts is not None and self._parts.membership.drain.is_running:
+            return self._parts.membership.drain.describe()
         if self._phase != "ready":
             return self._phase
         state = self.context.state
@@ -175,29 +174,14 @@ class BrokerService:
         parts = self._parts = self._build(self._etcd)
         context = parts.context
         self._phase = "announcing itself"
-        parts.session = session = await MemberSession.start(
-            self._etcd,
-            context.key_space,
-            context.state.local_key,
-            self._spec.to_pb().SerializeToString(),
-            self.settings.lease_ttl_s,
-            clock=self._clock,
+        session = await parts.membership.join(
+            self._spec.to_pb().SerializeToString(), self.settings.lease_ttl_s
         )
         context.lease.attach(session.lease)
-        parts.keeping_alive = self._daemons.daemon(session.run(), name="lease")
-        self._daemons.daemon(context.key_space.watch(self._etcd), name="watch")
+        parts.membership.follow()
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
-        parts.allocating = self._daemons.spawn(
-            allocate(
-                self._etcd,
-                context.key_space,
-                context.state,
-                clock=self._clock,
-                pool=self._solver_pool,
-            ),
-            name="allocate",
-        )
+        parts.membership.allocate(self._solver_pool)
         self.server.grpc.add_generic_rpc_handlers((parts.handler,))
         await self.server.start_grpc()
         self._phase = "ready"
@@ -276,7 +260,8 @@ class BrokerService:
             alone_timeout_s=settings.drain_timeout_s,
             timeout_s=settings.drain_timeout_max_s,
         )
-        parts = _Parts(context, drain)
+        membership = Membership(etcd, key_space, state, drain, clock, self._daemons)
+        parts = _Parts(context, membership)
         key_space.observers += [
             state.observe,
             resolver.update,
@@ -373,13 +358,10 @@ class BrokerService:
         self._phase = phase
 
     async def _drain(self) -> None:
-        parts = self._parts
-        if self.failure is not None or parts is None or parts.allocating is None:
-            return
-        assert parts.session is not None
-        exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
-        await parts.drain.run(parts.session, exiting, parts.allocating, ends)
+        if self.failure is None and self._parts is not None:
+            exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
+            ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
+            await self._parts.membership.leave(exiting, ends)
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings
@@ -399,9 +381,8 @@ class BrokerService:
             await self._parts.context.persister.finish(self.settings.persist_timeout_s)
 
     async def _release(self) -> None:
-        parts = self._parts
-        if parts is not None and parts.session is not None:
-            await release(parts.session, parts.keeping_alive, parts.allocating)
+        if self._parts is not None:
+            await self._parts.membership.release()
 
     async def _cancel(self) -> None:
         if self._parts is not None:
@@ -431,13 +412,10 @@ class _Parts:
     """The parts that exist once etcd is connected."""
 
     context: BrokerContext
-    drain: Drain
+    membership: Membership
     list_apply: ListApplyApi = field(init=False)
     read: ReadApi = field(init=False)
     handler: Any = field(init=False)
-    session: MemberSession | None = None
-    keeping_alive: asyncio.Task[None] | None = None
-    allocating: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         context = self.context

@@ -13,19 +13,17 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import grpc.aio
 from prometheus_client import REGISTRY
 from starlette.applications import Starlette
 from starlette.routing import Route as HttpRoute
 
-from gazette.allocator.allocate import allocate
 from gazette.allocator.drain import Drain
 from gazette.allocator.drain_status import ItemNames
+from gazette.allocator.membership import Membership
 from gazette.allocator.model import DecodedKV, member_key
-from gazette.allocator.session import MemberSession
-from gazette.allocator.shutdown import end_all, leave, release
+from gazette.allocator.shutdown import end_all, leave
 from gazette.allocator.state import State
 from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
 from gazette.client.append.service import AppendService, MemoryBudget
@@ -94,10 +92,7 @@ class _Parts:
     state: State
     resolver: Resolver
     shard_api: ShardApi
-    drain: Drain
-    session: MemberSession | None = None
-    keeping_alive: asyncio.Task[None] | None = None
-    allocating: asyncio.Task[None] | None = None
+    membership: Membership
 
 
 class ConsumerMember:
@@ -301,7 +296,8 @@ class ConsumerMember:
         """The requests that the HTTP servers of this member accept."""
         return GuardRules.of(
             keyless=self._auth.keyless,
-            hosts=(urlsplit(self.server.endpoint).hostname or "", *self.settings.allow_hosts),
+            endpoint=self.server.endpoint,
+            hosts=self.settings.allow_hosts,
             origins=self.settings.allow_origins,
         )
 
@@ -309,8 +305,8 @@ class ConsumerMember:
         """Return why the member does not serve now; empty if it does."""
         if self.failure is not None:
             return f"failed: {self.failure}"
-        if self._parts is not None and self._parts.drain.is_running:
-            return self._parts.drain.describe()
+        if self._parts is not None and self._parts.membership.drain.is_running:
+            return self._parts.membership.drain.describe()
         brokers = self._broker_watch.not_answered
         if self._phase == _INITIALIZING:  # The application may wait for brokers here.
             return "; ".join(filter(None, (self._phase, brokers)))
@@ -350,21 +346,11 @@ class ConsumerMember:
             await etcd.close()
             raise
         parts = self._parts = self._build(etcd, owner)
-        parts.session = await MemberSession.start(
-            etcd,
-            parts.key_space,
-            parts.state.local_key,
-            self._spec.to_pb().SerializeToString(),
-            self.settings.lease_ttl_s,
-            clock=self.clock,
-        )
+        membership = parts.membership
+        await membership.join(self._spec.to_pb().SerializeToString(), self.settings.lease_ttl_s)
         self._started.set()
-        parts.keeping_alive = self._daemons.daemon(parts.session.run(), name="lease")
-        self._daemons.daemon(parts.key_space.watch(etcd), name="watch")
-        parts.allocating = self._daemons.spawn(
-            allocate(etcd, parts.key_space, parts.state, clock=self.clock, pool=self._solver),
-            name="allocate",
-        )
+        membership.follow()
+        membership.allocate(self._solver)
         self.server.grpc.add_generic_rpc_handlers(
             (parts.shard_api.handler(), self._http_queries.handler())
         )
@@ -448,7 +434,8 @@ class ConsumerMember:
             alone_timeout_s=settings.drain_timeout_s,
             timeout_s=settings.drain_timeout_max_s,
         )
-        return _Parts(etcd, key_space, state, resolver, shard_api, drain)
+        membership = Membership(etcd, key_space, state, drain, self.clock, self._daemons)
+        return _Parts(etcd, key_space, state, resolver, shard_api, membership)
 
     def _new_publisher(self, appends: AppendService) -> Publisher:
         # Never reuse the producer of an earlier promotion: its acknowledgements may still be on their way.
@@ -524,13 +511,10 @@ class ConsumerMember:
         self._phase = phase
 
     async def _drain(self) -> None:
-        parts = self._parts
-        if self.failure is not None or parts is None or parts.allocating is None:
-            return
-        assert parts.session is not None
-        exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
-        ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
-        await parts.drain.run(parts.session, exiting, parts.allocating, ends)
+        if self.failure is None and self._parts is not None:
+            exiting = replace(self._spec, exiting=True).to_pb().SerializeToString()
+            ends = {"it was asked to hurry": self._hurried, "it is broken": self._failed}
+            await self._parts.membership.leave(exiting, ends)
 
     async def _finish(self) -> None:
         parts, settings = self._parts, self.settings
@@ -544,9 +528,8 @@ class ConsumerMember:
             await parts.resolver.wait_stopped(2 * settings.graceful_stop_s)
 
     async def _release(self) -> None:
-        parts = self._parts
-        if parts is not None and parts.session is not None:
-            await release(parts.session, parts.keeping_alive, parts.allocating)
+        if self._parts is not None:
+            await self._parts.membership.release()
 
     async def _cancel(self) -> None:
         try:

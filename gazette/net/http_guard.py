@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
@@ -47,9 +48,15 @@ class GuardRules:
     origins: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(*, keyless: bool, hosts: Iterable[str], origins: Iterable[str] = ()) -> GuardRules:
-        """Make rules; ``hosts`` are names without a port, besides loopback and own addresses."""
-        known = frozenset(_folded(one) for one in hosts) if keyless else None
+    def of(
+        *, keyless: bool, endpoint: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> GuardRules:
+        """Make rules for the server that advertises ``endpoint``.
+
+        ``hosts`` are further names without a port, besides loopback and own addresses.
+        """
+        own = urlsplit(endpoint).hostname or ""
+        known = frozenset(_folded(one) for one in (own, *hosts)) if keyless else None
         return GuardRules(known, frozenset(origins))
 
 

@@ -304,7 +304,7 @@ async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_
     broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
-    session = broker.service._parts.session  # type: ignore[union-attr]
+    session = broker.service._parts.membership.session  # type: ignore[union-attr]
     assert session is not None
     await session.lease.revoke()
     await broker.service.wait()

@@ -66,7 +66,7 @@ async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
         metadata = (("gazette-read-through", f"{SOURCE}={NEVER}"),)
         rpc = call(question("a"), metadata=metadata)
         await eventually(lambda: len(member.service._queries_running._deadlines) == 2)
-        session = member.service._parts.session
+        session = member.service._parts.membership.session
         await session.lease.revoke()
         answer = await asked
         assert answer.status_code == 503

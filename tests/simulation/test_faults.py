@@ -75,7 +75,7 @@ async def leader_gives_its_lease_back_too_soon(scenario: Scenario) -> tuple[bool
     scenario._fault("lease is given back", 1.0, process.host, lease=True)
     assert process.service is not None
     assert process.service._parts is not None
-    session = process.service._parts.session
+    session = process.service._parts.membership.session
     assert session is not None
     world.etcd.store.revoke(rpc_pb2.LeaseRevokeRequest(ID=session.lease.id))
     await scenario.clock.sleep(10.0)
