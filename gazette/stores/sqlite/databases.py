@@ -134,7 +134,7 @@ class RedoDatabases:
 
     def _on_commit(self, _connection: object, schema: str, frames: int) -> int:
         if (one := self._by_schema.get(schema)) is not None:
-            one.note_commit(frames)
+            one.wal.note_commit(frames)
         return apsw.SQLITE_OK
 
     def ship(
@@ -143,11 +143,11 @@ class RedoDatabases:
         """Record what was committed since the last call, as one append after ``wait_for``.
 
         ``changed``: the commit changed the primary database. Do not block on the append. Raise
-        ``Broken`` for a change that left no frame, and as `RedoRecording.collect` does. Of an
+        ``Broken`` for a change that left no frame, and as `WalChanges.collect` does. Of an
         offline log nothing is recorded before its end.
         """
         if self._recorder.offline:
-            shortened = [one.shorten() for one in self._all]
+            shortened = [one.wal.shorten() for one in self._all]
             if changed and not shortened[0]:
                 raise no_frames(self.path)
             return self._recorder.barrier(wait_for)
@@ -167,7 +167,7 @@ class RedoDatabases:
         self._bound_horizon()
         self._bound_files()
         for one in self._all:
-            one.checkpoint_if_due()
+            one.wal.checkpoint_if_due()
         return group.future
 
     @property
@@ -235,7 +235,7 @@ class RedoDatabases:
             self._connection.close()
             self._connection = None
         for one in self._all:
-            one.close()
+            one.wal.close()
 
 
 __all__ = ["RedoDatabases", "check_log", "database_names", "no_frames"]

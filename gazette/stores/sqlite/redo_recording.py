@@ -2,27 +2,11 @@
 
 SQLite runs on its own VFS, in WAL mode, and never waits for a disk: the recovery log makes a commit
 durable. After each commit, the frames that it added to the WAL are compared with the former content
-of their pages. Only the difference is recorded (the form is `recoverylog/sqlite/redo`'s).
-
-Rules that keep this exact, each found by cutting logs at every byte:
-
-- Frames are read only up to the end in SQLite's own index of the WAL. A transaction that spilled its
-  cache and was rolled back leaves frames behind that were never committed.
-- Nothing is assumed. The index counts the committed transactions. Each commit must find as many among
-  the new frames, none of them moved by a checkpoint, and the WAL hook called for the last one. So
-  no commit passes without being recorded whole, whatever the application does to the connection.
-- The old content of a page is the newest frame recorded before, else the database file. Beyond the
-  recorded size of the database it is unknown: a shrunk database may have left bytes there.
-- Only we checkpoint the database, and only when all its frames are recorded.
-- Nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
-  locks with it. The one descriptor for reading it is opened before and closed after the connection.
+of their pages (`wal_changes`). Only the difference is recorded (the form is `recoverylog/sqlite/redo`'s).
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import struct
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -30,7 +14,7 @@ from typing import Any, Final, cast
 
 import apsw
 
-from gazette.errors import Broken, Bug, Corrupt, Invalid
+from gazette.errors import Bug, Corrupt, Invalid
 from gazette.recoverylog.log.recorder import Group, Recorder
 from gazette.recoverylog.sqlite.redo import GroupImage, RedoState, is_recorded, materialize
 from gazette.recoverylog.sqlite.redo_format import (
@@ -38,33 +22,16 @@ from gazette.recoverylog.sqlite.redo_format import (
     ImageFile,
     ImageFrame,
     PageChange,
-    diff_page,
     encode_commit,
     encode_header,
     encode_image,
     redo_name,
 )
-from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition
-
-log = logging.getLogger(__name__)
-
-WAL_HEADER: Final = 32
-FRAME_HEADER: Final = 24
-READ_BYTES: Final = 8 << 20
+from gazette.stores.sqlite.wal_changes import BUSY_MS, WalChanges
 
 GROUP_PAGES: Final = 1024
 HORIZON_SLACK: Final = 32 << 20
 """A recovery reads at most the live state twice and 64 MiB; re-imaging starts well before that."""
-BUSY_MS: Final = 10_000
-"""Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
-CHECKPOINT_PATIENCE: Final = 4
-CHECKPOINT_PATIENCE_MS: Final = 100
-"""Bounds of the time for which checkpoints yield to readers that hold them up.
-
-A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
-each commit waits this long for readers. Otherwise readers that follow one another without a pause
-would let the WAL grow for ever.
-"""
 
 
 class RedoRecording:
@@ -89,7 +56,7 @@ class RedoRecording:
         self.database = database
         self.schema = schema
         self.path: Path = recorder.directory / database
-        self._checkpoint_frames = checkpoint_frames
+        self.wal = WalChanges(self.path, schema, checkpoint_frames)
         self._group_pages = group_pages
         self.horizon_slack = horizon_slack
         self._state = RedoState(page_size=page_size, pages=0)
@@ -98,16 +65,6 @@ class RedoRecording:
         self._redo_index = 0
         self._redo_end = 0
         self._old_redo: list[int] = []
-        self._connection: apsw.Connection | None = None
-        self._main_fd = -1
-        self._wal_fd = -1
-        self._index: WalIndex | None = None
-        self._hooked = -1
-        """Frames of the last call of the WAL hook, since the last commit was recorded."""
-        self._commits = 0
-        self._shipped = 0
-        self._salt = b""
-        self._wal_pages: dict[int, int] = {}
         self._first_redo: dict[int, int] = {}
         """Groups without an image, oldest first: the index of the first redo that has all of each."""
         self._dropped: range = range(0)
@@ -145,7 +102,7 @@ class RedoRecording:
                 path=str(self.path),
                 hint="Open the store with the mode that recorded it ('vfs'), or begin a new log.",
             )
-        self._open_files()
+        self.wal.open_file(self._state.page_size)
         return recorded
 
     def _require_groups(self) -> None:
@@ -161,21 +118,15 @@ class RedoRecording:
                 )
 
     def _begin(self, connection: apsw.Connection, *, recorded: bool) -> None:
-        self._connection = connection
         connection.set_busy_timeout(BUSY_MS)
         self._configure(connection)
         # This read makes SQLite create the index of the WAL, which is empty.
         connection.execute(f"PRAGMA {self.schema}.schema_version").fetchall()
-        self._index = WalIndex(self.path)
-        self._commits = self._index.read().commits
+        self.wal.follow(connection)
         self._begin_redo()
         self._assume_groups()
         if not recorded and not self.recorder.offline:
             self._record_all()
-
-    def _open_files(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._main_fd = os.open(self.path, flags, 0o600)
 
     def _configure(self, connection: apsw.Connection) -> None:
         def pragma(text: str) -> Any:
@@ -215,48 +166,18 @@ class RedoRecording:
 
     def _record_all(self) -> None:
         """Record the first commit of a new database: the switch to WAL mode writes it."""
-        size = os.fstat(self._main_fd).st_size
-        page_size = self._state.page_size
-        pages = size // page_size
+        pages = self.wal.file_pages
         changes = [
-            PageChange(page, ((0, self._read_main(page)),), whole=True)
+            PageChange(page, ((0, self.wal.read_file(page)),), whole=True)
             for page in range(1, pages + 1)
         ]
         self._resize(pages)
         with self.recorder.group() as group:
             self.record(group, changes)
 
-    def note_commit(self, frames: int) -> None:
-        """Note that SQLite committed, and has ``frames`` in the WAL now."""
-        self._hooked = frames
-
-    def shorten(self) -> bool:
-        """Keep the WAL of an offline log short. Nothing is recorded before the log's end.
-
-        Return True if anything was committed since the last call. Raise ``Broken`` as `collect` does.
-        """
-        assert self._connection is not None
-        check_file(self._connection, self.schema, self.path)
-        position = self._position()
-        changed = position.commits != self._commits
-        self._commits = position.commits
-        if position.frames >= self._checkpoint_frames:
-            self._checkpoint()
-        return changed
-
     def settle(self) -> None:
-        """Move the WAL into the database, and take its size: at the end of an offline log.
-
-        Raise ``Broken``.
-        """
-        assert self._connection is not None
-        if not checkpoint(self._connection, BUSY_MS, self.schema):
-            raise Broken(
-                "the database is still being read, so it cannot be recorded",
-                path=str(self.path),
-                hint="Read cursors to their end, and close connections, before the build returns.",
-            )
-        self._resize(os.fstat(self._main_fd).st_size // self._state.page_size)
+        """Take the size of the database at the end of an offline log. Raise as `WalChanges.settle`."""
+        self._resize(self.wal.settle())
 
     def record_images(self, file_bytes: int) -> None:
         """Record the database as images of all its groups. Call after `settle`."""
@@ -264,99 +185,12 @@ class RedoRecording:
             self._reimage(number, file_bytes)
 
     def collect(self) -> list[PageChange] | None:
-        """Return what was committed since the last call, or None if nothing was.
-
-        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt`` when
-        the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
-        """
-        assert self._connection is not None
-        check_file(self._connection, self.schema, self.path)
-        position = self._position()
-        commits = (position.commits - self._commits) & 0xFFFFFFFF
-        if not commits:
+        """Return what was committed since the last call, or None. Raise as `WalChanges.collect`."""
+        found = self.wal.collect(self._state.pages)
+        if found is None:
             return None
-        if position.salt != self._salt:
-            # The WAL began again. SQLite does that only when all of it is in the database file.
-            self._salt = position.salt
-            self._shipped = 0
-            self._wal_pages.clear()
-        if position.backfilled > self._shipped:
-            raise self._moved(f"{position.backfilled - self._shipped} frames")
-        self._open_wal()
-        newest, pages, found = self._scan_frames(self._shipped, position.frames)
-        if found != commits:
-            raise self._moved(f"{commits - found} of {commits} transactions")
-        hooked, self._hooked = self._hooked, -1
-        if hooked != position.frames:
-            raise Broken(
-                "the WAL hook of the store's connection was replaced",
-                path=str(self.path),
-                hint="Do not call set_wal_hook() or wal_autocheckpoint() on store.connection.",
-            )
-        changes: list[PageChange] = []
-        for page in sorted(newest):
-            if page > pages:
-                continue
-            new = os.pread(self._wal_fd, self._state.page_size, newest[page])
-            change = diff_page(page, self._old_page(page), new)
-            if change is not None:
-                changes.append(change)
-        self._wal_pages.update(newest)
-        self._shipped = position.frames
-        self._commits = position.commits
-        self._resize(pages)
-        return changes
-
-    def _position(self) -> WalPosition:
-        assert self._index is not None
-        return self._index.read()
-
-    def _moved(self, what: str) -> Corrupt:
-        return Corrupt(
-            f"a checkpoint was made that the recording did not make: {what} are missing in the log",
-            path=str(self.path),
-            hint="Do not call wal_checkpoint() nor wal_autocheckpoint() on the store's connections.",
-        )
-
-    def _open_wal(self) -> None:
-        path = f"{self.path}-wal"
-        if self._wal_fd < 0:
-            self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return each page's newest frame (its offset in the WAL), the pages after them, and the commits."""
-        stride = self._state.page_size + FRAME_HEADER
-        newest: dict[int, int] = {}
-        pages = commits = 0
-        per_read = max(1, READ_BYTES // stride)
-        for first in range(begin, end, per_read):
-            count = min(per_read, end - first)
-            data = os.pread(self._wal_fd, count * stride, WAL_HEADER + first * stride)
-            if len(data) != count * stride:
-                raise Corrupt("the WAL is shorter than its commits", path=str(self.path))
-            for number in range(count):
-                page, pages = struct.unpack_from(">II", data, number * stride)
-                commits += pages > 0
-                if data[number * stride + 8 : number * stride + 16] != self._salt:
-                    raise Corrupt("a WAL frame is of another generation", path=str(self.path))
-                newest[page] = WAL_HEADER + (first + number) * stride + FRAME_HEADER
-        if newest and pages == 0:
-            raise Corrupt("the WAL does not end in a commit", path=str(self.path))
-        return newest, pages, commits
-
-    def _read_main(self, page: int, count: int = 1) -> bytes:
-        size = self._state.page_size
-        data = os.pread(self._main_fd, count * size, (page - 1) * size)
-        return data.ljust(count * size, b"\0")
-
-    def _old_page(self, page: int) -> bytes | None:
-        """Return a page as it was recorded last; None if the log has none."""
-        if page > self._state.pages:
-            return None
-        offset = self._wal_pages.get(page)
-        if offset is not None:
-            return os.pread(self._wal_fd, self._state.page_size, offset)
-        return self._read_main(page)
+        self._resize(found.pages)
+        return found.changes
 
     def _resize(self, pages: int) -> None:
         before, self._state.pages = self._group_count(), pages
@@ -442,13 +276,7 @@ class RedoRecording:
         """Record all pages of one group, so that the group needs no redo before this point."""
         first = number * self._group_pages + 1
         count = min(self._group_pages, self._state.pages - first + 1)
-        data = bytearray(self._read_main(first, count))
-        size = self._state.page_size
-        for page in range(first, first + count):
-            offset = self._wal_pages.get(page)
-            if offset is not None:
-                at = (page - first) * size
-                data[at : at + size] = os.pread(self._wal_fd, size, offset)
+        data = self.wal.read(first, count)
         self._serial += 1
         former = self._state.groups.get(number)
         with self.recorder.group() as group:
@@ -489,57 +317,3 @@ class RedoRecording:
         oldest = self._first_redo[number] if image is None else image.redo_index
         while self._old_redo and self._old_redo[0] < oldest:
             group.unlink("/" + redo_name(self.database, self._old_redo.pop(0)))
-
-    def checkpoint_if_due(self) -> None:
-        """Keep the WAL short. Call after a commit was recorded."""
-        if self._shipped >= self._checkpoint_frames:
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
-        assert self._connection is not None
-        patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
-        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self.schema):
-            return
-        self._shipped = 0
-        self._salt = b""
-        self._wal_pages.clear()
-
-    def close(self) -> None:
-        """Close descriptors, after the connection was closed. Record nothing."""
-        self._connection = None
-        if self._index is not None:
-            self._index.close()
-            self._index = None
-        for descriptor in (self._wal_fd, self._main_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._wal_fd = self._main_fd = -1
-
-
-def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
-    """Require that ``connection`` still has the recorded database as ``schema``. Raise ``Broken``."""
-    actual = connection.db_filename(schema)
-    if actual != str(path):
-        raise Broken(
-            f"the connection has another database as {schema} than the recorded one",
-            path=str(path),
-            actual=actual,
-            hint="Do not call deserialize() on store.connection, nor attach over a database.",
-        )
-
-
-def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:
-    """Move the WAL into the database. Return True if all of it was moved.
-
-    Wait at most ``patience_ms`` for readers. An open cursor of ``connection`` itself holds it up
-    like any reader.
-    """
-    connection.set_busy_timeout(patience_ms)
-    try:
-        connection.wal_checkpoint(schema, apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    except (apsw.BusyError, apsw.LockedError):
-        return False
-    finally:
-        connection.set_busy_timeout(BUSY_MS)
-    return True

@@ -25,7 +25,7 @@ from gazette.recoverylog.sqlite.redo import is_recorded
 from gazette.recoverylog.sqlite.wal import require_whole_wal
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.databases import database_names, no_frames
-from gazette.stores.sqlite.redo_recording import BUSY_MS, check_file, checkpoint
+from gazette.stores.sqlite.wal_changes import BUSY_MS, check_file, checkpoint
 
 RECORDED_KINDS: Final = (
     apsw.SQLITE_OPEN_MAIN_DB

@@ -1,0 +1,281 @@
+"""Changes that commits make to a SQLite database, as its WAL has them: `WalChanges`.
+
+Rules that keep this exact, each found by cutting logs at every byte:
+
+- Frames are read only up to the end in SQLite's own index of the WAL. A transaction that spilled its
+  cache and was rolled back leaves frames behind that were never committed.
+- Nothing is assumed. The index counts the committed transactions. Each commit must find as many among
+  the new frames, none of them moved by a checkpoint, and the WAL hook called for the last one. So
+  no commit passes without being recorded whole, whatever the application does to the connection.
+- The old content of a page is the newest frame collected before, else the database file. Beyond the
+  recorded size of the database it is unknown: a shrunk database may have left bytes there.
+- Only we checkpoint the database, and only when all its frames are recorded.
+- Nothing opens and closes the database file while a connection is open: POSIX would drop SQLite's
+  locks with it. The one descriptor for reading it is opened before and closed after the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import apsw
+
+from gazette.errors import Broken, Corrupt
+from gazette.recoverylog.sqlite.redo_format import PageChange, diff_page
+from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition
+
+WAL_HEADER: Final = 32
+FRAME_HEADER: Final = 24
+READ_BYTES: Final = 8 << 20
+
+BUSY_MS: Final = 10_000
+"""Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
+CHECKPOINT_PATIENCE: Final = 4
+CHECKPOINT_PATIENCE_MS: Final = 100
+"""Bounds of the time for which checkpoints yield to readers that hold them up.
+
+A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
+each commit waits this long for readers. Otherwise readers that follow one another without a pause
+would let the WAL grow for ever.
+"""
+
+
+class Collected(NamedTuple):
+    """What commits changed, and the size of the database in pages after them."""
+
+    changes: list[PageChange]
+    pages: int
+
+
+class WalChanges:
+    """Reader of the changes of one database, named ``schema`` in its connection. On the shard's thread."""
+
+    def __init__(self, path: Path, schema: str, checkpoint_frames: int) -> None:
+        self._path = path
+        self._schema = schema
+        self._checkpoint_frames = checkpoint_frames
+        self._page_size = 0
+        self._connection: apsw.Connection | None = None
+        self._main_fd = -1
+        self._wal_fd = -1
+        self._index: WalIndex | None = None
+        self._hooked = -1
+        """Frames of the last call of the WAL hook, since the last commit was collected."""
+        self._commits = 0
+        self._shipped = 0
+        """Frames of the WAL that were collected."""
+        self._salt = b""
+        self._wal_pages: dict[int, int] = {}
+        """Offset in the WAL of each page's newest frame that was collected."""
+
+    def open_file(self, page_size: int) -> None:
+        """Open the database file. Call before the connection is opened."""
+        self._page_size = page_size
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._main_fd = os.open(self._path, flags, 0o600)
+
+    def follow(self, connection: apsw.Connection) -> None:
+        """Collect the commits from now on. ``connection`` is in WAL mode, and has read the database."""
+        self._connection = connection
+        self._index = WalIndex(self._path)
+        self._commits = self._index.read().commits
+
+    @property
+    def file_pages(self) -> int:
+        """Size of the database file, in pages."""
+        return os.fstat(self._main_fd).st_size // self._page_size
+
+    def read(self, first: int, count: int) -> bytearray:
+        """Return pages from ``first`` on, as they were collected last."""
+        size = self._page_size
+        data = bytearray(self.read_file(first, count))
+        for page in range(first, first + count):
+            offset = self._wal_pages.get(page)
+            if offset is not None:
+                at = (page - first) * size
+                data[at : at + size] = os.pread(self._wal_fd, size, offset)
+        return data
+
+    def settle(self) -> int:
+        """Move the WAL into the database: at the end of an offline log. Return the size in pages.
+
+        Raise ``Broken``.
+        """
+        assert self._connection is not None
+        if not checkpoint(self._connection, BUSY_MS, self._schema):
+            raise Broken(
+                "the database is still being read, so it cannot be recorded",
+                path=str(self._path),
+                hint="Read cursors to their end, and close connections, before the build returns.",
+            )
+        return self.file_pages
+
+    def note_commit(self, frames: int) -> None:
+        """Note that SQLite committed, and has ``frames`` in the WAL now."""
+        self._hooked = frames
+
+    def shorten(self) -> bool:
+        """Keep the WAL of an offline log short. Nothing is recorded before the log's end.
+
+        Return True if anything was committed since the last call. Raise ``Broken`` as `collect` does.
+        """
+        assert self._connection is not None
+        check_file(self._connection, self._schema, self._path)
+        position = self._position()
+        changed = position.commits != self._commits
+        self._commits = position.commits
+        if position.frames >= self._checkpoint_frames:
+            self._checkpoint()
+        return changed
+
+    def collect(self, recorded: int) -> Collected | None:
+        """Return what was committed since the last call, or None if nothing was.
+
+        The log has ``recorded`` pages of the database: the former content of pages beyond is unknown.
+
+        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt`` when
+        the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
+        """
+        assert self._connection is not None
+        check_file(self._connection, self._schema, self._path)
+        position = self._position()
+        commits = (position.commits - self._commits) & 0xFFFFFFFF
+        if not commits:
+            return None
+        if position.salt != self._salt:
+            # The WAL began again. SQLite does that only when all of it is in the database file.
+            self._salt = position.salt
+            self._shipped = 0
+            self._wal_pages.clear()
+        if position.backfilled > self._shipped:
+            raise self._moved(f"{position.backfilled - self._shipped} frames")
+        self._open_wal()
+        newest, pages, found = self._scan_frames(self._shipped, position.frames)
+        if found != commits:
+            raise self._moved(f"{commits - found} of {commits} transactions")
+        hooked, self._hooked = self._hooked, -1
+        if hooked != position.frames:
+            raise Broken(
+                "the WAL hook of the store's connection was replaced",
+                path=str(self._path),
+                hint="Do not call set_wal_hook() or wal_autocheckpoint() on store.connection.",
+            )
+        changes: list[PageChange] = []
+        for page in sorted(newest):
+            if page > pages:
+                continue
+            new = os.pread(self._wal_fd, self._page_size, newest[page])
+            change = diff_page(page, self._old_page(page) if page <= recorded else None, new)
+            if change is not None:
+                changes.append(change)
+        self._wal_pages.update(newest)
+        self._shipped = position.frames
+        self._commits = position.commits
+        return Collected(changes, pages)
+
+    def _position(self) -> WalPosition:
+        assert self._index is not None
+        return self._index.read()
+
+    def _moved(self, what: str) -> Corrupt:
+        return Corrupt(
+            f"a checkpoint was made that the recording did not make: {what} are missing in the log",
+            path=str(self._path),
+            hint="Do not call wal_checkpoint() nor wal_autocheckpoint() on the store's connections.",
+        )
+
+    def _open_wal(self) -> None:
+        path = f"{self._path}-wal"
+        if self._wal_fd < 0:
+            self._wal_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
+        """Return each page's newest frame (its offset in the WAL), the pages after them, and the commits."""
+        stride = self._page_size + FRAME_HEADER
+        newest: dict[int, int] = {}
+        pages = commits = 0
+        per_read = max(1, READ_BYTES // stride)
+        for first in range(begin, end, per_read):
+            count = min(per_read, end - first)
+            data = os.pread(self._wal_fd, count * stride, WAL_HEADER + first * stride)
+            if len(data) != count * stride:
+                raise Corrupt("the WAL is shorter than its commits", path=str(self._path))
+            for number in range(count):
+                page, pages = struct.unpack_from(">II", data, number * stride)
+                commits += pages > 0
+                if data[number * stride + 8 : number * stride + 16] != self._salt:
+                    raise Corrupt("a WAL frame is of another generation", path=str(self._path))
+                newest[page] = WAL_HEADER + (first + number) * stride + FRAME_HEADER
+        if newest and pages == 0:
+            raise Corrupt("the WAL does not end in a commit", path=str(self._path))
+        return newest, pages, commits
+
+    def read_file(self, page: int, count: int = 1) -> bytes:
+        """Return pages as they stand in the database file. Zeros stand for pages behind its end."""
+        size = self._page_size
+        data = os.pread(self._main_fd, count * size, (page - 1) * size)
+        return data.ljust(count * size, b"\0")
+
+    def _old_page(self, page: int) -> bytes:
+        """Return a page as it was collected last."""
+        offset = self._wal_pages.get(page)
+        if offset is not None:
+            return os.pread(self._wal_fd, self._page_size, offset)
+        return self.read_file(page)
+
+    def checkpoint_if_due(self) -> None:
+        """Keep the WAL short. Call after a commit was recorded."""
+        if self._shipped >= self._checkpoint_frames:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
+        assert self._connection is not None
+        patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
+        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self._schema):
+            return
+        self._shipped = 0
+        self._salt = b""
+        self._wal_pages.clear()
+
+    def close(self) -> None:
+        """Close descriptors, after the connection was closed."""
+        self._connection = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        for descriptor in (self._wal_fd, self._main_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._wal_fd = self._main_fd = -1
+
+
+def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
+    """Require that ``connection`` still has the recorded database as ``schema``. Raise ``Broken``."""
+    actual = connection.db_filename(schema)
+    if actual != str(path):
+        raise Broken(
+            f"the connection has another database as {schema} than the recorded one",
+            path=str(path),
+            actual=actual,
+            hint="Do not call deserialize() on store.connection, nor attach over a database.",
+        )
+
+
+def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:
+    """Move the WAL into the database. Return True if all of it was moved.
+
+    Wait at most ``patience_ms`` for readers. An open cursor of ``connection`` itself holds it up
+    like any reader.
+    """
+    connection.set_busy_timeout(patience_ms)
+    try:
+        connection.wal_checkpoint(schema, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except (apsw.BusyError, apsw.LockedError):
+        return False
+    finally:
+        connection.set_busy_timeout(BUSY_MS)
+    return True
