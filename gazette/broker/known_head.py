@@ -20,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from gazette.allocator.model import item_key
 from gazette.broker.key_space import tenure_of
-from gazette.errors import Conflict, GazetteError, Unavailable
-from gazette.etcd.values import Compare, Op
+from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
+from gazette.etcd.values import Compare, KeyValue, Op, RangeResult
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
 
@@ -149,24 +150,22 @@ class KnownHead:
     async def load(self) -> Offset:
         """Read the head from etcd, and return its offset.
 
-        Raise as ``Etcd.get``, and ``Conflict`` for an unknown value or if the
-        journal was created again since.
+        Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the
+        journal was deleted since.
         """
-        kv = await self._context.etcd.get(self._key)
-        head = Head(self._head.life)
-        if kv is not None:
-            found = Head.decode(kv.value)
-            if found.life > head.life:
-                # Never write over it: it protects what the later journal has acknowledged.
-                raise Conflict(
-                    "the journal was deleted and created again",
-                    hint="No action: this broker learns of it from etcd.",
-                    journal=self._journal,
-                    life=head.life,
-                    created_at=found.life,
-                )
-            if found.life == head.life:
-                head = found
+        context, life = self._context, self._head.life
+        lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)
+        head = Head(life) if kv is None else Head.decode(kv.value)
+        if not lives or head.life > life:
+            # Never write over it: it protects what a later journal has acknowledged.
+            raise Conflict(
+                "the journal was deleted, and may have been created again",
+                hint="No action: this broker learns of it from etcd.",
+                journal=self._journal,
+                life=life,
+            )
+        if head.life < life:
+            head = Head(life)
         self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
         self.loaded = True
         return head.offset
@@ -287,8 +286,9 @@ class UploadLimits:
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary of the journal began; None without a later primary.
 
-        Raise ``Unavailable`` while etcd does not answer, and ``Conflict`` for a value of another version.
-        Nothing is known then: a later primary may have begun.
+        Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
+        while etcd does not answer, and ``Conflict`` for a value of another version. Nothing is known then: a
+        later primary may have begun.
         """
         present = tenure_of(self._state.assignments_of(journal))
         if self._lease.holds and present == tenure:
@@ -297,12 +297,31 @@ class UploadLimits:
             raise _silent()
         try:
             async with asyncio.timeout(_ASK_S):
-                kv = await self._etcd.get(head_key(self._state.root, journal))
+                lives, kv = await _read(self._etcd, self._state.root, journal, life)
         except (GazetteError, TimeoutError) as error:
             self._silent_until = self._clock.monotonic() + _SILENT_S
             raise _silent() from error
+        if not lives:
+            raise NotFound("the journal was deleted", journal=journal, life=life)
         head = Head(life) if kv is None else Head.decode(kv.value)
         return head.limit(tenure) if head.life == life else None
+
+
+async def _read(
+    etcd: Etcd, root: str, journal: JournalName, life: Revision
+) -> tuple[bool, KeyValue | None]:
+    """Return True and the key of the known head, if the journal of ``life`` exists.
+
+    The head goes with the journal. Without this check, its absence would look like a journal in which no
+    primary has begun.
+    """
+    lives = Compare.create_revision(item_key(root, journal), "=", life)
+    result = await etcd.txn((lives,), (Op.get(head_key(root, journal)),))
+    if not result.succeeded:
+        return False, None
+    (found,) = result.results
+    assert isinstance(found, RangeResult)
+    return True, found.kvs[0] if found.kvs else None
 
 
 def _silent() -> Unavailable:

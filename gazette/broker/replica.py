@@ -452,14 +452,17 @@ class Replica:
         Return False if a later primary gave their offsets out again. Raise as etcd and the store do.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
-        placed = False
         if await self._is_confirmed(aside):
             placed = await active.calls.run(aside.place, active.store)
-            if await self._is_confirmed(aside):
+            confirmed = False
+            try:
+                confirmed = await self._is_confirmed(aside)
+            finally:
+                if placed and not confirmed:
+                    await active.calls.run(active.store.remove, aside.fragment.content_path())
+            if confirmed:
                 await active.calls.run(active.store.remove, aside.path)
                 return True
-        if placed:
-            await active.calls.run(active.store.remove, aside.fragment.content_path())
         log.error(
             "%(path)s in %(store)s is not made part of %(journal)s: its broker set it aside at exit, and "
             "a later primary gave its offsets to other bytes. "

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.registry import BlobStores
 from gazette.blobs.thread_call import ended
-from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol import postfix_template
@@ -34,7 +34,7 @@ SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
 """``(journal, life, tenure)``: the offset at which a later primary than that of ``tenure`` began to give
 out offsets again. None without a later primary. Bytes beyond that offset are not the journal's any more.
-Raises while the offset is not known.
+Raises while the offset is not known, and ``NotFound`` for a deleted journal, also before `SpecOf` shows it.
 """
 
 _NOTICE_S: Final = 1.0
@@ -49,6 +49,10 @@ class Unconfirmed(Exception):
     def __init__(self, cause: GazetteError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+class _Deleted(Exception):
+    """The journal was deleted. The key space may not show it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,12 @@ class Upload:
         While finishing, a store that refuses access makes way for the next one. Readers use that one as well,
         and there is no later attempt to wait for. Without stores, return True: there is nothing to do.
         """
+        try:
+            return await self._put(spec, look=look)
+        except _Deleted:
+            return await self.take_back()
+
+    async def _put(self, spec: JournalSpec, *, look: bool) -> bool:
         stores = spec.fragment.stores
         if stores and not look:
             await self._end_call()
@@ -214,6 +224,8 @@ class Upload:
     async def _limit(self) -> Offset | None:
         try:
             return await self._shared.limit_of(self.spool.fragment.journal, self.life, self.tenure)
+        except NotFound as error:
+            raise _Deleted from error
         except GazetteError as error:
             raise Unconfirmed(error) from error
 

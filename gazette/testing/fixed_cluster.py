@@ -40,8 +40,10 @@ from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd
 from gazette.etcd.values import (
     Compare,
+    GetOp,
     KeyValue,
     Operation,
+    OpResult,
     PutOp,
     PutResult,
     RangeResult,
@@ -50,6 +52,7 @@ from gazette.etcd.values import (
     TxnResult,
     WatchEvent,
     WatchResponse,
+    only_reads,
 )
 from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
@@ -69,7 +72,7 @@ ROOT = "/fixed/cluster"
 
 
 class MemoryEtcd:
-    """The part of etcd that replication uses: puts, deletes and transactions on ``mod_revision``.
+    """The part of etcd that replication uses: puts, deletes, and transactions on revisions.
 
     Every change goes to ``watchers`` at once, as one response.
     """
@@ -123,16 +126,29 @@ class MemoryEtcd:
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
         if any(isinstance(op, PutOp) and op.key.decode() == self.failing for op in success):
             raise Unavailable("etcd is away")
+        if self.silent and only_reads(tuple(success)):
+            raise Unavailable("etcd is away")
         holds = all(self._holds(compare) for compare in compares)
-        if any(_is_watched(compare.key) for compare in compares):
+        puts = {op.key.decode(): op.value for op in success if isinstance(op, PutOp)}
+        if puts and any(_is_watched(compare.key) for compare in compares):
             self.transactions.append(holds)
-        if holds:
-            self.change({op.key.decode(): op.value for op in success if isinstance(op, PutOp)})
-        return TxnResult(self.header(), holds, (PutResult(self.header()),) * len(success))
+        if not holds:
+            return TxnResult(self.header(), False, ())
+        if puts:
+            self.change(puts)
+        return TxnResult(self.header(), True, tuple(self._result(op) for op in success))
+
+    def _result(self, op: Operation) -> OpResult:
+        if not isinstance(op, GetOp):
+            return PutResult(self.header())
+        kv = self.kvs.get(op.key)
+        return RangeResult(self.header(), () if kv is None else (kv,), kv is not None)
 
     def _holds(self, compare: Compare) -> bool:
-        assert compare.target is Target.MOD_REVISION
         kv = self.kvs.get(compare.key)
+        if compare.target is Target.CREATE_REVISION:
+            return (0 if kv is None else kv.create_revision) == compare.operand
+        assert compare.target is Target.MOD_REVISION
         return (0 if kv is None else kv.mod_revision) == compare.operand
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from gazette.allocator.model import item_key
 from gazette.auth import Capability, Claims
+from gazette.blobs.blob_store import BlobStore
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome
 from gazette.broker.known_head import Head, head_key
@@ -21,6 +23,7 @@ from gazette.client.journals import JournalChange
 from gazette.errors import Conflict, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
+from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
@@ -487,6 +490,49 @@ async def test_what_was_set_aside_becomes_a_fragment_where_etcd_knows_of_no_late
         name_of(0, b"first"),
         name_of(5, b"held by a"),
     ]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_was_set_aside_stays_if_its_journal_was_deleted(
+    cluster: FixedCluster, tmp_path: Path, again: bool
+) -> None:
+    """Its known head is gone with it: nothing says any more that a later primary had begun there.
+
+    Simulated seed 707972: a broker whose watch lags listed the stores of the former journal.
+    """
+    await cut_off(cluster, tmp_path, reset=True)
+    names = [one.name for one in stored(tmp_path)]
+    cluster.etcd.silent = False
+    replica, cluster["b"].lagging = cluster["b"].replica(JOURNAL), []
+    await until(lambda: replica.refresh_error is None)
+    cluster.etcd.change({}, [item_key(ROOT, JOURNAL), KEY])
+    if again:
+        cluster.put_spec(journal_spec(JOURNAL))
+    replica.list_again()
+    await until(lambda: replica.refresh_error is not None)
+    assert [one.name for one in stored(tmp_path)] == names
+
+
+async def test_a_fragment_that_could_not_be_confirmed_after_all_is_taken_back(
+    cluster: FixedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count as a fragment as soon as etcd falls silent between the two questions."""
+    await cut_off(cluster, tmp_path, reset=False)
+    names = [one.name for one in stored(tmp_path)]
+    place = SetAside.place
+
+    def place_and_silence(aside: SetAside, store: BlobStore) -> bool:
+        placed = place(aside, store)
+        assert placed
+        cluster.etcd.silent = True
+        return placed
+
+    monkeypatch.setattr(SetAside, "place", place_and_silence)
+    cluster.etcd.silent = False
+    cluster.assign(JOURNAL, "b")
+    replica = cluster["b"].replica(JOURNAL)
+    await until(lambda: replica.refresh_error is not None)
+    assert [one.name for one in stored(tmp_path)] == names
 
 
 async def test_a_key_that_cannot_be_read_refuses_appends_and_keeps_what_is_not_uploaded(

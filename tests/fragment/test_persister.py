@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores
-from gazette.errors import Bug, Closed, NotAllowed, Unavailable
+from gazette.errors import Bug, Closed, NotAllowed, NotFound, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.fragment.persister import Persister, PersisterSettings
@@ -94,7 +94,7 @@ class Bench:
         self.specs: dict[str, JournalSpec] = {}
         self.life = LIFE
         self.limit: int | None = None
-        self.unknown = False
+        self.unknown = self.gone = False
         self.relied_on: list[Fragment] = []
         self.persister = Persister(
             self.stores,
@@ -120,6 +120,8 @@ class Bench:
         assert tenure == TENURE
         if self.unknown:
             raise Unavailable("etcd is away")
+        if self.gone:
+            raise NotFound("the journal was deleted")
         return self.limit
 
     def spec_of(self, journal: str, life: int) -> JournalSpec | None:
@@ -293,6 +295,25 @@ async def test_a_journal_that_was_created_again_is_another_one(
         await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
     assert "created at revision 7: that journal is gone" in caplog.text
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_etcd_knows_to_be_deleted_is_dropped_before_the_key_space_shows_it(
+    bench: Bench, begun: bool
+) -> None:
+    """An upload that had begun is taken back."""
+    if begun:
+        bench.one.gate.clear()
+    else:
+        bench.gone = True
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    if begun:
+        await bench.until(lambda: bench.one.active == 1)
+        bench.gone = True
+        bench.one.gate.set()
+    await bench.until(lambda: bench.persister.unpersisted == 0)
+    assert paths(bench.one, "") == []
+    assert bench.one.puts == begun
 
 
 @pytest.mark.parametrize("hung", [False, True])
@@ -509,7 +530,7 @@ async def test_finish_says_what_is_lost(bench: Bench) -> None:
         bench.spec(f"journal/{number}")
         bench.persister.spool_complete(bench.spool(f"journal/{number}"), life=LIFE, tenure=TENURE)
     with pytest.raises(Unavailable) as raised:
-        await bench.persister.finish(0.05)
+        await bench.persister.finish(1.0)
     text = str(raised.value)
     assert text.startswith("7 fragments were not persisted in time: journal/0 [0, 7): down")
     assert "and 2 more" in text
