@@ -217,9 +217,9 @@ class _ItemPlan:
     def _constrain_removes(
         self, unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """Return (removes, rejoined). At least R consistent assignments remain, or nothing is removed.
-
-        The most loaded members are relieved first.
+        """Return (removes, rejoined): what to remove, and members whose assignment stays after all.
+        At least R consistent assignments remain, or nothing is removed. The most loaded members
+        lose theirs first.
         """
         replication = self.round.replication[self.item.decoded.id]
         left = len(self.consistent)

@@ -95,7 +95,8 @@ class Exchange:
         self._chosen &= np.cumsum(self._chosen, axis=1) <= self._bounds[:, -1:]
         self._chosen &= np.cumsum(self._chosen, axis=0) <= self._wanted
 
-        # What follows from the choice: by item, by zone and item, by member, and by source and target.
+        # Values derived from the choice: by item, by zone and item, by member, and by source and
+        # target.
         self._served = np.zeros(count, dtype=np.int64)
         self._enter = np.zeros((zones, count), dtype=np.int64)
         self._leave = np.zeros((zones, count), dtype=np.int64)
@@ -204,7 +205,9 @@ class Exchange:
             self._lower(np.full(len(items), source), items)
 
     def _update(self, items: Ints, members: Sequence[int]) -> None:
-        """Follow a change of the choice. Costs of arcs that this raises stay too low: see `_apply`."""
+        """Update the derived values after a change of the choice. Costs of arcs that rise stay too
+        low: see `_apply`.
+        """
         counts = self._in_zone @ self._chosen[:, items]
         self._served[items] = counts.sum(axis=0)
         if len(counts) > 1:

@@ -65,8 +65,10 @@ class Demand:
             kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
         }
         self.needed_from: dict[MemberId, int] = {}
-        """By leaving member, the least replication of items that need the member. The member serves no other
-        items. Members that keep items because others are full are left out."""
+        """Items that cannot do without a leaving member: by member, the least replication among
+        them. The member serves no other items. Members that keep items because others are full are
+        left out.
+        """
         self.crowded: dict[MemberId, int] = {}
         """By leaving member, the number of assignments that it keeps because the other members are full."""
         self.shed = self._shed(members)

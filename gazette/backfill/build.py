@@ -118,7 +118,7 @@ def read_messages(
 
 
 def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bool] | None:
-    """Return the test that a message is the shard's; None if all messages are."""
+    """Return a function that tests whether a message belongs to the shard. Return None if all messages do."""
     if not backfill.history:
         return None
     mapping = shard_mapping(backfill, task.partitions)

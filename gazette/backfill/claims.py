@@ -1,6 +1,5 @@
-"""Reads of states in databases before a run builds any. They change nothing.
-
-Blocking; decisions are pure. `gazette.stores.claims` has the reasons.
+"""Reads of the states in databases, before a run builds new ones. They change nothing. Reads block;
+decisions are pure. `gazette.stores.claims` has the reasons.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ def look(
 ) -> dict[str, Held]:
     """Return, by shard, what databases hold of shards that have no recovery log.
 
-    Raise ``Invalid`` for stores that cannot be claimed, and without the prefix of shards' keys.
-    Raise ``Unavailable``.
+    Raise ``Invalid`` for stores that cannot be claimed, and if the prefix of shards' keys is not
+    known. Raise ``Unavailable``.
     """
     held: dict[str, Held] = {}
     for spec in specs:

@@ -105,7 +105,9 @@ class Cutover:
         self._require_published({one.spec.id: one.spec for one in listed}, self._previous)
 
     def require_whole(self, checkpoints: Mapping[str, Checkpoint]) -> None:
-        """Require the same within transactions, of new states that continue at these checkpoints."""
+        """Require that new states, which continue at these checkpoints, split no transaction of
+        what shards publish.
+        """
         publishes = self._backfill.discard_publications
         with self._forgiving():
             require_whole(self._previous, checkpoints, publishes=publishes)
@@ -166,7 +168,7 @@ class Cutover:
             try:
                 await self.publication.require_ours(built)
             except Fenced:
-                pass  # It is there, but behind a newer fence: append it again.
+                pass  # The state is in the log, but behind a newer fence: append it again.
             else:
                 # The acknowledgements that the former state owed were appended before.
                 self._progress.add(built.size)

@@ -124,9 +124,9 @@ class Backfill:
     def combine(self, rows: Any) -> Any:
         """Combine rows of one journal before ``fold``, on Spark, where the result stays the same.
 
-        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be one too: with sums in
-        place of summands, for example. The method is called with any rows, and with its own results. It saves
-        most of the cost of a fold in Java: without it all rows of a task go to Java, and not a few.
+        ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too,
+        for example with sums instead of summands. The method is called with any rows, also with its
+        own results. Without it, all rows of a task go to Java, which is most of the cost of a fold.
         """
         return rows
 
@@ -325,7 +325,9 @@ class _Transaction:
         return deliver_in_halves(messages, self._attempt)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Have messages consumed. As on a shard, a deferred batch has had no effect."""
+        """Have messages consumed. As on a shard, the application defers a batch before it changes
+        anything.
+        """
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]

@@ -44,7 +44,7 @@ _CALLS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run of a staging area. ``bytes`` are those that are staged; ``changed_s`` in Unix seconds."""
+    """A run of a staging area. ``bytes`` counts staged bytes. ``changed_s`` is in Unix seconds."""
 
     run_id: str
     backfill: str
@@ -70,7 +70,9 @@ class Orphan:
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """Note made before a state is appended to a log: ``author`` writes there, from ``begin`` on."""
+    """Note that is stored before a state is appended to a log: ``author`` is about to write from
+    ``begin`` on.
+    """
 
     log: str
     author: int
@@ -106,7 +108,7 @@ def _info(staging: Staging, run: str, objects: Sequence[StagedObject]) -> RunInf
 
 
 def step_of(names: Iterable[str], shards: int) -> str:
-    """Return the last step that is done, of a run with these objects."""
+    """Return the last step that a run has done, by its objects."""
     found = set(names)
     if PUBLISHED in found:
         return "published"
@@ -119,8 +121,8 @@ def step_of(names: Iterable[str], shards: int) -> str:
 def staged_orphans(staging: Staging) -> list[Orphan]:
     """Return objects that no run needs, of any age. Blocks.
 
-    For a run without a manifest these are states that another attempt has staged as well, and
-    incomplete ones: their attempt may be about to complete them.
+    If a run has no manifest, these are states that another attempt has staged too, and incomplete
+    states. An attempt may still complete those.
     """
     found: list[Orphan] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -133,7 +135,9 @@ def staged_orphans(staging: Staging) -> list[Orphan]:
 
 
 def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObject, str]]:
-    """Return incomplete objects, and all attempts but one of each shard, of a run that is not built."""
+    """Return what a run without a manifest does not need: incomplete objects, and all attempts of
+    each shard but one.
+    """
     whole = [
         shard_of(one.name)
         for one in objects
@@ -190,8 +194,8 @@ async def branch_orphans(
 ) -> list[Orphan]:
     """Return branches of logs that no hints name.
 
-    A state was appended, in part or whole, and not published, or the shard has continued without
-    it. Raise what a request for hints raises.
+    Such a branch is a state that was appended and not published, or that the shard does not use any
+    more. Raise what a request for hints raises.
     """
     limit = asyncio.Semaphore(_CALLS_MAX)
 
@@ -221,7 +225,9 @@ async def branch_orphans(
 
 
 def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> set[Intent]:
-    """Return the notes that hints name: the author's last one that begins before what they name."""
+    """Return the notes of branches that hints name. Of an author's notes, it is the last one that
+    begins before the named bytes.
+    """
     found: set[Intent] = set()
     for hints in stored:
         if hints is None:

@@ -153,7 +153,9 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value, or None at the end. Our own code made what is received."""
+    """Return the next value, or None at the end. Unpickling is safe: only our own processes write
+    to the pipe.
+    """
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
@@ -163,7 +165,7 @@ def _receive(stream: IO[bytes]) -> Any:
 
 
 def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
-    """Run a child's part: one task, whose outcome it sends. End when the driver does."""
+    """Run one task in a child process, and send its outcome to the driver. End when the driver ends."""
     received = _receive(stdin)
     if received is None:
         return 1

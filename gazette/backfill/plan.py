@@ -223,7 +223,7 @@ def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
 def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoint:
     """Return the checkpoint of a shard that has consumed exactly the history of its sources.
 
-    ``application`` is the name of the owner of the state.
+    ``application`` is the name of the application that owns the state.
     """
     sources = {}
     for source in spec.sources:
@@ -273,7 +273,8 @@ def tasks_of(
 ) -> list[ShardTask]:
     """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``.
 
-    ``application`` is the name of the owner of the states; empty for that of the backfill's application.
+    ``application`` is the name of the application that will own the states. Empty: the backfill's
+    own application.
     """
     require_replayable(folded)
     application = application or name_of(backfill.new_application())

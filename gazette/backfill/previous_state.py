@@ -145,7 +145,8 @@ def _checkpoint_of(state: ShardState) -> Checkpoint | None:
 
 
 async def acknowledge(client: Client, journal: JournalName, intent: bytes) -> bool:
-    """Append an owed acknowledgement to a journal. Return True if it is there. May be repeated.
+    """Append an owed acknowledgement to a journal. Return True if the journal exists. May be
+    repeated.
 
     As in a shard, a journal that is gone is skipped. Raise what an append raises. A cancelled call
     may have appended it.
@@ -172,7 +173,7 @@ def require_published(
 
     A live shard publishes while it consumes a message. So messages that only the new state has
     consumed are never published. Those that only the former one has consumed are published again.
-    ``ends`` are those of the history. ``publishes`` is true if the application does; otherwise a
+    ``ends`` are those of the history. If ``publishes`` is true, all shards publish. Otherwise a
     shard publishes if its last transaction did. Raise ``NotAllowed``.
     """
     gaps: dict[tuple[JournalName, Offset, Offset], str] = {}

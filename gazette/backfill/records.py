@@ -108,9 +108,8 @@ class RunRecords:
         return await self.blocking(staged_attempt, self.staging, self.run_id, shard, attempt)
 
     async def staged_before(self, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Attempt]:
-        """Return, by shard, states built for an earlier driver that continue at these checkpoints.
-
-        Leave out those of another application, which checkpoints name.
+        """Return, by shard, states that an earlier driver had built, if they continue at these
+        checkpoints. A checkpoint names its application: leave out states of another one.
         """
 
         def names() -> list[str]:

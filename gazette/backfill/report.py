@@ -53,9 +53,8 @@ class Report:
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
     acknowledged: int = 0
-    """Acknowledgements that former states owed, and that the run appended.
-
-    Those that states in databases owe are appended by their shards.
+    """Acknowledgements that former states owed, and that the run appended. Shards with a database
+    append their own.
     """
     refusals: tuple[str, ...] = ()
     """The reasons why a run would be refused now. Only a dry run has them."""

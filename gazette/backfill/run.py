@@ -157,7 +157,7 @@ class BackfillRun:
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
-            return  # An attempt of this run made it; the check was before that.
+            return  # An attempt of this run has made the state since the check.
         for shard in listed:
             if shard.spec.recovery_log and await self._has_state(shard.spec):
                 raise NotAllowed(
@@ -183,8 +183,9 @@ class BackfillRun:
     async def _look(self, listed: Sequence[ListedShard]) -> dict[str, Held]:
         """Return what databases hold of the shards, as of a moment at which all were idle.
 
-        A shard that opens its state after that moment increments its fence, and ends this run's part
-        in it. So the shards are checked once more afterwards. Raise ``Conflict`` for one that changed.
+        A shard that opens its state after that moment increments its fence. This run then cannot
+        write to it. So the shards are checked once more afterwards. Raise ``Conflict`` for one that
+        changed.
         """
         specs = [one.spec for one in listed if not one.spec.recovery_log]
         if not specs:
@@ -199,7 +200,9 @@ class BackfillRun:
         require_unchanged(listed, found.shards)
 
     async def _has_state(self, spec: ShardSpec) -> bool:
-        """Return True if a log has been written, or pruned. Of a database only its store knows."""
+        """Return True if the shard's log has been written to, or pruned. What a database holds,
+        only its store knows.
+        """
         stored = await self._shards.get_hints(spec.id)
         if any(hints is not None for hints in (stored.primary, *stored.backups)):
             return True
@@ -322,7 +325,9 @@ class BackfillRun:
         )
 
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
-        """Return the attempts that count, in the order of tasks: those of a manifest, or new ones."""
+        """Return the attempt of each task whose state counts. Take them from the manifest, or build
+        them if there is no manifest yet.
+        """
         chosen = await self._records.manifest()
         if chosen is None:
             checkpoints = {task.spec.id: task.checkpoint for task in tasks}

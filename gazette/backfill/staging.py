@@ -433,8 +433,9 @@ class Garbage:
 def garbage(staging: Staging, now_s: float, age_s: float) -> list[Garbage]:
     """Return objects that are older than ``age_s`` seconds and that no run needs.
 
-    A published run needs only the record of that. A run with a manifest needs what that names, and is
-    resumed by its id. A run without one counts as abandoned when it has not changed for ``age_s``.
+    A published run needs only the record that it is published. A run with a manifest needs the
+    attempts that the manifest names: it can be resumed. A run without one counts as abandoned when
+    it has not changed for ``age_s``.
     """
     found: list[Garbage] = []
     for run, objects in sorted(runs_of(staging).items()):
@@ -458,7 +459,9 @@ def runs_of(staging: Staging) -> dict[str, list[StagedObject]]:
 
 
 def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> list[Garbage]:
-    """Return what a run does not need, of any age; nothing before it has a manifest. Blocks."""
+    """Return objects that a run does not need, of any age. A run without a manifest needs all of
+    its objects. Blocks.
+    """
     names = {one.name for one in objects}
     if f"{run}/{PUBLISHED}" in names:
         return [

@@ -64,7 +64,7 @@ def opened_files(
 ) -> Iterator[tuple[Store, Checkpoint]]:
     """Open files that were played back from a shard's log with the application's store, to read them.
 
-    What the store records is dropped. The parent of ``directory`` gets a file of ours.
+    What the store records is dropped. A temporary file is made in the parent of ``directory``.
     """
     log = LogFile(directory.with_name(directory.name + ".log"))
     try:

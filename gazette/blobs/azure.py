@@ -24,7 +24,7 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import Clock, SystemClock
 
 DELEGATION_KEY_S: Final = 2 * 60 * 60.0
-"""Seconds for which a key is valid with which URLs of ``azure-ad`` are signed."""
+"""Life, in seconds, of a delegated key: ``azure-ad`` signs URLs with it."""
 DELEGATION_KEY_RESERVE_S: Final = 60 * 60.0
 """Seconds. A key with less time left is replaced."""
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60 - DELEGATION_KEY_RESERVE_S
@@ -170,8 +170,8 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, delegation)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``sign_get``; None before the first operation, and while a
-        delegated key is due to be replaced.
+        """Return the URL of ``sign_get``. Return None before the first operation, and while a
+        delegated key must be replaced.
         """
         files, delegation = self._made, self._delegation
         if files is None:

@@ -75,7 +75,8 @@ class FileStore:
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
-            # Rewrite the prefix with its slash, as it begins the paths of its objects.
+            # Apply ``find`` and ``replace`` to the prefix with its slash: so the paths of objects
+            # begin.
             rewritten = self._rewrite.apply(prefix)
             if rewritten and not rewritten.endswith("/"):
                 raise Invalid(
@@ -111,7 +112,7 @@ class FileStore:
         return self._place(self._rewrite.apply(path))
 
     def _place(self, path: str) -> str:
-        """Return the place of a path that was rewritten already."""
+        """Return the file of a path, to which ``find`` and ``replace`` were applied already."""
         validate_path(path)
         base = os.path.realpath(self.directory)
         target = os.path.join(base, path)

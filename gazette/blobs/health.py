@@ -64,7 +64,9 @@ def probe_delete(store: BlobStore, prefix: str = "") -> None:
 
 
 def next_check_s(failures: int, rng: random.Random) -> float:
-    """Return the seconds until the next check, after that many failures in a row; spread by a fifth."""
+    """Return the seconds until the next check, after that many failures in a row. They are random
+    within a fifth.
+    """
     if failures == 0:
         interval = _HEALTHY_INTERVAL_S
     else:

@@ -36,7 +36,9 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds between a failed health check and one that a sign of recovery asks for."""
+"""Least seconds between a failed health check and an early one. A sign of recovery asks for an
+early check.
+"""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _SIGNED_AT_ONCE: Final = 16
 """URLs that are signed in one step of the event loop: some milliseconds."""

@@ -64,7 +64,7 @@ class InstrumentedStore:
             return self._store.sign_get(path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``LocalSigner`` does; None for a store that is not one."""
+        """Return what the store returns, or None if it is no ``LocalSigner``."""
         if not isinstance(self._store, LocalSigner):
             return None
         with self._observed("signget"):
@@ -142,7 +142,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``LocalSigner`` does, without repetition; None for a store that is not one."""
+        """Return what the store returns, without repetition, or None if it is no ``LocalSigner``."""
         if not isinstance(self._store, LocalSigner):
             return None
         return self._store.sign_now(path, ttl_s)

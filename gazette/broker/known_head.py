@@ -94,8 +94,8 @@ class Head:
             ) from error
 
     def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
-        """Return the head for a primary that begins at ``begin``, or has first
-        acknowledged ``[begin, end)``.
+        """Return the head to write when a primary begins at ``begin``, or has acknowledged its
+        first append, ``[begin, end)``.
         """
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
@@ -171,9 +171,8 @@ class KnownHead:
         return head.offset
 
     async def begin(self, tenure: Revision, begin: Offset) -> None:
-        """Return once uploads for former primaries end at ``begin``, where that of ``tenure`` begins.
-
-        Raise as ``acknowledge``.
+        """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries
+        upload nothing beyond. Raise as ``acknowledge``.
         """
         if self._tenure != tenure:
             await self._write(lambda head: head.begun(tenure, begin, begin), tenure)

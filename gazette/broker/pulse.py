@@ -166,7 +166,9 @@ def problem_of(outcome: Outcome) -> GazetteError | None:
 
 
 def cause_of(outcome: Outcome) -> str:
-    """Return the common cause of pulses that failed for one reason, for all journals."""
+    """Return the key under which failed pulses of all journals are logged once, if one reason
+    explains them.
+    """
     if outcome.error is None:
         return outcome.status.name
     return f"{outcome.context}: {outcome.error.message}"

@@ -252,7 +252,8 @@ class Replica:
             self.spool.give(spool)
 
     async def tear_down(self, pipeline: Pipeline) -> None:
-        """Give back the spool of a pipeline that the caller holds, and close the pipeline on the side.
+        """Give back the spool of a pipeline that the caller holds. Close the pipeline in the
+        background.
 
         The caller still has to give the pipeline's successor, or None, to the mutex.
         Cancellation: the pipeline is closed.

@@ -59,8 +59,9 @@ class Resolution:
     local_id: ProcessId
     desired_replication: int
     seen_revision: Revision
-    """Up to which all changes are known. To wait for the next one, resolve at the revision behind it: that
-    of ``header`` may be older."""
+    """Revision up to which all changes are known. To wait for a change, resolve at the next
+    revision. The revision in ``header`` may be older.
+    """
 
     @property
     def tenure(self) -> Revision:
@@ -92,7 +93,9 @@ class _Held:
     stores: tuple[str, ...]
     invalidated: asyncio.Event = field(default_factory=asyncio.Event)
     members: frozenset[tuple[str, int]] = frozenset()
-    """The keys of all assignments, each with its creation revision: the holders of what was in step."""
+    """The keys of all assignments, each with its creation revision. They identify the replicas that
+    were in step.
+    """
     reassigned: asyncio.Event = field(default_factory=asyncio.Event)
 
 

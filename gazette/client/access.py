@@ -17,8 +17,7 @@ from gazette.runtime.clock import Clock, SystemClock
 
 
 class BrokerAccess:
-    """Access that readers, appenders and lists share; `Client` is it with their functions.
-
+    """Access that readers, appenders and lists share. `Client` adds their functions to it.
     Loop-bound. See `Client` for the arguments.
     """
 

@@ -31,8 +31,9 @@ class Client(BrokerAccess):
     process cannot dial the endpoints that brokers advertise.
 
     ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments
-    can be opened without a broker. By default these are fragments with signed http(s) URLs. It is
-    closed with the client. ``channels`` may be shared with other clients, and then stays open.
+    can be opened without a broker. By default these are fragments with signed http(s) URLs. The
+    client closes ``fragments`` when it is closed. ``channels`` may be shared with other clients,
+    and then stays open.
     """
 
     # Bytes. For appends of many small pieces use an `AppendService`.

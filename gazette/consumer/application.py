@@ -138,8 +138,8 @@ class Store(ABC):
 
         Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
         `ErrorCause.MESSAGE`. Return that for errors that the same message is sure to raise again,
-        such as a violated constraint. Return it too for errors that are not the store's, and for no
-        others. Optional, as `savepoint`.
+        such as a violated constraint. Return it too for errors that do not come from the store, and
+        for no others. Optional, as `savepoint`.
         """
         return ErrorCause.STORE
 

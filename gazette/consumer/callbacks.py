@@ -62,9 +62,8 @@ def require_callbacks(application: Any) -> None:
 
 
 def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
-    """Raise unless ``callback`` returned a ``kind`` whose methods are plain functions.
-
-    ``ApplicationFailed`` concerns the value, ``Invalid`` a method.
+    """Require that ``callback`` returned a ``kind``, and that its methods are plain functions.
+    Raise ``ApplicationFailed`` for another value, and ``Invalid`` for a method.
     """
     if value is None:
         raise ApplicationFailed(

@@ -137,10 +137,10 @@ class ConsumerMember:
         self._append_budget = MemoryBudget(settings.append_memory_bytes)
         self._restarts = Restarts(settings.max_restarts)
         self.append_service = AppendService(client, budget=self._append_budget)
-        """For publishing from APIs; each shard has its own."""
+        """Append service for publishing from APIs. Each shard has its own."""
         self.process_id = ProcessId(settings.zone, settings.id)
         self.stopping = asyncio.Event()
-        """Set when this member is asked to stop: long-running calls should end."""
+        """Event that is set when this member is asked to stop: long-running calls should end."""
         self.failure: BaseException | None = None
         self._rng = rng
         self._etcd_settings = etcd_settings
@@ -443,7 +443,9 @@ class ConsumerMember:
         return Publisher(appends, producer=producer, clock=MessageClock())
 
     def _app(self) -> Starlette:
-        """Return what answers HTTP. The application's routes are in it only once it is initialized."""
+        """Return the HTTP application of this member. It has routes of the user's application once
+        that is initialized.
+        """
 
         async def starting(_request: Any) -> Any:
             raise Unavailable(f"the consumer is {self._phase}")

@@ -16,7 +16,7 @@ Key: TypeAlias = str | bytes
 
 Relation: TypeAlias = Literal["=", "!=", "<", ">"]
 
-_FROM_KEY = b"\0"  # as a key, the least one; as the end of a range, "until the last key"
+_FROM_KEY = b"\0"  # The least key. As the end of a range it means: up to the last key.
 
 
 class Compacted(Conflict):

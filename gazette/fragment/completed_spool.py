@@ -162,7 +162,8 @@ class SpoolCompression:
         with self._lock:
             if self._usable and not self._finished:
                 self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)
-        # A commit between the test and the reset waits for the next one, or for `finish`.
+        # A commit that comes between the test and the reset is compressed with the next commit, or
+        # by `finish`.
         again = self._usable and not self._finished and self._due()
         self._scheduled = again
         if again:

@@ -41,7 +41,7 @@ class EmptiedStores:
         self._stored: dict[str, list[Fragment]] = {}
         """Fragments that this broker stored since the last listing."""
         self._emptied: dict[str, tuple[float, list[Fragment]]] = {}
-        """Since when a store is emptied, and what it had."""
+        """By store: the time since which it is emptied, and the fragments that it had."""
 
     def note(self, fragment: Fragment) -> None:
         """Expect a fragment that this broker has stored since the last listing."""
@@ -81,7 +81,7 @@ class EmptiedStores:
             ]
             gone = expected and not any(cover.covers(one.begin, one.end) for one in expected)
             if gone and now - since < JUMP_AGE_S:
-                # Without what was stored since: the empty store has that.
+                # Leave out fragments that were stored since: the emptied store has those.
                 emptied[url] = since, expected
         for _, fragments in emptied.values():
             for one in fragments:

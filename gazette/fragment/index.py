@@ -177,7 +177,8 @@ class Index:
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
-        # This listing may have begun before they were stored. The next one cannot have.
+        # This listing may have begun before these fragments were stored. The next listing will
+        # begin later.
         stored, self._stored = self._stored, []
         for fragment in uncovered(stored, remote):
             self._set.add(fragment)
@@ -254,7 +255,9 @@ class Index:
         return 0 < mod_time < int(self._clock.now()) - JUMP_AGE_S
 
     def _is_settled(self, first: Fragment | LocalFragment) -> bool:
-        """Return True if the last listing would have had fragments before the first one, if there are any."""
+        """Return True if no fragment can be missing before the first one: the last listing would
+        have shown it.
+        """
         return 0 < _fragment(first).mod_time <= self._listed_at - SETTLED_S
 
     async def _changed(self, offset: Offset) -> None:

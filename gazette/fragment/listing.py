@@ -164,7 +164,7 @@ def _shape_of(template: str) -> re.Pattern[str] | None:
     if not template:
         return None
     if _CONTROL.search(template):
-        # This module does not know which part of its text is written.
+        # Conditions decide which part of the text is written. This module does not evaluate them.
         return re.compile(".*", re.DOTALL)
     literals = _ACTION.split(template)
     last = len(literals) - 1

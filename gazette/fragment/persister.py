@@ -238,9 +238,9 @@ class Persister:
         return False
 
     async def _attempt_in_turn(self, upload: Upload, *, look: bool = False) -> bool:
-        """Attempt once the spool's store has a free slot and is not known to be down.
-
-        With ``look``, upload nothing, and leave alone a store that is known to be down.
+        """Wait until the spool's store has a free slot and is not known to be down. Then attempt
+        the upload. With ``look``, only look for the object, and not while the store is known to be
+        down.
         """
         while True:
             spec = upload.spec()

@@ -157,7 +157,8 @@ class Spool:
             inline = len(content) <= INLINE_BYTES
             if inline and self._pace.is_fast and self._file is None:
                 self._file = self._create()
-            # The loop waits for one slow operation at most, not for a write after a slow creation.
+            # The loop waits for one slow operation at most. So if the creation was slow, write in a
+            # thread.
             if inline and self._pace.is_fast:
                 self._file = self._write(self._file, content, position)
                 self._pending_sum.update(content)

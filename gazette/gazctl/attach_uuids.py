@@ -17,7 +17,7 @@ from gazette.message.uuid import Clock as MessageClock
 from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
-"""Bytes of one read: few enough that the clock, read once for each batch, is hardly behind."""
+"""Bytes of one read. The clock is read once for each batch, so batches are small."""
 
 _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UUID: Final = ".UUID"

@@ -29,7 +29,9 @@ class CommittedRun:
     known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Clocks ``acked`` and ``newest`` before the run, of its producers that earlier runs have seen."""
     fates: Mapping[int, int] = field(default_factory=dict)
-    """For producers with pending messages at its end: the clock up to which these committed later."""
+    """For producers with pending messages at its end: the clock up to which those messages
+    committed later.
+    """
     clock_min: int = 0
     """Least clock of its messages. Zero if some messages have no clock."""
     clock_max: int = 0
@@ -53,8 +55,9 @@ class Folded:
     rows: int = 0
     """Number of messages that were read, committed or not."""
     replays: Mapping[JournalName, frozenset[ProducerId]] = field(default_factory=dict)
-    """Producers that committed messages from before the snapshot, and were not replayed. If there are any,
-    the runs are incomplete: fold the snapshot again with these."""
+    """Producers that committed messages in the snapshot which were pending before it began. Runs
+    lack those messages. If there are such producers, fold the snapshot again, and replay them.
+    """
 
     @property
     def open(self) -> dict[JournalName, tuple[ProducerId, ...]]:

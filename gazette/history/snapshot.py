@@ -34,9 +34,9 @@ class JournalSnapshot:
     """The part of one journal that a snapshot reads.
 
     ``producers`` are the states of its producers at ``begin``, from a checkpoint that was read
-    through to ``begin``. It is empty if reading starts from scratch. Only for the producers of
-    ``replays`` are messages read again that were pending at ``begin``. Most messages that are
-    pending for long never commit.
+    through to ``begin``. It is empty without a checkpoint. Messages that were pending at ``begin``
+    are read again only for the producers of ``replays``. Most messages that are pending for long
+    never commit.
     """
 
     journal: JournalName

@@ -112,7 +112,7 @@ class OpenAccess:
             threads=_LISTING_THREADS,
             rng=random.Random(),
         )
-        """Stores, for the event loop of `run`. Other threads call `store`."""
+        """The blob stores. Only the event loop of `run` uses this. Other threads call `store`."""
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +149,7 @@ class OpenAccess:
             brokers = self.settings.brokers
             if brokers is None:
                 raise Invalid(
-                    "this needs a broker, and no address of a broker was given",
+                    "reading these journals needs a broker, and no address of a broker was given",
                     path="broker",
                     hint="Give the address of a broker.",
                 )

@@ -1,9 +1,9 @@
 """Summary of the changes that a run makes to the states of its producers: `summarise`. Pure.
 
-A summary holds whatever the states were before the run. The state of a producer in a journal is
-what the sequencer knows of it. It has the clock up to which messages have committed (``acked``),
-and the greatest clock that was seen (``newest``). It also has the offset of the first pending
-message, if there is one. A few numbers describe the change, because:
+A summary is valid for any states before the run. The state of a producer in a journal is what the
+sequencer knows of it. It has the clock up to which messages have committed (``acked``), and the
+greatest clock that was seen (``newest``). It also has the offset of the first pending message, if
+there is one. A few numbers describe the change, because:
 
 * An acknowledgement leaves the same state, whatever was before it. So all changes after the first
 acknowledgement of a run are known.

@@ -78,9 +78,9 @@ class KeySpace:
 
     @property
     def seen_revision(self) -> int:
-        """Revision up to which the mirror has all changes. The next change is behind it.
-
-        It is above that of ``header`` after a load for which the watch fell behind.
+        """Revision up to which the mirror has all changes. The next change has a greater revision.
+        If the mirror was loaded again because the watch fell behind, this is above the revision of
+        ``header``.
         """
         return max(self.header.revision, self._loaded_revision)
 

@@ -57,7 +57,8 @@ class _State(ServerState):
 class Connection(H11Protocol):
     """uvicorn's connection with time limits. It signals its server when it was used, or lost.
 
-    ``since`` is the loop's time since when it waits for a request; it has no meaning while ``busy``.
+    ``since`` is the time of the loop at which it began to wait for a request. It has no meaning
+    while ``busy``.
     """
 
     server_state: _State

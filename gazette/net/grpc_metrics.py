@@ -37,7 +37,7 @@ _TYPES = {
 
 
 class MalformedRequest(DecodeError):
-    """A message of a stream that is not one of its type."""
+    """Error of a message of a stream that does not decode as its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class _Call:
 
 
 class _Method:
-    """The series of one method, and its handler with the counting around it."""
+    """Metrics of one method, and its handler, wrapped so that calls and messages are counted."""
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
         service, _, method = name.lstrip("/").partition("/")

@@ -80,7 +80,8 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     async def stop(self) -> None:
-        """Accept what the kernel has established, then refuse the rest; return once all have begun.
+        """Accept the connections that the kernel has established. Refuse later ones. Return when
+        the protocols of all accepted connections have begun.
 
         Cancellation: nothing more is accepted.
         """
@@ -157,7 +158,7 @@ class Acceptor:
         task.add_done_callback(started)
 
     def _evict(self) -> bool:
-        """Close a connection of which nothing is lost: in its handshake, or idle."""
+        """Close a connection without a request in progress: one in its TLS handshake, or an idle one."""
         HTTP_CONNECTIONS_REFUSED.labels("idle").inc()
         log.warning(
             "%(endpoint)s has reached its limit of %(count)d connections: idle ones are closed for new ones",

@@ -2,7 +2,7 @@
 
 Operators read and write this form as YAML. A shard's specification is its own fields, and the
 common fields where its own are absent. A field that is present and ``false``, 0 or empty also
-overrides the common one. The original takes it for absent (consumer facts, trap 109).
+overrides the common one. The original takes it for absent.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ from gazette.recoverylog.shard_state import recorded_databases
 from gazette.recoverylog.sqlite.redo import build, files_of
 
 STAGING: Final = ".gazctl-convert"
-"""Name of a directory within the directory, so that a database is moved and not copied."""
+"""Name of the temporary directory. It is inside the target, so that a finished database is moved
+and not copied.
+"""
 _WHOLE: Final = [("ok",)]
 
 

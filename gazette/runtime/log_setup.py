@@ -51,7 +51,7 @@ def setup(level: str, log_format: str, *, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(LEVELS[level])
-    # These log each request; their warnings are enough.
+    # These libraries log each request. Only their warnings are of use.
     for chatty in ("uvicorn", "asyncio", "botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 

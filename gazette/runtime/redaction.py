@@ -24,7 +24,9 @@ REDACTED: Final = "[redacted]"
 
 _NAME_MAX: Final = 64
 _QUOTED_MAX: Final = 4096
-"""Most characters of a quoted value of several lines. Without its end it ends with its line."""
+"""Most characters of a quoted value of several lines. A value whose quote does not end within them
+ends with its line.
+"""
 _BRACKETS_MAX: Final = 256 << 10
 """Most characters of a list. All of them are removed if it has no end."""
 _PEM_MAX: Final = 64 << 10
@@ -41,7 +43,7 @@ _CANDIDATE: Final = re.compile(
     r"p(?:ass|wd)|s(?:ecret|ig|as|hared|torage)|token|c(?:redential|ookie)|a(?:uth|pi|ccess|ccount)"
     r"|private|encryption|master|jwt"
 )
-"""The beginning of each of them, in lower case. It is 30 times as fast."""
+"""The beginnings of these words, in lower case. A search for them is 30 times as fast, and comes first."""
 _LOWER: Final = {ord(upper): upper.lower() for upper in string.ascii_uppercase}
 _NAME: Final = re.compile(rf"[\w.-]{{0,{_NAME_MAX}}}")
 _NAME_BEFORE: Final = re.compile(rf"[\w.-]{{0,{_NAME_MAX}}}\Z")
@@ -158,7 +160,8 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
         end = _IN_QUERY.search(text, at)
         stop = len(text) if end is None else end.start()
         if (level := _LEVEL.match(text, begin - 1)) is not None:
-            # The query is encoded itself: its separators are encoded as often as its beginning.
+            # The query itself is percent-encoded: so its separators have the same level of encoding
+            # as its beginning.
             encoded = text.find(f"%{level[1]}26", at, stop)
             stop = stop if encoded < 0 else encoded
         return at, stop, ""
@@ -185,7 +188,9 @@ def _structured(text: str, at: int, quote: str) -> tuple[int, int, str] | None:
 
 
 def _in_line(text: str, at: int, *, flag: bool) -> tuple[int, int, str]:
-    """Return begin, end and quotes of an unmarked value: it ends with its line, or with what opens in it."""
+    """Return begin, end and quotes of a value without quotes. It ends with its line, or with a
+    quote or bracket that opens in it and ends later.
+    """
     inner = _end_of_structure(text, at, None, _QUOTED_MAX)
     begin = at if inner is None else inner
     end = _end_of_line(text, begin)
@@ -318,7 +323,7 @@ def _without_pem(text: str) -> str:
 
 
 def _begin_of_pem(text: str, least: int, end: int) -> int:
-    """Return the begin of the lines that a PEM block has before its end."""
+    """Return the place where the lines of a PEM block begin, given the place of its end marker."""
     for mark in ("\\n", "\n"):
         begin = end
         while begin > least and text.startswith(mark, begin - len(mark)):

@@ -235,7 +235,7 @@ class _Combine:
         backfill = load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
         if not _adds_journal(backfill):
             return backfill.combine(rows)
-        # It is the same in all rows of a run.
+        # The journal is the same in all rows of a run.
         at = rows.schema.get_field_index(_JOURNAL)
         journal = rows.column(at)[0]
         made = backfill.combine(rows.remove_column(at))

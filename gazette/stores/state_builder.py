@@ -255,9 +255,8 @@ class StateBuilder:
         )
 
     def commit(self, checkpoint: Checkpoint | None = None) -> OpFuture[Any]:
-        """Commit what was written so far; without a checkpoint, before the last commit.
-
-        Never call it so for a store without a recovery log, in which every commit takes effect.
+        """Commit what was written so far. Without ``checkpoint``, it is not the last commit. In a
+        store without a recovery log every commit takes effect: give a checkpoint there.
         """
         if self._built is not None or self._opened is None:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SIGNATURE_TTL_MAX_S: Final = 7 * 24 * 60 * 60
-"""Seconds; the limit of the signature's own rules."""
+"""Longest life of a signed URL, in seconds, that S3's signatures permit."""
 
 RESUMES_MAX: Final = 3
-"""Broken connections that are replaced in a row without ``_PROGRESS_BYTES`` in between."""
+"""Number of broken connections in a row that one read replaces. After ``_PROGRESS_BYTES`` it counts
+from zero.
+"""
 
 _PROGRESS_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
@@ -210,8 +212,8 @@ class S3Store:
             return self._signed(client, path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return as ``sign_get``; None before the first operation, and while temporary credentials must be
-        renewed. The SDK then asks for new ones, over the network.
+        """Return the URL of ``sign_get``. Return None before the first operation, and while
+        temporary credentials must be renewed. The SDK then asks for new ones, over the network.
         """
         connected = self._connected
         if connected is None:
@@ -297,7 +299,7 @@ class _ObjectReader(io.RawIOBase):
         self._body = response["Body"]
         self._etag: str = response.get("ETag", "")
         self._length: int | None = response.get("ContentLength")
-        """None for a server that sends chunks: the end of the chunks is then the end."""
+        """None if the server sends chunks: the last chunk is then the end of the object."""
 
     def readable(self) -> bool:
         return True
@@ -395,7 +397,7 @@ class _Source:
         self._error: Exception | None = None
 
     def read(self, amount: int | None = -1) -> bytes:
-        """Return as many bytes as asked for: the SDK takes fewer for the end."""
+        """Return as many bytes as asked for. The SDK would take fewer bytes as the end of the source."""
         self.check()
         try:
             if amount is None or amount < 0:

@@ -60,9 +60,9 @@ def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """Journals that match, as of one revision. Equal ``version``: the same journals, unchanged.
-
-    ``items_version`` is the same for all journals of that revision.
+    """Journals that match, as of one revision. Two snapshots with equal ``version`` have the same
+    journals, unchanged. ``items_version`` covers all journals of the cluster, also those that do
+    not match.
     """
 
     journals: list[broker_pb2.ListResponse.Journal]
@@ -156,7 +156,9 @@ class ListApplyApi:
         return self._version
 
     async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
-        """Match the journals as of now. Other tasks get the loop meanwhile; the snapshot stays one."""
+        """Match the journals as of now. Other tasks run on the loop meanwhile. Their changes are
+        not in the snapshot.
+        """
         context = self._context
         state, resolver = context.state, context.resolver
         items = self._candidates(selector)

@@ -36,7 +36,9 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds for the append that is under way. Until the lease is released, no other broker takes our place."""
+"""Seconds that the present append gets to end. Until the lease is released, no other broker takes
+this one's place.
+"""
 _GRACES_PER_TIMEOUT: Final = 3
 """Part of a peer's timeout after which a stream of an old route is cut off. The first proposal of its
 successor waits for the spool, and must still be answered in time.
@@ -110,8 +112,8 @@ class ReplicateApi:
     async def _join(
         self, journal: str, claims: Claims, header: Header
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
-        """Wait for the spool. Return None for it unless the primary's route is
-        the one that this broker knows.
+        """Wait for the spool. Return None instead if the primary's route is not the one that this
+        broker knows.
         """
         while True:
             at = await self._resolve(journal, claims, header)

@@ -84,8 +84,8 @@ class AppendDriver:
         self._fsm = AppendFSM(call.terms, read_through=call.min_revision, store_wait_s=wait_s)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
-        """The replica that this append uses: it holds the replica's pipeline, or place
-        for one, or waits for answers.
+        """The replica that this append uses. The append holds the replica's pipeline, holds its
+        empty place, or waits for answers.
         """
         self._pipeline: Pipeline | None = None
         self._answering: Pipeline | None = None
@@ -176,7 +176,8 @@ class AppendDriver:
             case ev.SendSync(proposal, registers, opening):
                 assert self._replica is not None
                 if proposal.begin > self._held.spool.fragment.end:
-                    self._replica.others.forget()  # They may have the bytes that this spool lacks.
+                    # Other followers may have the bytes that this spool lacks.
+                    self._replica.others.forget()
                 await self._held.sync(proposal, registers, opening=opening)
                 return ev.SyncSent(self._held.view())
             case ev.GatherSync():

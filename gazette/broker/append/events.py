@@ -173,8 +173,8 @@ class SyncSent:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswered:
-    """Peers have answered. ``error`` is that of the first peer which did not;
-    ``answers`` are of the others.
+    """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are
+    those of the other peers.
     """
 
     answers: tuple[PeerAnswer, ...]
@@ -278,8 +278,8 @@ Event: TypeAlias = (
 )
 
 
-# Effects. One that reports an event on success is the last of its step. The others report only failure,
-# which drops the effects after them.
+# Effects. Some report an event when they succeed: such an effect is the last one of its step. The
+# others report only their failure. Then the effects behind them are dropped.
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ class ContentAhead:
     async def read_ahead(self, rate_min: int) -> None:
         """Read to the end of the stream, or `AHEAD_BYTES` of it. May be repeated.
 
-        An error of the stream is kept, and ``next`` raises it in its place. Raise ``Broken`` if
-        the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows (0: no
-        limit). Cancellation: as ``next``.
+        An error of the stream is kept: ``next`` raises it behind the chunks before it. Raise
+        ``Broken`` if the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows
+        (0: no limit). Cancellation: as ``next``.
         """
         try:
             async with IdleTimeout(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):

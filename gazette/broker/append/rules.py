@@ -57,7 +57,8 @@ def judge_sync(
                     roll_to, registers = theirs.end, answer.registers
                 continue
             if theirs.end == ours.end and not theirs.length:
-                # It lacks the beginning of our fragment: complete the fragment, and go on from its end.
+                # The peer lacks the beginning of our fragment: complete the fragment, and go on
+                # from its end.
                 roll_to = theirs.end if roll_to is None else roll_to
                 continue
         elif answer.revision > at.revision and not _same_route(answer, at):

@@ -66,9 +66,13 @@ _APPEND_CODES: Final = {
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
-"""Headers of refusals by an error. Refusals by a status may last, and have none of these."""
+"""Headers of the answer to a call that raised an error, by HTTP status. Answers that report a
+status of the journal lack them: that status may last.
+"""
 _AUTHORIZATION_MAX: Final = 7_168
-"""Bytes. gRPC refuses metadata above 8 KiB at random, and some metadata is its own."""
+"""Greatest length of the Authorization header, in bytes. Above 8 KiB, gRPC refuses metadata at
+random, and adds some of its own.
+"""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
 _NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 

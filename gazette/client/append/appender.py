@@ -111,8 +111,9 @@ class AppendParams:
 class AppendResult:
     """The place of an append.
 
-    ``commit`` is the span, with its SHA-1, of the whole RPC: appends that shared one share its result.
-    ``registers`` are those after it. The chunk counts say how often the broker held this client back.
+    ``commit`` is the span of the RPC, with its SHA-1. Appends that share an RPC have the same
+    result. ``registers`` are the journal's, after the append. The chunk counts say how often the
+    broker held this client back.
     """
 
     commit: Fragment

@@ -156,12 +156,14 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            return dict.fromkeys(futures).keys()  # In their order, in which they are awaited.
+            return dict.fromkeys(futures).keys()  # In the order in which the futures are awaited.
 
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch. None ends the serving of the queue: ``on_work`` will call again."""
+        """Return the oldest batch, or None. At None the caller stops serving the queue: ``on_work``
+        will be called when there is a batch.
+        """
         with self._mutex:
             if queue.batches:
                 return queue.batches[0]

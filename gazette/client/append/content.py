@@ -12,7 +12,9 @@ from gazette.protocol.content import CHUNK_BYTES, BytesLike
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""Bytes after which a spill file is not written to any more: it goes when its content has gone."""
+"""Size of a spill file, in bytes, from which on it takes no more content. It is deleted when all of
+its content was appended.
+"""
 
 
 class MemoryBudget:

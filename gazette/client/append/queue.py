@@ -154,7 +154,7 @@ class JournalQueue:
         return SessionAppend(self.session, self.sequence, self.ledger)
 
     def close_spill(self) -> None:
-        """Retire the spill file, which goes once it holds no segment."""
+        """Retire the spill file: it is deleted once it holds no segment."""
         if self.spill is not None:
             self.spill.retire()
             self.spill = None

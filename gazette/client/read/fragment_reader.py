@@ -46,9 +46,10 @@ The memory of one stream is twice this, and as much again while another thread c
 class FragmentAccess:
     """The fragment URLs that this process can open, and how.
 
-    ``file_root`` is where ``file://`` stores are mounted (their URLs leave it out). Without it
-    those fragments are read through brokers. ``http=False`` does the same to signed ``http(s)``
-    URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
+    ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative
+    to it. Without it those fragments are read through brokers. ``http=False`` does the same to
+    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds.
+    Loop-bound.
     """
 
     def __init__(
@@ -231,8 +232,9 @@ class _HttpSource:
 def _open_http(
     fragment: Fragment, url: str, offset: int, timeout_s: float, sums: BlockingPool
 ) -> DecodedFile:
-    # Ask for the stored form. A store that keeps gzip with a Content-Encoding undoes it for a
-    # client that does not accept gzip. Only the offloading codec wants that.
+    # Ask for the stored form. If an object is stored with Content-Encoding gzip, a store
+    # decompresses it for clients that do not accept gzip. Only GZIP_OFFLOAD_DECOMPRESSION wants
+    # that.
     headers = {"Accept-Encoding": "gzip" if fragment.codec is Codec.GZIP else "identity"}
     seek = fragment.codec is Codec.NONE and offset > fragment.begin
     if seek:

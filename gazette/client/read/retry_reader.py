@@ -180,7 +180,8 @@ class RetryReader:
         if not direct:
             params = replace(params, do_not_proxy=False)
         if self._proxied and self.fragment is not None and offset < self.fragment.end:
-            # Only for this fragment: the next one may be open to us again.
+            # Read only this fragment through brokers: this process may be able to open the next
+            # one.
             end = min(self.params.end_offset or self.fragment.end, self.fragment.end)
             params = replace(params, end_offset=end)
         return Reader(self._client, params, direct=direct)

@@ -28,7 +28,7 @@ def call_metrics(kind: str, path: str) -> CallMetrics:
 
 
 class CallMetrics:
-    """The series of one method, ``path`` of the kind that metrics call ``grpc_type``."""
+    """Metrics of the method ``path``. The other argument is the label ``grpc_type``, such as ``unary``."""
 
     def __init__(self, kind: str, path: str) -> None:
         service, _, method = path.lstrip("/").partition("/")

@@ -18,7 +18,7 @@ from gazette.client.rpc.errors import END_OF_STREAM
 T = TypeVar("T")
 
 _REPLACED: Final = "Internal error from Core"
-"""The details of the status by which gRPC replaces that of the server."""
+"""Details of the status INTERNAL that gRPC puts in place of the server's status."""
 _ENDED: Final = (
     asyncio.InvalidStateError,
     grpc.aio.AioRpcError,
@@ -105,7 +105,7 @@ class StreamCall:
         return bool(self._call.done())
 
     def _on_done(self, call: Any) -> None:
-        """Keep the first status. Responses are awaited until the server's status has come in any case."""
+        """Keep the first status. In any case, wait for responses until the server's status has arrived."""
         code = of_ended(call.code())
         if code is not grpc.StatusCode.OK:
             self._error = grpc.aio.AioRpcError(
@@ -119,7 +119,7 @@ class StreamCall:
 
 
 def of_ended(waiting: Coroutine[Any, Any, T]) -> T | None:
-    """Return what gRPC gives by a coroutine, which does not wait once the call has ended."""
+    """Return the result of a coroutine of gRPC, whose call has ended. Return None if it would wait."""
     try:
         waiting.send(None)
     except StopIteration as answer:

@@ -95,7 +95,7 @@ def _header(value: str | bytes | None) -> Header | None:
 
 
 def metadata_of(query: ShardQuery) -> tuple[tuple[str, Any], ...]:
-    """Return the metadata that pass a query on."""
+    """Return the metadata of a call that passes a query on to another member."""
     metadata: list[tuple[str, Any]] = []
     if query.max_staleness_s is not None:
         metadata.append((MAX_STALENESS, repr(query.max_staleness_s)))
@@ -116,7 +116,7 @@ def result_headers(answer: QueryResult[Any]) -> dict[str, str]:
 
 
 def result_of(value: Any, values: Values) -> QueryResult[Any]:
-    """Decode a peer's answer. Without a staleness, of an older or foreign peer, it is a primary's."""
+    """Decode a peer's answer. Older or foreign peers send no staleness: their answers come from primaries."""
     try:
         staleness_s = float(_text(values.get(STALENESS, "0")))
     except ValueError:

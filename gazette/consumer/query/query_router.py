@@ -262,7 +262,9 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _of_standby(self) -> QueryResult[Any] | None:
-        """Return the answer of our standby, or of another's if the primary does not answer; or None."""
+        """Return the answer of this member's standby, if there is one. While the primary does not
+        answer, ask standbys of others. Else return None.
+        """
         query, resolver = self._query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:

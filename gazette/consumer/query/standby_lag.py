@@ -19,8 +19,8 @@ SAMPLES_MAX: Final = 4096
 class StandbyLag:
     """Lag computed from the heads of a log and the played offset. Pure: moments are passed in.
 
-    A standby is behind by the time since the oldest head that it has not reached was seen. Heads
-    are sampled, so the lag is exact to the sampling interval.
+    The lag in seconds is the age of the oldest head that the standby has not reached. Heads are
+    sampled, so the lag is exact to the sampling interval.
     """
 
     def __init__(self) -> None:

@@ -190,6 +190,8 @@ class StandbyReads:
 
 
 def _noted(task: asyncio.Task[None]) -> None:
-    """Retrieve the task's error: queries that wait have it, but there may be none."""
+    """Retrieve the task's error, in case that no query waits for it: Python warns of errors that
+    are not retrieved.
+    """
     if not task.cancelled():
         task.exception()

@@ -213,8 +213,8 @@ async def _rotate(
     """Move backups on and write the first one. Return False if one of them was changed meanwhile.
 
     Write each slot in its own transaction, since all together may be more than etcd accepts. Go
-    from the last slot that moves to the first. So every value is in some slot at each moment. Two
-    equal neighbours are an interrupted rotation, which goes on from them.
+    from the last slot that moves to the first. So every value is in some slot at each moment. If
+    two neighbours are equal, an earlier rotation was interrupted there, and this one continues it.
     """
     backups = (await read_hints(etcd, spec, False))[1:]
     if backups[0].value == value:

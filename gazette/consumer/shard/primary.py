@@ -53,10 +53,10 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """The parts of a shard while it is primary. Loop-bound; made once its log, if any, is its own.
-
-    ``spec`` is the shard's at its creation, ``scope`` is that of its tasks, and ``ended`` is set
-    when it ended. ``assignment_of`` gives its assignment.
+    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if it
+    has one. ``spec`` is the specification with which the shard was created. ``scope`` runs the
+    shard's tasks. ``ended`` is set when the shard has ended. ``assignment_of`` gives its
+    assignment.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class Progress:
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
         self.missing: dict[str, tuple[int, int]] = {}
-        """By source: offsets from and to which no broker has the bytes that come next."""
+        """By source: the range of offsets that comes next, while no broker has its bytes."""
         self._changed = asyncio.Event()
 
     def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:

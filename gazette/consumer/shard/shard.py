@@ -198,9 +198,8 @@ class Shard:
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Return those of a query's offsets that this shard reads at all, to wait for.
-
-        An application that brings its own messages chooses them. Needs the open store.
+        """Return the offsets for which a query has to wait: those of sources of this shard. A
+        `MessageProducer` chooses them itself. Needs the open store.
         """
         application = self._context.application
         if isinstance(application, MessageProducer):

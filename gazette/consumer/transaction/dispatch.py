@@ -40,10 +40,10 @@ class Deferred(Exception):
 def deliver_in_halves(
     batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
 ) -> int:
-    """Have a batch consumed by ``attempt``. Return how many were: fewer if one was deferred.
-
-    ``attempt`` takes a batch and returns the same. If it raises `DeferToNextTransaction`, the batch had
-    no effect and is halved. So the transaction ends before the first message that is deferred alone.
+    """Have a batch consumed by ``attempt``. Return the number of consumed messages: fewer than all
+    if one was deferred. ``attempt`` takes a batch and returns such a number. If it raises
+    `DeferToNextTransaction`, the batch had no effect and is halved. So the transaction ends before
+    the first message that is deferred alone.
     """
     try:
         return attempt(batch)
@@ -196,7 +196,8 @@ class Dispatcher:
         except BaseException as error:
             is_deferral = isinstance(error, DeferToNextTransaction)
             if is_deferral and not deferred:
-                # As without a policy: effects before the deferral are the application's own affair.
+                # Undo nothing, as without a policy: what the application does before it defers is
+                # its own responsibility.
                 self._publisher.release()
                 if savepoint is not None:
                     savepoint.release()

@@ -50,7 +50,7 @@ class PriorTransaction:
 
 
 def wrap_error(what: str, error: BaseException) -> GazetteError:
-    """Return ``error`` with what failed because of it in front of its text."""
+    """Return ``error`` with a text that begins with what failed because of it."""
     if isinstance(error, GazetteError):
         hint = error.hint
         wrapped = type(error)(f"{what}: {error}", hint=hint) if _plain(error) else None
@@ -64,5 +64,5 @@ def wrap_error(what: str, error: BaseException) -> GazetteError:
 
 
 def _plain(error: GazetteError) -> bool:
-    """Return True if the type is created from a message alone."""
+    """Return True if the constructor of the error needs a message only."""
     return type(error).__init__ is GazetteError.__init__

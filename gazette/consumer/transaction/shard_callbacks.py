@@ -53,7 +53,7 @@ def application_failed(callback: str, error: BaseException, **facts: Any) -> App
 
 @dataclass(frozen=True, slots=True)
 class ShardCallbacks:
-    """What callbacks of one shard are called on, and with. Belongs to the shard's thread."""
+    """Application, store and arguments of the callbacks of one shard. Belongs to the shard's thread."""
 
     application: Application[Any]
     shard: Shard

@@ -87,7 +87,8 @@ async def _watch_missing(
     shard_id: str,
     missing: dict[str, tuple[int, int]],
 ) -> None:
-    """Say so while a source that is not at its head waits for bytes that no broker has.
+    """Log a warning while a source waits for bytes that no broker has, although it is not at its
+    head.
 
     The reader does not jump to the head: a store that is not mounted looks the same, and its messages must
     not be skipped. It jumps when something behind the gap is stored.
@@ -133,7 +134,7 @@ async def _missing_to(client: Client, journal: str, offset: int) -> int | None:
     except NotYet:
         return reader.write_head
     except GazetteError:
-        return None  # An answer that says nothing: `_read` meets the same, and handles it.
+        return None  # This error decides nothing here: `_read` gets it as well, and handles it.
     finally:
         reader.close()
     return None
@@ -172,14 +173,15 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 
 
 async def _confirmed_head(client: Client, journal: str, head: int) -> int:
-    """Return where a journal ends, of which a read says that it ends at ``head``.
-
-    A broker answers reads by its fragments: it says 0 once all are pruned. An append is never too low.
+    """Return the end of a journal, given the ``head`` of a broker's answer to a read. That head is
+    too low if fragments were pruned: it is 0 if all of them were. The answer to an append has the
+    right one.
     """
     try:
         return max(head, await write_head(client, split_journal_meta(journal)[0]))
     except GazetteError as error:
-        # We may not append to it, for one. Then the answers to reads have to do.
+        # This member may lack the right to append, for example. Then answers to reads have to
+        # suffice.
         log.info(
             "the head of source %(journal)s cannot be confirmed: %(error)s",
             {"journal": journal, "error": error},

@@ -52,7 +52,7 @@ CONSUME_MAX: Final = 1024
 CONSUME_S: Final = 0.02
 """… and seconds that one such batch should take, so that slow callbacks keep to the maximum duration."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""Time for which a silent producer is remembered: the window of deduplication (consumer facts 1.3)."""
+"""Time for which a silent producer is remembered: the window of deduplication."""
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ class MergedStream:
     async def write(self, piece: bytes, *, at_edge: bool) -> None:
         """Write the messages that end in the piece, and hold the rest.
 
-        ``at_edge`` says that a message may end at the end of the piece, where no edge finder knows.
+        Without an edge finder, ``at_edge`` says whether a message may end at the end of the piece.
         """
         ended = len(piece) if at_edge else 0
         if self._edges is not None:

@@ -52,7 +52,9 @@ class FragmentRemover:
         self._stores.close()
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
-        """Return what tells fragments of a journal from those of journals whose names begin with its name."""
+        """Return the filter that distinguishes fragments of a journal from those of journals below
+        its name.
+        """
         selector = LabelSelector.of(("name:prefix", f"{spec.name}/"))
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals

@@ -49,7 +49,7 @@ async def reset_head(
     name = journal.spec.name
     head = await write_head(context, client, name)
     if head == 0:
-        # Do not append: an append with offset zero is one at any offset.
+        # Do not append: an append with offset zero takes place at any offset.
         return "0", EMPTY
     if dry_run:
         return str(head), WOULD_RESET

@@ -28,8 +28,8 @@ READ_BYTES: Final = 1 << 20
 async def write_head(client: Client, log: JournalName) -> Offset:
     """Return the offset at which a log ends.
 
-    Only the primary knows the head, so ask by an empty append. The append leaves a suspended log
-    suspended. (A plain one would resume it: reference, consumer trap 72.)
+    Only the primary knows the head, so ask by an empty append. The append asks that a suspended log
+    stays suspended. A plain append would resume it.
     """
     try:
         result = await client.append(AppendParams(log, suspend=SuspendControl.KEEP), b"")

@@ -1,10 +1,10 @@
 """Recorded operations and their frames, byte for byte as they stand in a recovery log.
 
 A frame is the magic word, the payload's length (little-endian), and the payload, a protobuf
-message. Raw bytes follow the frame of a write. They are not framed, and not part of the checksum
-(reference: consumer facts 4.2). The checksum of an operation is the CRC-32C of all payloads before
-it. So only an author that has read the whole log can continue it. Payloads are digested as they
-were read or written, never encoded again.
+message. Raw bytes follow the frame of a write. They are not framed, and not part of the checksum.
+The checksum of an operation is the CRC-32C of all payloads before it. So only an author that has
+read the whole log can continue it. Payloads are digested as they were read or written, never
+encoded again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def decode_op(payload: bytes, *, log: str, first_offset: int, frame_end: int) ->
         ) from error
     action: Action = None
     last_offset = frame_end
-    # If several fields are set, the first one in this order counts (consumer facts 4.3).
+    # If several fields are set, the first one in this order counts.
     if message.HasField("create"):
         action = Create(message.create.path)
     elif message.HasField("link"):

@@ -258,7 +258,7 @@ class Player:
                 await self._inject()
                 injected = True
             if self._requested.is_set():
-                self._cut = None  # No more views are taken, so keep back no bytes for one.
+                self._cut = None  # No more views are taken: do not stop at their cut any more.
             elif self._views and self.tailing.is_set():
                 await self._writer.settle(scope)
                 await self._take_views()

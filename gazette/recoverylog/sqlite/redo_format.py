@@ -2,12 +2,11 @@
 
 `redo` says which files a database has, and why. A frame holds a commit, or announces an image:
 
-==================  ===============================================================================
-a redo file         a header, then frames until the end of the file
-a frame             length and checksum of its payload, its kind, the payload
-a commit            pages of the database; for each page that changed, its ranges
-an image            group, pages and checksum; of an image within a file, also the file and offset
-==================  ===============================================================================
+- A redo file: a header, then frames until the end of the file.
+- A frame: length and checksum of its payload, its kind, the payload.
+- The payload of a commit: pages of the database; for each page that changed, its ranges.
+- The payload of an image: group, pages and checksum. For an image within a file, also the file and
+  the offset.
 """
 
 from __future__ import annotations

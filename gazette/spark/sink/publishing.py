@@ -171,7 +171,9 @@ class _Publishing:
         return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
 
     def _rollbacks(self) -> dict[JournalName, bytes]:
-        """Return, by journal, an acknowledgement of nothing: below the clocks of all that was published."""
+        """Return, by journal, the acknowledgement that rolls back all that was published: its clock
+        is below all of theirs.
+        """
         uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
         found = {}
         for (journal, content_type), message in self._samples.items():

@@ -28,7 +28,7 @@ from gazette.spark.message_class import require_permitted
 TEXT_BYTES_MAX: Final = 256 << 20
 """Largest encoded plan in bytes: a million fragments, each with its own path, take about 85 MB."""
 DATA_BYTES_MAX: Final = 1 << 30
-"""Largest decompressed plan in bytes: about 280 bytes for each of them."""
+"""Largest decompressed plan in bytes: about 280 bytes for each fragment."""
 DIRECTORY: Final = "gazette"
 """Name of the directory, on the disks of an executor, with the rows that its tasks keep."""
 

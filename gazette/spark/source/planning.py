@@ -81,7 +81,7 @@ def plan_by_spark(
     kept: dict[int, str] = {}
 
     def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
-        # It may be called once more, with runs that begin earlier.
+        # This function may be called a second time, with runs that begin earlier.
         kept.clear()
         if not runs:
             return []

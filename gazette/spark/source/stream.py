@@ -86,7 +86,7 @@ class _Listed:
     at_s: float
     snapshot: Snapshot
     known: frozenset[JournalName]
-    """Those of which something had been read by then."""
+    """Journals of which something had been read when they were listed."""
 
 
 class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -207,7 +207,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (
             self._listed is None
             or now - self._listed.at_s >= self._options.refresh_s
-            # That listing was not checked for journals that have lost what was read of them.
+            # The recent listing was not checked for journals that lost what was read of them.
             or not known.keys() <= self._listed.known
         ):
             self._listed = _Listed(now, self._take(known), frozenset(known))

@@ -158,7 +158,7 @@ def options_to_open(
     if options is None and recorded is not None:
         database = recorded.database
     else:
-        # Of these options, those of the database as a whole count.
+        # RocksDB takes the options of the database as a whole from these.
         database = native_options(native, options or defaults)
         database.set_max_background_jobs((options or defaults).background_jobs)
     _make_recordable(native, database)

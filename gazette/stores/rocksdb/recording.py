@@ -62,7 +62,9 @@ _COPY_SUFFIX: Final = ".rebase"
 
 @dataclass(slots=True)
 class _Tracked:
-    """A file in the log. ``recorded`` bytes of it are; ``fd`` is open where it is 0 or more."""
+    """A file in the log. ``recorded`` counts its bytes in the log. ``fd`` is an open descriptor, or
+    negative.
+    """
 
     name: str
     inode: int

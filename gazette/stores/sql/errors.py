@@ -37,7 +37,8 @@ class TryAgain(Unavailable):
 
 
 def classify(error: Exception) -> ErrorCause:
-    """Return the cause of an error. Errors of SQLAlchemy or a driver carry it; any other is the message's.
+    """Return the cause of an error. For errors of SQLAlchemy or a driver, their SQLSTATE or class
+    decides. The message causes all others.
 
     See `gazette.consumer.application.Store.classify_error`.
     """
@@ -83,10 +84,9 @@ def translating(
     hint: str | None = None,
     is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Turn errors of the connection, and no others, into ours. ``table``: also those of a restore.
-
-    ``is_fenced`` is called when the session was ended. A new owner ends it so, and then the error
-    is ``Fenced``. An error of ``is_fenced`` counts as False.
+    """Turn errors of the connection, and no others, into ours. With ``table``, also turn the errors
+    of a restore. ``is_fenced`` is called when the session was ended. A new owner ends it so, and
+    then the error is ``Fenced``. An error of ``is_fenced`` counts as False.
     """
     try:
         yield

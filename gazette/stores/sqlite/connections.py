@@ -63,7 +63,7 @@ TRANSACTIONAL: Final = frozenset(
         "user_version",
     }
 )
-"""They take effect within a transaction, as recorded changes or for as long as it runs."""
+"""PRAGMAs that take effect within a transaction: as recorded changes, or while it runs."""
 _TUNING: Final = frozenset({"automatic_index", "cache_size", "cache_spill", "mmap_size", "threads"})
 """Settings of one connection that change no result: they may be made anywhere."""
 _SWITCHES: Final = frozenset(

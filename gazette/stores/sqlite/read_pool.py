@@ -29,7 +29,8 @@ _PROGRESS_STEPS = 100_000
 class ReadPool:
     """Read-only connections, at most ``limit`` at once, made when needed.
 
-    ``immutable``: nothing changes the database for as long, so SQLite reads no lock and no WAL.
+    ``immutable``: nothing changes the database while the pool exists. So SQLite needs neither locks
+    nor a WAL.
     """
 
     def __init__(

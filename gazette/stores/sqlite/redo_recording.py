@@ -66,9 +66,11 @@ class RedoRecording:
         self._redo_end = 0
         self._old_redo: list[int] = []
         self._first_redo: dict[int, int] = {}
-        """Groups without an image, oldest first: the index of the first redo that has all of each."""
+        """Groups without an image, the oldest first. The value is the index of the redo file from
+        which on all changes of the group are recorded.
+        """
         self._dropped: range = range(0)
-        """Groups that the database lost by what was collected last."""
+        """Groups that the database lost with the commits that were collected last."""
         self._image_files: Counter[ImageFile] = Counter()
         """Number of groups that start from an image in each file."""
         self._image_file: ImageFile | None = None
