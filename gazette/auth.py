@@ -32,7 +32,7 @@ LEEWAY_S: Final = 5.0
 """Seconds by which the clocks of signer and verifier may differ."""
 MISSING_TOKEN_LIFETIME_S: Final = 3600.0
 KEY_BYTES_MIN: Final = 32
-"""Least number of bytes of a key: that of an HS256 digest (RFC 7518, section 3.2)."""
+"""Least number of bytes of a key: as many as an HS256 digest has (RFC 7518, section 3.2)."""
 _MISSING_IS_OK: Final = b"\x00"
 
 

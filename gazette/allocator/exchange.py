@@ -74,7 +74,11 @@ class Exchange:
         ranks = count if ranked else 0
         weights = Weights.of(size, int(self._wanted.max(initial=1)), ranks)
         if (weights.short + weights.unserved + ranks) * (size + 2) > _PATH_COST_MAX:
-            raise Broken("the network is too large for its costs", members=size, items=count)
+            raise Broken(
+                "too many members and items: the costs of the plan would overflow",
+                members=size,
+                items=count,
+            )
         self._weights = weights
         self._sink = size
         self._ranks = ranks

@@ -57,9 +57,8 @@ async def release(leased: Leased, *watchers: asyncio.Task[Any] | None) -> None:
 
 
 async def end_all(*endings: Awaitable[None]) -> None:
-    """Await all in order, also behind one that fails with a ``GazetteError``. Raise the first such error.
-
-    Each bounds its own time.
+    """Await all in order. If one fails with a ``GazetteError``, await the others all the same, and
+    raise the first such error. Each bounds its own time.
     """
     first: GazetteError | None = None
     for ending in endings:

@@ -95,7 +95,7 @@ async def read_previous_state(
             return PreviousState(found, recovered.write_head)
         except (Retryable, Broken):
             raise
-        except Exception as error:  # It also covers what the application's own store raises.
+        except Exception as error:  # The application's own store may raise anything.
             if isinstance(error, OSError) or (
                 isinstance(error, GazetteError) and "errno" in error.facts
             ):

@@ -61,7 +61,7 @@ class Report:
 
 
 def shard_report(task: ShardTask, attempts: Sequence[Attempt]) -> ShardReport:
-    """Return the report of one shard, whose state one of the attempts has built, or none."""
+    """Return the report of one shard. One of ``attempts`` has built its state, or none of them."""
     built = {one.shard: one.built for one in attempts}.get(task.spec.id)
     sources = task.checkpoint.sources
     return ShardReport(

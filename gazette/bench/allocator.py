@@ -26,9 +26,8 @@ _SOLVE_TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The members of each journal, and measures of that.
-
-    Members are named by ``names``: their indices in the first problem, whichever left since.
+    """The members of each journal, and measures of this assignment. ``names`` are the indices of
+    members in the first problem: some may have left since.
     """
 
     placed: tuple[frozenset[int], ...]

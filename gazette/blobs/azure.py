@@ -73,7 +73,8 @@ class AzureStore(FsspecStore):
         if not self._with_key:
             from azure.identity.aio import ClientSecretCredential
 
-            # Microsoft's directory of instances does not know private clouds.
+            # Do not look the authority up in Microsoft's list of clouds: it does not have private
+            # ones.
             options["credential"] = ClientSecretCredential(
                 options.pop("tenant_id"),
                 options.pop("client_id"),
@@ -223,7 +224,9 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures, which outlives ``ttl_s``. It is reused while an hour is left of it."""
+        """Return a key for signatures that is valid for longer than ``ttl_s``. A key is used again
+        while it has an hour left.
+        """
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

@@ -334,7 +334,7 @@ class _FileReader(io.RawIOBase):
         self._block = b""
         self._block_begin = 0
         if 0 < self._length < BLOCK_BYTES:
-            # One request reads all of it, also if the object is replaced meanwhile.
+            # One request reads the whole object, also if the object is replaced meanwhile.
             self._block = self._fetched(0)
 
     def readable(self) -> bool:

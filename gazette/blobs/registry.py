@@ -44,7 +44,7 @@ _SIGNED_AT_ONCE: Final = 16
 """URLs that are signed in one step of the event loop: some milliseconds."""
 
 StoreConstructor: TypeAlias = Callable[[FragmentStoreUrl], BlobStore]
-"""Makes a store of a URL. Raises ``Invalid`` or ``NotAllowed``; does not reach out for it."""
+"""Makes a store of a URL, without a connection to it. Raises ``Invalid`` or ``NotAllowed``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _COPY_BYTES: Final = 1 << 18
 
 
 class InstrumentedStore:
-    """Counts and times the calls of another store. ``monotonic`` is a clock's."""
+    """Counts and times the calls of another store. ``monotonic`` returns the seconds of a clock."""
 
     def __init__(self, store: BlobStore, name: str, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -124,7 +124,7 @@ class RetryingStore:
         self.repeated(put)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List objects. Repeated only until it has given the first one."""
+        """List objects. A failed listing is repeated only before it has returned the first object."""
 
         def first() -> tuple[BlobInfo | None, Iterator[BlobInfo]]:
             listing = self._store.list(prefix)

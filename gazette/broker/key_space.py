@@ -35,7 +35,9 @@ class JournalItem:
         return self.spec.desired_replication(self.max_replication)
 
     def least_replication(self) -> int:
-        """Return all of them: unpersisted content is only as durable as its replicas are many."""
+        """Return the desired replication: the more replicas, the more durable is content that is
+        not stored yet.
+        """
         return self.desired_replication()
 
 

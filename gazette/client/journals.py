@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is as of then: watches do not report its changes."""
+    """A journal as a broker listed it. ``route`` is the route at that time: watches do not report
+    later changes of it.
+    """
 
     spec: JournalSpec
     mod_revision: Revision

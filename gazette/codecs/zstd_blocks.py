@@ -15,7 +15,9 @@ from typing import Final
 BLOCK_BYTES_MAX: Final = 128 << 10
 """Greatest content of a block, in bytes."""
 _BLOCKS: Final = 7
-"""Number of blocks to feed at once, beside the rest of one: at most 1 MiB of content."""
+"""Number of whole blocks to feed at once, in addition to the rest of a block. They hold at most 1
+MiB of content.
+"""
 _LOST_BYTES: Final = 1 << 10
 """Bytes to feed at once if blocks are unknown. They hold at most 256 RLE blocks: 32 MiB of content."""
 

@@ -27,7 +27,7 @@ _ATTEMPT_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _PAUSE_ANSWERED_S: Final = 30.0
 _PROBE: Final = LabelSelector.parse(f"{META_NAME} = gazette/probe")
-"""No such journal needs to exist: an empty list is an answer."""
+"""The journal of this name need not exist: an empty list is an answer."""
 _HINT: Final = "Check --broker.address, and that a broker listens there."
 
 

@@ -1,7 +1,7 @@
 """Metrics of shards.
 
-Names are the original's, so that its dashboards work. The label ``shard`` is the shard's etcd key
-(``fqn``), as there.
+Names are those of the original, so that its dashboards work. As there, the label ``shard`` is the
+shard's key in etcd (``fqn``).
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ _TRANSIENT = frozenset(
     (
         Code.UNAVAILABLE,
         Code.DEADLINE_EXCEEDED,
-        # A member that stops answers its running calls with these: it has cancelled a context
-        # of its own, or reset the stream.
+        # Answers of a member that stops, for calls that run: it has cancelled its own context, or
+        # reset the stream.
         Code.UNKNOWN,
         Code.CANCELLED,
         Code.INTERNAL,

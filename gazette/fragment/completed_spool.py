@@ -170,7 +170,8 @@ class SpoolCompression:
             self._pool.submit(self._turn)
 
     def _attempt(self, through: int, *, final: bool) -> bool:
-        # Half a step cannot be taken back: unusable until all of it succeeded.
+        # A step that fails in the middle cannot be taken back. So mark the stream as unusable until
+        # the step has succeeded.
         self._usable = False
         try:
             while self._through < through:

@@ -57,9 +57,9 @@ class FragmentCover(CoverSet[Fragment]):
     ) -> FragmentCover:
         """Return a cover without the fragments of ``refuted``, as far as others have bytes at their offsets.
 
-        A broker stored such a fragment, and could not confirm it. A later primary has given its offsets out
-        again. If neither the stores nor ``local`` have others there, that primary may have relied on the same
-        bytes: the fragment stays.
+        A broker stored such a fragment, and could not confirm it. A later primary has given its
+        offsets out again. If neither the stores nor ``local`` have other fragments at these
+        offsets, that primary may have relied on the same bytes. Then the fragment stays.
         """
         names = {one.content_path() for one in refuted}
         spans: CoverSet[Span] = CoverSet(local)

@@ -58,7 +58,7 @@ class FragmentDecoder:
         self._sum = hashlib.sha1(usedforsecurity=False) if verify else None
         self._sums = sums
         self._unsummed: list[bytes] = []
-        """Content that the digest does not have yet, ``_unsummed_bytes`` of it."""
+        """Content that is not hashed yet: ``_unsummed_bytes`` bytes."""
         self._unsummed_bytes = 0
         self._summing: list[bytes] = []
         """Content that ``sums`` is hashing, until ``_summed`` is done."""

@@ -22,7 +22,7 @@ _UNIT_BYTES: Final = 1 << 19
 
 @dataclass(slots=True)
 class Pace:
-    """The pace of one kind of operations on a disk. ``monotonic`` is a clock's."""
+    """The pace of one kind of operations on a disk. ``monotonic`` returns the seconds of a clock."""
 
     monotonic: Callable[[], float]
     _slow_at: float | None = None

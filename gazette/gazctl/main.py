@@ -234,7 +234,7 @@ def _context(loaded: Loaded, environ: Mapping[str, str], terminal: Terminal) -> 
 
 def _target(command: Command) -> Any:
     module, _, name = command.target.partition(":")
-    # Import on demand: the completion of a command line, for one, needs no client.
+    # Import on demand: for example, the completion of a command line needs no client.
     return getattr(importlib.import_module(f"gazette.gazctl.{module}"), name)
 
 

@@ -1,4 +1,6 @@
-"""Messages of each producer, cut where their kind changes. Both passes step by these. Pure."""
+"""Messages of each producer, cut where their kind changes. Both passes go through messages in these
+steps. Pure.
+"""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _peek_type(field: str) -> Any:
 
 
 class UuidCodec(MessageCodec[Any]):
-    """Codec of JSON objects that keeps only the UUID. The names of the fields lead to it."""
+    """Codec of JSON objects that keeps only the UUID. Its argument is the path of field names to the UUID."""
 
     single_line = True
 

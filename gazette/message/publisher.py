@@ -371,7 +371,7 @@ class Publisher:
         else:
             txn.roll_back()
 
-    # Common to both kinds. Callers of _encode and _take hold the lock.
+    # Parts of committed and of uncommitted publishes. Callers of _encode and _take hold the lock.
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
         """Validate and map a message."""

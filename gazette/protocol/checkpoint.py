@@ -50,7 +50,9 @@ class Checkpoint:
     sources: dict[JournalName, SourceCheckpoint] = field(default_factory=dict)
     ack_intents: dict[JournalName, bytes] = field(default_factory=dict)
     application: str = field(default="", compare=False)
-    """Name of the application that committed it. Empty in older checkpoints, or those of the original."""
+    """Name of the application that committed the checkpoint. Empty in checkpoints of earlier
+    versions and of the original.
+    """
 
     def to_pb(self) -> consumer_pb2.Checkpoint:
         pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, application=self.application)

@@ -193,8 +193,8 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
     """Check the fields of an acknowledgement that a primary relies on.
 
-    Peers send a header with the first one, with any status, and fragments of a mismatch without a
-    codec. Neither is refused.
+    With the first acknowledgement of a stream, peers send a header, whatever the status. With a
+    mismatch, they send a fragment without a codec. Neither is refused.
     """
     status = _status(pb.status)
     if status is Status.WRONG_ROUTE and not pb.HasField("header"):

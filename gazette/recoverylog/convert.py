@@ -87,7 +87,8 @@ def _check(path: Path, name: str) -> str:
     ``Corrupt``.
     """
     try:
-        # No process writes to it. With `immutable`, SQLite makes no files beside it, in any journal mode.
+        # No process writes to the database. With `immutable`, SQLite makes no files beside it, in
+        # any journal mode.
         connection = apsw.Connection(
             f"file:{quote(str(path))}?immutable=1",
             flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,

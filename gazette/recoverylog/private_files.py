@@ -83,8 +83,9 @@ def _open_private(directory: Path) -> int:
 def _make_content_private(directory: int) -> None:
     """Make every file private that any code creates in a directory from now on.
 
-    RocksDB's files have the mode that the process's umask allows. Only a default ACL applies to one
-    directory. On a file system without ACLs, the directory's mode still keeps other users out.
+    RocksDB's files have the mode that the umask allows, and a umask applies to the whole process. A
+    default ACL applies to one directory. On a file system without ACLs, the directory's mode still
+    keeps other users out.
     """
     if not hasattr(os, "setxattr"):
         return

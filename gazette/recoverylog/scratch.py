@@ -108,7 +108,7 @@ def abandoned(
         name = path.name.removeprefix(_NEW)
         if not any(_is_ours(name, prefix) for prefix in prefixes):
             continue
-        with suppress(OSError):  # It was removed since, or belongs to another user.
+        with suppress(OSError):  # The directory was removed since, or belongs to another user.
             mod_time = path.lstat().st_mtime
             before = before_s - _NEW_S if path.name.startswith(_NEW) else before_s
             if mod_time <= before and _is_abandoned(path):

@@ -1,7 +1,7 @@
 """The export of all metrics, and those of clients and servers: of journals, and of gRPC.
 
-Other packages define their own metrics. All live in the library's one registry per process: several brokers
-in one process (tests) add up.
+Other packages define their own metrics. All are in the one registry of the process. If tests run
+several brokers in one process, their values add up.
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ async def await_future(future: OpFuture[T]) -> T:
     try:
         return await asyncio.shield(wrapped)
     except asyncio.CancelledError:
-        # Its owner reports a later error; the loop must not.
+        # The owner of the operation reports a later error. Keep the loop from reporting it, too.
         wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise
 

@@ -77,7 +77,7 @@ class SparkRunner:
 
     @property
     def spark(self) -> Any:
-        """The session. Raises ``Unavailable`` without a Java for it."""
+        """The session of Spark. Raises ``Unavailable`` if there is no Java to run it."""
         if self._spark is None:
             self._spark = session(self._master, app_name="gazette backfill")
         return self._spark

@@ -18,9 +18,9 @@ _SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.
 class with_hints(ContextDecorator):
     """Show the hints of errors below their messages, in Python's tracebacks and so in Spark's.
 
-    Users of Spark see only these, in the middle of Java's. So the frames and the cause of an error
-    that explains itself are left out. A ``Bug`` keeps them, since they are needed. Also a
-    decorator, but not for generators.
+    Users of Spark see only tracebacks, in the middle of those of Java. So an error that has a hint
+    is shown without frames and cause. A ``Bug`` is shown with them. This is also a decorator, but
+    not for generators.
     """
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ from gazette.protocol.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class BackfillClaim:
-    """Permission for a run's attempts to write the state of one shard. ``token`` is the run's."""
+    """Permission for a run's attempts to write the state of one shard. ``token`` identifies the run."""
 
     fence: int
     """Fence of the shard's row, read while the shard was idle; zero if there was no row."""

@@ -154,7 +154,9 @@ class OfflineShard:
 
 
 def claimable(store: Store, shard: str) -> Claimable:
-    """Return a store without a recovery log as a backfill needs it. Raise ``Invalid``."""
+    """Return ``store`` if a backfill can claim its state, as it must without a recovery log.
+    Otherwise raise ``Invalid``.
+    """
     if not isinstance(store, Claimable):
         raise Invalid(
             f"the state of a {type(store).__name__} without a recovery log cannot be backfilled",

@@ -35,7 +35,7 @@ from gazette.runtime.tasks import OpFuture
 from gazette.testing.recovery import MemoryLog, take_over
 
 SHARD: Any = None
-"""Shard of the tests, which have none. A store that needs one overrides ``shard``."""
+"""Placeholder for a shard: these tests have none. Tests of a store that needs a shard override ``shard``."""
 
 
 class Owner:

@@ -339,7 +339,9 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         offset = held.end if request.offset < 0 else max(request.offset, held.begin)
         first = True
         if 0 <= request.offset < request.end_offset <= offset:
-            yield self.metadata(name, offset)  # It jumps beyond what was asked for, and says so.
+            yield self.metadata(
+                name, offset
+            )  # The answer jumps beyond the offset that was asked for, and says so.
         while not request.end_offset or offset < request.end_offset:
             while offset >= held.end:
                 if not request.block:

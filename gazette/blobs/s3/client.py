@@ -94,8 +94,9 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
         max_pool_connections=settings.connections,
         tcp_keepalive=True,
         signature_version="s3v4",
-        # S3 itself gets names by bucket. Otherwise presigned URLs lead to the global endpoint, which
-        # redirects those of a young bucket. A redirected signature is not valid.
+        # For S3 itself, use host names that contain the bucket. Otherwise presigned URLs lead to
+        # the global endpoint, which redirects requests for a young bucket. A redirected signature
+        # is not valid.
         s3={
             "addressing_style": "path" if own else "virtual",
             "payload_signing_enabled": own,

@@ -42,8 +42,10 @@ async def authorize(call: Call, verifier: Verifier, require: int) -> Claims:
 
 
 _INVALID_REQUEST: Final = (("gazette-invalid-request", "1"),)
-"""Trailing metadata of a call that failed because its request is invalid. Its code is UNKNOWN, as of
-nearly every failure; the HTTP gateway has a code of its own for this one."""
+"""Trailing metadata of a call that failed because its request is invalid. The code of such a call
+is UNKNOWN, like that of most failures. By this metadata the HTTP gateway gives it a status of its
+own.
+"""
 
 
 def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:

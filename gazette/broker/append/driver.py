@@ -303,7 +303,9 @@ class AppendDriver:
         try:
             await roll_back(spool, primary=True)  # The last holder may have been cut short.
             if replica.upload_gate.end is None:
-                replica.head.loaded = False  # It may have grown while this replica followed.
+                replica.head.loaded = (
+                    False  # The known head may have grown while this replica followed.
+                )
             pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )

@@ -91,7 +91,7 @@ class PeerAnswer:
     registers: LabelSet = EMPTY_LABELS
 
 
-# Events. Those of a wait that failed come first: any of them may follow any effect that waits.
+# Events. First come those for a wait that failed. Each of them may follow any effect that waits.
 
 
 @dataclass(frozen=True, slots=True)

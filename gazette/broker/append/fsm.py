@@ -268,7 +268,7 @@ class AppendFSM:
         at = self._where
         self.state = State.AWAIT_DESIRED_REPLICAS
         if len(at.route.members) > at.desired_replication:
-            # The allocator is about to remove a replica, possibly the primary: wait for that.
+            # The allocator is about to remove a replica, possibly the primary. Wait until it has.
             self.read_through = at.revision + 1
             return self._resolve()
         if len(at.route.members) < at.desired_replication:

@@ -143,7 +143,7 @@ class PeerStream:
             if self._outbox:
                 message = self._outbox.popleft()
                 if not await self._call.write(message):
-                    # The call is over. Its reason comes, or came, with the answers.
+                    # The call has ended. The task that receives the answers sets the reason.
                     self._outbox.clear()
                     self._outbox_bytes = 0
                     self._wake()

@@ -189,7 +189,7 @@ class Appender:
         return self._checked(response)
 
     def abort(self) -> None:
-        """End the call without a commit. Has no effect after one."""
+        """End the call without a commit. Has no effect after a commit."""
         if self._call is not None and not self._call.done():
             self._call.cancel()
 

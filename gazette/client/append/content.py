@@ -55,7 +55,7 @@ class SpillFile:
         return self._end >= SPILL_FILE_BYTES
 
     def reserve(self, length: int) -> int:
-        """Return the offset of a span of ``length`` bytes that is now the caller's."""
+        """Reserve a span of ``length`` bytes for the caller. Return its offset."""
         if self._live == 0:
             self._end = 0
         offset = self._end

@@ -281,7 +281,8 @@ class AppendService:
     async def _await_dependencies(self, queue: JournalQueue, batch: Batch) -> None:
         for dependency in batch.dependencies:
             if not dependency.done():
-                # Its success may depend on the thread that fills this queue: do not make that thread wait.
+                # The dependency may itself depend on the thread that fills this queue: do not make
+                # that thread wait.
                 queue.flowing = False
                 await _done(dependency)
             if dependency.cancelled():

@@ -238,7 +238,9 @@ class Channels:
         self._scope.spawn(self._watch(), name="watch for silence")
 
     def _on_refused_pings(self, keepalive_s: float) -> None:
-        """Raise the interval of pings of later channels. gRPC raises that of the refused one."""
+        """Raise the interval of pings for later channels. gRPC raises it for the channel whose
+        pings were refused.
+        """
         raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
         if raised_s > self._settings.keepalive_s:
             self._settings = replace(self._settings, keepalive_s=raised_s)

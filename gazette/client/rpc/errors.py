@@ -158,9 +158,10 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 def open_channel(method: str, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
 
-    A channel is closed with its client, or when the process behind it loses its lease or falls silent.
-    gRPC cancels its calls then. This task is not cancelled: a cancellation that went on from here would
-    leave its own caller without any answer.
+    A channel is closed with its client, or when the process behind it loses its lease or falls
+    silent. gRPC cancels its calls then. Awaiting such a call raises ``CancelledError``, although
+    this task was not cancelled. If that error went on from here, the caller of this task would get
+    no answer.
     """
     try:
         yield

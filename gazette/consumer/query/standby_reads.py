@@ -95,7 +95,7 @@ class StandbyReads:
                     "the standby's state cannot be so fresh", staleness_s=self.age_s(edition)
                 )
             refresh = self._refresh()
-            # It goes on after our cancellation: other queries wait for it.
+            # The task goes on after our cancellation: other queries wait for it.
             await asyncio.wait({refresh})
             if refresh.cancelled():
                 raise Moved("the standby has ended")

@@ -23,7 +23,8 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # This runs on the collector's thread. Each is one read of a value that others replace whole.
+        # This runs on the collector's thread. Each value is read once, and other threads only
+        # replace it as a whole.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]

@@ -98,14 +98,14 @@ class Primary:
 
         Raise what the application raises. Raise ``NotFound`` or ``Invalid`` for a journal that the
         shard needs. Raise ``Closed`` when the shard has ended or belongs to another member. After a
-        cancellation the store may still be in the making; `destroy_store` runs after it.
+        cancellation the store may still be opened: `destroy_store` waits for that.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
         if recovered is not None:
             self._recovered_hints = recovered.fsm.build_hints(recovered.log)
         async with TaskScope(f"open shard {shard.id}") as scope:
-            # While the store opens, queries wait for all of this.
+            # Queries wait for all of these steps, from the opening of the store on.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
                 await self._ownership.require()  # The recorder is about to fence the log's fork.
@@ -337,7 +337,8 @@ class Primary:
         """
 
         def destroy() -> None:
-            # Look the store up only now: it may have been in the making when this was asked for.
+            # Look the store up only now: when `destroy_store` was called, it may not have been
+            # opened yet.
             try:
                 if self.store is not None:
                     self.store.destroy()

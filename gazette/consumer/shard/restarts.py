@@ -40,7 +40,7 @@ class RestartDecision:
 
 
 def is_fenced(error: BaseException) -> bool:
-    """Return True if a failure is that of an owner whose fence was replaced, however wrapped."""
+    """Return True if the cause of a failure is `Fenced`, also if other errors wrap it."""
     cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if cause is None or isinstance(cause, Fenced):

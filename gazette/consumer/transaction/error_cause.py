@@ -32,8 +32,8 @@ class ErrorCause(enum.Enum):
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
     """Return the cause of an exception; ``classify`` is the store's.
 
-    An exception raised while another was handled has the cause of that other one.
-    `ErrorCause.MESSAGE` needs all of them to blame the message.
+    An exception raised while another was handled has the cause of that other one. The result is
+    `ErrorCause.MESSAGE` only if all of these errors blame the message.
     """
     for one in _chain(error):
         cause = _cause(one, classify)

@@ -85,8 +85,9 @@ class Inbox:
         self._chunks = 0
         self._messages = 0
         self._changed = threading.Condition() if changed is None else changed
-        """The shard's thread waits for it, and so do threads that bring messages and need room.
-        Notify all of them: a single one may be the wrong one."""
+        """Condition on which the shard's thread waits for events, and other threads wait for room.
+        Notify all of them: a single one may be the wrong one.
+        """
         self._woken = False
         self.stopped = False
         """Set once, never cleared. Any thread may read it."""

@@ -52,9 +52,8 @@ class LoopShardIO:
         ownership: Ownership,
         wait: Waiter,
     ) -> None:
-        """Create it on the loop.
-
-        ``scope`` is the shard's, and ``ended`` is set when it ended. ``wait`` blocks its thread.
+        """Create it on the loop. ``scope`` runs the tasks of the shard. ``ended`` is set when the
+        shard has ended. ``wait`` blocks the shard's thread.
         """
         self._wait = wait
         self._ownership = ownership

@@ -33,7 +33,7 @@ class PriorTransaction:
 
     @property
     def is_done(self) -> bool:
-        """True if all of it has ended, with success or not."""
+        """True if the commit and all acknowledgements have ended, with success or not."""
         return self.commit.done() and all(future.done() for future in self.acks.values())
 
     def require_committed(self) -> None:

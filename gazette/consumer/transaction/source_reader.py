@@ -103,7 +103,7 @@ async def _watch_missing(
                 continue
             head = None if seen != before else await _missing_to(client, journal, seen)
             if head is not None and head <= seen == first:
-                # It has not moved since it began: perhaps nothing is left of the journal.
+                # No byte was read since the reader began: perhaps nothing is left of the journal.
                 head = await _confirmed_head(client, journal, head)
             if head is None or head <= seen or reader.offset != seen:
                 missing.pop(journal, None)

@@ -69,7 +69,9 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds that a finished transaction spent in each phase; names are those of the metric."""
+    """Seconds that a finished transaction spent in each phase. The fields are named after labels of
+    the metric.
+    """
 
     not_running: float
     consuming: float

@@ -195,7 +195,8 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # Finish it all the same: the application may hold a semaphore, for one, for the transaction.
+                # Finish the transaction all the same: the application may hold a semaphore for it,
+                # for example.
                 self._abandon(error)
             raise
 

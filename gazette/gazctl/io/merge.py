@@ -103,7 +103,7 @@ class MergedStream:
         if not ended and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # This stream may write, and the message has no end in sight: write all of it.
+        # This stream has the output, and its message does not end yet: write what there is.
         cut = ended or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]

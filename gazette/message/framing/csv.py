@@ -35,7 +35,7 @@ from gazette.protocol.ids import JournalName, Offset
 M = TypeVar("M")
 
 _NEWLINE: Final = 0x0A
-# Possessive, so that a doubled quote is never taken for a closing one.
+# The quantifier is possessive. So a doubled quote is never taken for a closing one.
 _QUOTED = re.compile(rb'"((?:[^"]++|"")*+)"')
 _PLAIN = re.compile(rb"[^,\n]*")
 _BLANK_LINES = re.compile(rb"(?:\r?\n)*")

@@ -35,7 +35,7 @@ _TEXT_MAX: Final = 32 << 20
 _NODES_MAX: Final = 1_000_000
 _FREE_NODES: Final = 100_000
 _ALIAS_RATIO: Final = 10
-"""Greatest ratio of values with aliases to values in the text, beyond the free ones."""
+"""Greatest number of values with aliases for each value in the text. Some values are free."""
 _SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -76,8 +76,9 @@ class RecoveryFSM:
         self.next_checksum = 0
         self.last_log = hints.log
         self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
-        # These properties are as of the hints. The operation that sets one may come behind the last
-        # segment. Until then, its path may still belong to a file.
+        # Hints hold the properties of the time when they were taken. The operation that sets a
+        # property may come behind the last segment. Until it is read, the path may still belong to
+        # a file.
         self._properties_of_hints = set(self.properties)
         self.nodes: dict[int, Fnode] = {}
         self.links: dict[str, int] = {}

@@ -229,7 +229,7 @@ def key_bytes(value: Any) -> bytes | str:
 def commit(
     access: OpenAccess, attempts: Sequence[Attempt], commits: str = "", name: str = ""
 ) -> None:
-    """Make visible, once, what the winners published, however often this is called.
+    """Make visible what the winners published. The effect is the same however often this is called.
 
     With ``commits`` (a directory), first record there as ``name`` what is to be appended. An
     existing record is the decision: append it again, and roll back attempts that it lacks. Raise

@@ -41,7 +41,7 @@ _READABLE: Final = (
 _INFER_JOURNALS: Final = 16
 """Largest number of journals whose messages are read to infer columns."""
 _INFER_PLACES: Final = 4
-"""Number of places in each of them, besides its first fragment."""
+"""Number of places in each journal from which messages are read, besides its first fragment."""
 
 
 def table_schema(options: ReadOptions) -> tuple[Any, bool]:

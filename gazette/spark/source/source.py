@@ -24,7 +24,9 @@ class GazetteDataSource(DataSource):
     """
 
     _inferred = False
-    """True if Spark got columns that follow from some messages. It keeps this object with them."""
+    """True if the columns were inferred from some messages. Spark keeps this object together with
+    the columns.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -32,7 +34,7 @@ class GazetteDataSource(DataSource):
 
     @classmethod
     def _combine(cls) -> Callable[[Any], Any] | None:
-        """Return the function that combines the rows of a run. No option names one."""
+        """Return the function that combines the rows of a run, or None. No option can set it."""
         return None
 
     @with_hints()

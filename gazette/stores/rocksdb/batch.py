@@ -95,7 +95,7 @@ def lookup(layers: Sequence[Layer], key: bytes) -> tuple[bool, bytes | None]:
 
 
 def folded(layers: Sequence[Layer], low: bytes, high: bytes | None) -> Pending:
-    """Return all layers as one, of keys from ``low`` up to ``high``."""
+    """Return one layer with the writes of all layers, for keys from ``low`` up to ``high``."""
     one = Pending()
     for layer in layers:
         for begin, end in layer.pending.ranges:

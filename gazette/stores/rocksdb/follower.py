@@ -74,10 +74,12 @@ class FollowedRocksDB:
         self._database: Any = None
         self._tables: dict[str, Any] = {}
         self._opened: tuple[Path, int] | None = None
-        """The manifest that is open: its played-back file, and how many bytes of it."""
+        """The manifest that is open: its played-back file, and the number of its bytes that were read."""
         self._manifest = Manifest()
         self._copied: dict[str, tuple[Path, int]] = {}
-        """Tables that could not be linked: their played-back file, and how many bytes of it."""
+        """Tables that could not be linked: the played-back file of each, and the number of bytes
+        that were copied.
+        """
         self._wals: dict[str, _FollowedWal] = {}
         self.families: dict[str, FollowedFamily] = {}
         """The column families by name, at the last call of ``follow``."""

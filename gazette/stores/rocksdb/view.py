@@ -36,8 +36,8 @@ class _Pins:
     """An iterator that stays at one place, and the scans that share it."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        # Iterators of rocksdict's snapshots show the present state, not the snapshot's. An iterator
-        # made now shows the state of now, so scans share it.
+        # Iterators of rocksdict's snapshots show the present state, not the snapshot's. So scans
+        # share an iterator that was made when the view was made.
         self._pinned = Pinned(native, family, path)
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
 

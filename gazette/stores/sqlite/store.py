@@ -315,7 +315,9 @@ class SQLiteStore(Store):
         return _Savepoint(self)
 
     def classify_error(self, error: Exception) -> ErrorCause:
-        """Return the cause of an error; SQLite's errors of values and constraints are the message's."""
+        """Return the cause of an error. SQLite's errors of values and constraints are caused by the
+        message.
+        """
         if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
             return ErrorCause.MESSAGE
         # SQLite knows the place of an error in the SQL. Without a place, a value did not fit.

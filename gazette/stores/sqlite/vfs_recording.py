@@ -73,7 +73,7 @@ _Noted = _Opened | _Emptied | _Deleted | _Written
 
 
 class _RecordedFile(apsw.VFSFile):
-    """A file whose writes are noted. Everything else is the base VFS's."""
+    """A file whose writes are noted. The base VFS does everything else."""
 
     def __init__(
         self, recording: VfsRecording, name: str | apsw.URIFilename | None, flags: list[int]
