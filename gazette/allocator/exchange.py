@@ -75,7 +75,7 @@ class Exchange:
         weights = Weights.of(size, int(self._wanted.max(initial=1)), ranks)
         if (weights.short + weights.unserved + ranks) * (size + 2) > _PATH_COST_MAX:
             raise Broken(
-                "too many members and items: the costs of the plan would overflow",
+                "too large to plan: the costs of so many members and items overflow",
                 members=size,
                 items=count,
             )
