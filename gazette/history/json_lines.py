@@ -95,12 +95,14 @@ class LineScanner:
             raise ValueError(f"too many fields ({len(fields)})")
         names = [field.name.encode() for field in fields] + [uuid_field.encode()]
         self._fields = tuple(fields)
-        self._names = np.frombuffer(b"".join(names), np.uint8)
-        self._bounds = np.cumsum([0, *map(len, names)]).astype(np.int64)
-        self._kinds = np.array([_KINDS.index(field.kind) for field in fields], np.int64)
         self._kernel: Any = kernel()
+        self._wanted: Any = self._kernel and self._kernel.Wanted(
+            np.frombuffer(b"".join(names), np.uint8),
+            np.cumsum([0, *map(len, names)]).astype(np.int64),
+            np.array([_KINDS.index(field.kind) for field in fields], np.int64),
+        )
         self._room = 0
-        self._scratch: tuple[npt.NDArray[Any], ...] = ()
+        self._arrays: Any = None
         self._declined = 0
 
     def scan(self, buffer: bytes, stop: int) -> Scanned | None:
@@ -112,36 +114,31 @@ class LineScanner:
             return None
         if stop > self._room:
             self._make_room(stop)
-        begins, producers, clocks, flags, present, numbers, offsets, texts = self._scratch
-        rows = self._kernel.scan(
-            np.frombuffer(buffer, np.uint8, stop),
-            stop,
-            self._names,
-            self._bounds,
-            self._kinds,
-            *self._scratch,
-        )
+        found = self._arrays
+        rows = self._kernel.scan(np.frombuffer(buffer, np.uint8, stop), stop, self._wanted, found)
         if rows < 0:
             self._declined += 1
             return None
         self._declined = 0
         columns = []
         for number, field in enumerate(self._fields):
-            values: Any = numbers[number, :rows]
+            values: Any = found.numbers[number, :rows]
             match field.kind:
                 case "text":
-                    bounds = offsets[number, : rows + 1].copy()
-                    values = Texts(bounds, texts[number, : bounds[-1]].copy())
+                    bounds = found.offsets[number, : rows + 1].copy()
+                    values = Texts(bounds, found.texts[number, : bounds[-1]].copy())
                 case "integer":
                     values = values.copy()
                 case "float":
                     values = values.view(np.float64).copy()
                 case "boolean":
                     values = values != 0
-            columns.append(FieldColumn(present[number, :rows] != 0, values))
+            columns.append(FieldColumn(found.present[number, :rows] != 0, values))
         return Scanned(
-            begins[:rows].copy(),
-            UuidArrays(producers[:rows].copy(), clocks[:rows].copy(), flags[:rows].copy()),
+            found.begins[:rows].copy(),
+            UuidArrays(
+                found.producers[:rows].copy(), found.clocks[:rows].copy(), found.flags[:rows].copy()
+            ),
             tuple(columns),
         )
 
@@ -152,14 +149,5 @@ class LineScanner:
         # Round up, since buffers of about the same size follow: avoid a new allocation for each.
         size += _ROOM_BYTES - size % _ROOM_BYTES
         self._room = size
-        count, rows = len(self._fields), size // _LINE_BYTES_MIN + 1
-        self._scratch = (
-            np.empty(rows, np.int64),
-            np.empty(rows, np.uint64),
-            np.empty(rows, np.uint64),
-            np.empty(rows, np.uint64),
-            np.empty((count, rows), np.uint8),
-            np.empty((count, rows), np.int64),
-            np.empty((count, rows + 1), np.int32),
-            np.empty((count, size), np.uint8),
-        )
+        rows = size // _LINE_BYTES_MIN + 1
+        self._arrays = self._kernel.arrays(len(self._fields), rows, size)
