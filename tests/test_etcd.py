@@ -131,7 +131,7 @@ async def test_compares(etcd: Etcd, compare: Compare, holds: bool) -> None:
     assert (await etcd.txn([compare], [])).succeeded == holds
 
 
-def test_a_relation_that_is_none() -> None:
+def test_a_relation_that_is_not_valid() -> None:
     with raises(Invalid, path="relation", relation="=="):
         Compare.version("t", "==", 1)  # type: ignore[arg-type]
 

@@ -70,7 +70,7 @@ async def test_fragments_arrive_as_the_one_response_they_are(etcd: Etcd) -> None
         assert response.resume_revision == revision + 5
 
 
-async def test_progress_is_told_when_nothing_happens(tmp_path: Path) -> None:
+async def test_progress_is_reported_when_nothing_happens(tmp_path: Path) -> None:
     often = "--experimental-watch-progress-notify-interval=50ms"
     with etcd_for_tests(tmp_path, arguments=[often]) as server:
         async with await connected(server.endpoint) as etcd:

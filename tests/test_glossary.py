@@ -20,7 +20,6 @@ SAME_NAMES = {
     "AppendTxn": 2,
     "Attempt": 2,
     "Batch": 2,
-    "Bounds": 2,
     "BrokerFlags": 2,
     "Call": 2,
     "Clock": 2,

@@ -391,7 +391,7 @@ async def test_a_connection_that_has_asked_nothing_yet_is_answered_while_stoppin
         idle_writer.close()
 
 
-async def test_an_idle_connection_that_goes_on_asking_is_told_that_it_was_the_last_time(
+async def test_an_idle_connection_that_goes_on_asking_learns_that_it_was_the_last_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_stopping, "NEXT_REQUEST_S", 30.0)
@@ -409,7 +409,7 @@ async def test_an_idle_connection_that_goes_on_asking_is_told_that_it_was_the_la
         writer.close()
 
 
-async def test_connections_that_nobody_has_accepted_yet_are_answered_while_stopping() -> None:
+async def test_connections_that_are_not_accepted_yet_are_answered_while_stopping() -> None:
     server = bound()
     port = int(server.http_endpoint.rpartition(":")[2])
     scope = TaskScope("test")

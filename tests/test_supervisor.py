@@ -118,7 +118,7 @@ async def test_a_worker_that_does_not_stop_is_killed_at_the_deadline(tmp_path: P
         assert await task == 1
 
 
-async def test_a_program_that_cannot_be_started_is_named_and_nobody_is_left(
+async def test_a_program_that_cannot_be_started_is_named_and_no_process_is_left(
     tmp_path: Path,
 ) -> None:
     running = supervisor(waiting(tmp_path, "a"), Worker("b", ["/no/such/program"]))

@@ -83,12 +83,12 @@ class Drain:
         try:
             async with TaskScope("drain") as scope:
                 scope.spawn(session.set_exiting(exiting), name="announce")
-                patience = scope.spawn(self.patience_ends(), name="patience")
+                over = scope.spawn(self.await_timeout(), name="timeout")
                 ended = scope.spawn(first_of(*ends.values()), name="ended")
-                waits: set[asyncio.Task[Any]] = {allocating, patience, ended}
+                waits: set[asyncio.Task[Any]] = {allocating, over, ended}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if patience.done() and not patience.cancelled():
-                    reason = patience.result()
+                if over.done() and not over.cancelled():
+                    reason = over.result()
                 else:
                     reason = next((why for why, event in ends.items() if event.is_set()), reason)
                 scope.cancel()
@@ -106,7 +106,7 @@ class Drain:
                 },
             )
 
-    async def patience_ends(self) -> str:
+    async def await_timeout(self) -> str:
         """Return the reason once waiting for a hand-off has become useless."""
         while True:
             now = self._clock.monotonic()

@@ -75,14 +75,14 @@ class Difference:
     second: Any
 
     def __str__(self) -> str:
-        return f"at row {self.place}: {_told(self.first)} and {_told(self.second)}"
+        return f"at row {self.place}: {_shown(self.first)} and {_shown(self.second)}"
 
 
 _SHOWN_MAX: Final = 200
 _END: Final = object()
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:_SHOWN_MAX]
 
 

@@ -6,15 +6,15 @@ bytes, on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
 from gazette.backfill.definition import Backfill
+from gazette.backfill.settings import HistoryEnd, RunSettings
 from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid, NotFound
 from gazette.history.columns import MessageFormat
@@ -66,14 +66,6 @@ class Plan(msgspec.Struct, frozen=True):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """End of the history: its present end, given offsets, or what was stored by a time."""
-
-    offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
-    until_s: float = 0
-
-
 def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
     """Return the journals that shards read, with their first offsets. Raise ``Invalid`` if these differ."""
     found: dict[JournalName, Offset] = {}
@@ -93,14 +85,14 @@ def plan_snapshot(
     access: OpenAccess,
     backfill: Backfill,
     specs: Collection[ShardSpec],
-    bounds: Bounds,
+    end: HistoryEnd,
     *,
     ends: Mapping[JournalName, Offset] | None = None,
     begins: Mapping[JournalName, Offset] | None = None,
 ) -> Snapshot:
     """Fix what is read. Blocks. ``ends`` and ``begins`` are those of a plan that is resumed.
 
-    Raise ``Invalid`` for bounds of journals outside the history. Raise ``NotFound`` for absent
+    Raise ``Invalid`` for ends of journals outside the history. Raise ``NotFound`` for absent
     journals. Raise ``NotYet`` where a journal has a gap that may yet be filled.
     """
     if backfill.history:
@@ -114,8 +106,8 @@ def plan_snapshot(
         base = Selection(journals=tuple(sorted(minima)), begin=minima)
     if ends is not None:
         base = replace(base, end=dict(ends), begin=dict(begins or {}))
-    elif bounds.offsets:
-        base = replace(base, end=dict(bounds.offsets))
+    elif end.offsets:
+        base = replace(base, end=dict(end.offsets))
     content_types = _content_types(access, base)
     if strangers := sorted(base.end.keys() - content_types.keys()):
         raise Invalid(
@@ -134,8 +126,8 @@ def plan_snapshot(
     for shape, names in shapes.items():
         chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
         snapshot = _snapshot(access, chosen)
-        if bounds.until_s and ends is None:
-            until = _ends_at(snapshot, bounds.until_s)
+        if end.until_s and ends is None:
+            until = _ends_at(snapshot, end.until_s)
             snapshot = take_snapshot(access, replace(chosen, end=until))
         journals += snapshot.journals
     return Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
@@ -260,24 +252,15 @@ def tasks_of(
     specs: Sequence[ShardSpec],
     folded: Folded,
     access: Access,
+    settings: RunSettings,
     *,
-    staging: str,
-    run_id: str,
-    fqn: Callable[[str], str],
-    overwrite: bool,
-    scratch: Path | None,
-    application: str = "",
     partitions: tuple[Partition, ...] = (),
     claims: Mapping[str, BackfillClaim] | None = None,
     verified: Collection[str] = (),
 ) -> list[ShardTask]:
-    """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``.
-
-    ``application`` is the name of the application that will own the states. Empty: the backfill's
-    own application.
-    """
+    """Return a task for each shard. Raise ``Invalid`` or ``Corrupt``."""
     require_replayable(folded)
-    application = application or name_of(backfill.new_application())
+    application = settings.application or name_of(backfill.new_application())
     if backfill.history:
         shard_mapping(backfill, partitions)
     tasks = []
@@ -294,12 +277,12 @@ def tasks_of(
                     if not run.empty and (backfill.history or run.run.journal in ours)
                 ),
                 checkpoint_of(folded, spec, application),
-                staging,
-                run_id,
+                settings.staging,
+                settings.run_id,
                 partitions,
-                fqn(spec.id),
-                overwrite,
-                scratch,
+                settings.fqn(spec.id),
+                settings.overwrite,
+                settings.scratch,
                 (claims or {}).get(spec.id),
                 spec.id in verified,
             )

@@ -244,7 +244,7 @@ class BackfillRun:
         """Return the folded history, and a task for each shard.
 
         Three cases share these steps. A new run stores its plan, and can be resumed from then on.
-        A resumed run takes bounds, token and verified shards from the stored plan, so that it reads
+        A resumed run takes ends, token and verified shards from the stored plan, so that it reads
         the same bytes. A dry run stores nothing, and keeps no rows for a second pass.
         """
         # Checks that need no fold come before the plan is stored: a run that they refuse leaves nothing.
@@ -267,7 +267,7 @@ class BackfillRun:
                     opened,
                     self._backfill,
                     specs,
-                    self._settings.bounds,
+                    self._settings.end,
                     ends=None if plan is None else plan.ends,
                     begins=None if plan is None else plan.begins,
                 )
@@ -304,7 +304,6 @@ class BackfillRun:
         claims: Mapping[str, BackfillClaim],
         verified: Sequence[str],
     ) -> list[ShardTask]:
-        settings = self._settings
         with self._access.open() as opened:
             partitions = list_partitions(opened, self._backfill)
         return tasks_of(
@@ -313,12 +312,7 @@ class BackfillRun:
             specs,
             folded,
             self._access,
-            staging=settings.staging,
-            run_id=settings.run_id,
-            fqn=settings.fqn,
-            overwrite=settings.overwrite,
-            scratch=settings.scratch,
-            application=self._application,
+            self._settings,
             partitions=partitions,
             claims=claims,
             verified=verified,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gazette.backfill.plan import Bounds
+from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.label_set import LabelSelector
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEnd:
+    """End of the history: its present end, given offsets, or what was stored by a time."""
+
+    offsets: Mapping[JournalName, Offset] = field(default_factory=dict)
+    until_s: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +25,7 @@ class RunSettings:
     selector: LabelSelector
     staging: str
     run_id: str
-    bounds: Bounds = Bounds()
+    end: HistoryEnd = HistoryEnd()
     enable: bool = False
     """True if publication enables the shards, so that they run at once."""
     overwrite: bool = False

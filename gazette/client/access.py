@@ -1,4 +1,4 @@
-"""Access to the brokers of one cluster: their addresses, routes, channels and credentials."""
+"""Access to the members of one cluster: their addresses, routes, channels and credentials."""
 
 from __future__ import annotations
 
@@ -16,10 +16,51 @@ from gazette.protocol.route import Route
 from gazette.runtime.clock import Clock, SystemClock
 
 
-class BrokerAccess:
-    """Access that readers, appenders and lists share. `Client` adds their functions to it.
-    Loop-bound. See `Client` for the arguments.
-    """
+class ClusterAccess:
+    """Access to the members of one cluster. Loop-bound. See `Client` for the arguments."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        zone: str = "",
+        tls: TlsSettings | None = None,
+        signer: Signer | None = None,
+        route_cache_size: int = 1024,
+        route_ttl_s: float = 60.0,
+        channels: Channels | None = None,
+        channel_settings: ChannelSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._own_channels = channels is None
+        self.channels = (
+            Channels(zone, tls, signer, clock=self.clock, settings=channel_settings)
+            if channels is None
+            else channels
+        )
+        self._addresses = Addresses(address, self.channels)
+        self._routes = RouteCache(route_cache_size, route_ttl_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
+        if self._own_channels:
+            await self.channels.close()
+
+    @property
+    def address(self) -> str:
+        """The endpoint to call without a route: of the given ones, one that is not known to fail."""
+        return self._addresses.pick()
+
+
+class BrokerAccess(ClusterAccess):
+    """Access that readers, appenders and lists share. `Client` adds their functions to it."""
 
     def __init__(
         self,
@@ -35,33 +76,23 @@ class BrokerAccess:
         channel_settings: ChannelSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.clock: Clock = SystemClock() if clock is None else clock
-        self._own_channels = channels is None
-        self.channels = (
-            Channels(zone, tls, signer, clock=self.clock, settings=channel_settings)
-            if channels is None
-            else channels
+        super().__init__(
+            address,
+            zone=zone,
+            tls=tls,
+            signer=signer,
+            route_cache_size=route_cache_size,
+            route_ttl_s=route_ttl_s,
+            channels=channels,
+            channel_settings=channel_settings,
+            clock=clock,
         )
-        self._addresses = Addresses(address, self.channels)
         self.fragments = FragmentAccess() if fragments is None else fragments
-        self._routes = RouteCache(route_cache_size, route_ttl_s)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
-        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
+        """Close the client's channels and fragments. See `ClusterAccess.close`."""
         self.fragments.close()
-        if self._own_channels:
-            await self.channels.close()
-
-    @property
-    def address(self) -> str:
-        """The endpoint to call without a route: of the given ones, one that is not known to fail."""
-        return self._addresses.pick()
+        await super().close()
 
     @property
     def credentials(self) -> Credentials:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from gazette.auth import Capability, Claims, Signer
-from gazette.client.rpc.addresses import Addresses
-from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
+from gazette.auth import Capability, Claims
+from gazette.client.access import ClusterAccess
 from gazette.client.rpc.credentials import (
     SHORT_LIFETIME_S,
     Metadata,
@@ -17,7 +16,6 @@ from gazette.client.rpc.credentials import (
     shard_claims,
 )
 from gazette.client.rpc.errors import answered, map_errors, shard_status_error
-from gazette.client.rpc.route_cache import RouteCache
 from gazette.errors import GazetteError
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
@@ -39,7 +37,6 @@ from gazette.protocol.rpc import (
 from gazette.protocol.shard import ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.protocol.stored import stored_status
-from gazette.runtime.clock import Clock, SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,47 +102,8 @@ class ShardHints:
     extension: bytes = b""
 
 
-class ShardClient:
+class ShardClient(ClusterAccess):
     """A client of one consumer cluster. Loop-bound. Parameters are those of `client.Client`."""
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        zone: str = "",
-        tls: TlsSettings | None = None,
-        signer: Signer | None = None,
-        route_cache_size: int = 1024,
-        route_ttl_s: float = 60.0,
-        channels: Channels | None = None,
-        channel_settings: ChannelSettings | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.clock: Clock = SystemClock() if clock is None else clock
-        self._own_channels = channels is None
-        self.channels = (
-            Channels(zone, tls, signer, clock=self.clock, settings=channel_settings)
-            if channels is None
-            else channels
-        )
-        self._addresses = Addresses(address, self.channels)
-        self._routes = RouteCache(route_cache_size, route_ttl_s)
-
-    @property
-    def address(self) -> str:
-        """The member to call without a route: of the given ones, one that is not known to fail."""
-        return self._addresses.pick()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the client's channels. Calls in flight are cancelled; their callers get ``Closed``."""
-        if self._own_channels:
-            await self.channels.close()
 
     async def stat(
         self,

@@ -27,7 +27,7 @@ APP: Final = "word_count.backfill:WordCountBackfill"
 SPARK_MASTER: Final = "local[*]"
 NEW_LOGS: Final = f"{LOGS}-new"
 _SPARK_PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
-_PATIENCE_S: Final = 60.0
+_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 
@@ -148,7 +148,7 @@ class BackfillAct:
 
     async def _disabled(self) -> ShardSpec:
         """Disable the shard, and return when no member holds it."""
-        deadline = self._clock.monotonic() + _PATIENCE_S
+        deadline = self._clock.monotonic() + _WAIT_S
         selector = LabelSelector.of(id=self.shard)
         async with self._words.shard_client() as shards:
             (listed,) = (await shards.list_shards(selector)).shards

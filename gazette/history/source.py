@@ -34,7 +34,7 @@ BLOCK_BYTES: Final = 1 << 20
 decompressed, summed and scanned."""
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
-_PATIENCE_S: Final = 10.0
+_WAIT_S: Final = 10.0
 """Time to wait for a first answer. It exceeds a restart of a broker, so that tasks survive one."""
 
 
@@ -160,7 +160,7 @@ class OpenAccess:
                     client,
                     "broker",
                     connect_s=_CONNECT_S,
-                    patience_s=_PATIENCE_S,
+                    wait_s=_WAIT_S,
                     hint="Check that it runs there and can be reached from here, or correct the address.",
                 )
             except Unavailable:

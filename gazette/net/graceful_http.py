@@ -199,7 +199,7 @@ class Connection(H11Protocol):
         self.server_state.moved.set()
 
 
-class PatientServer(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """uvicorn without its signal handlers and its ten wake-ups a second. It ends as described above.
 
     Its ``config`` has `Connection` for ``http``, and ``serve`` gets exactly one socket. It holds at most

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gazette.errors import Broken, Invalid, Unavailable
-from gazette.net.graceful_http import Connection, PatientServer
+from gazette.net.graceful_http import Connection, GracefulServer
 from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -205,17 +205,17 @@ class HttpServer:
             config.load()
             config.ssl = ReloadedTls(tls).context()
         self._config = config
-        self._server: PatientServer | None = None
+        self._server: GracefulServer | None = None
         self._sock = sock
         self._limit = limit
         self._task: asyncio.Task[None] | None = None
 
     def start(self, scope: TaskScope) -> None:
         """Serve in a task of ``scope``. If the server ends without ``stop``, the scope fails."""
-        self._server = PatientServer(self._config, scope=scope, limit=self._limit)
+        self._server = GracefulServer(self._config, scope=scope, limit=self._limit)
         self._task = scope.spawn(self._serve(self._server), name="http")
 
-    async def _serve(self, server: PatientServer) -> None:
+    async def _serve(self, server: GracefulServer) -> None:
         try:
             await server.serve(sockets=[self._sock])
         finally:

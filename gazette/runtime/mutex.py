@@ -50,7 +50,7 @@ class Mutex(Generic[T]):
     def give(self, value: T) -> None:
         """Give the object (or its successor) back. Never blocks."""
         if self._free:
-            raise Bug("baton given back twice", baton=self.name)
+            raise Bug("mutex given back twice", mutex=self.name)
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

@@ -205,7 +205,7 @@ class RemoteStoreTests(ABC):
 
     # -- what a commit waits for
 
-    def test_a_commit_waits_for_what_it_is_told_and_blocks_nobody(self) -> None:
+    def test_a_commit_waits_for_its_futures_and_blocks_no_other(self) -> None:
         store, _ = self._owner()
         self.add(store, self.word, 1)
         published: list[OpFuture[None]] = [OpFuture(), OpFuture()]

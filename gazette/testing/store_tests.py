@@ -204,7 +204,7 @@ class RecordedStoreTests(ABC):
         owner.fail_over()
         owner.check()
 
-    def test_a_commit_waits_for_what_it_is_told(self, owner: Owner) -> None:
+    def test_a_commit_waits_for_its_futures(self, owner: Owner) -> None:
         """Check that the append with the transaction has the dependencies."""
         dependency: OpFuture[Any] = OpFuture()
         dependency.set_result(None)

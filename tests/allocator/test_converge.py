@@ -180,7 +180,9 @@ def test_who_is_promoted(paper: Any, assigned: str, desired: str, expect: str) -
 
 
 @pytest.mark.parametrize("survivor", ["a#1", "b#2", "c#3"])
-def test_who_holds_data_is_promoted_before_who_has_just_joined(paper: Any, survivor: str) -> None:
+def test_a_member_with_data_is_promoted_before_one_that_has_just_joined(
+    paper: Any, survivor: str
+) -> None:
     """Whatever its load: the survivor of three has another primary, and those that join have none."""
     joiners = [member for member in ("a#1", "b#2", "c#3") if member != survivor]
     cluster = cluster_of(paper, 3, f"{joiners[0]}#1=", f"{joiners[1]}#3=")
@@ -247,7 +249,7 @@ def test_packing_waits_for_adds_and_removes(paper: Any) -> None:
     assert operations(step_of(cluster, "a#1 c#3")) == ["delete x#b#2#5", "put x#b#2#1"]
 
 
-def test_two_members_in_one_slot_are_told_apart(paper: Any) -> None:
+def test_two_members_in_one_slot_are_distinguished(paper: Any) -> None:
     cluster = cluster_of(paper, 2, "a#1#0", "b#2#0")
     assert operations(step_of(cluster, "a#1 b#2")) == ["delete x#b#2#0", "put x#b#2#1"]
 

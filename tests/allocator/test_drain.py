@@ -30,7 +30,7 @@ def three(paper: Any) -> Any:
     return paper([*members, *items, *((f"assign/{key}", "consistent") for key in held)])
 
 
-def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
+def test_what_is_left_is_described_by_what_it_waits_for(three: Any) -> None:
     # Case: that we leave is not known yet.
     assert drain_status(three.state("a#1")).needing_members == ("all",)
 
@@ -60,7 +60,7 @@ def test_what_is_left_is_told_by_what_it_waits_for(three: Any) -> None:
     )
 
 
-def test_members_without_room_are_told(paper: Any) -> None:
+def test_members_without_room_are_reported(paper: Any) -> None:
     cluster = paper([("members/a#1", "9"), ("members/a#2", "2")])
     for name in "pqr":
         cluster.put(f"items/{name}", 1)
@@ -148,7 +148,7 @@ async def test_a_member_that_is_relieved_leaves_at_once(paper: Any) -> None:
     assert leaving.announced == [b"exiting"]
 
 
-async def test_patience_is_short_while_nothing_moves_and_long_otherwise(
+async def test_a_drain_waits_briefly_while_nothing_moves_and_long_otherwise(
     three: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Case: no member can take over.

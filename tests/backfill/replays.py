@@ -12,12 +12,14 @@ from typing import Any
 from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import message_format_of, tasks_of
+from gazette.backfill.settings import RunSettings
 from gazette.backfill.staging import open_staging, state_name
 from gazette.consumer.application import Application
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
+from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.shard import ShardSource
 from gazette.recoverylog.log.log_file import moved_hints
 from gazette.runtime.tasks import resolved
@@ -177,11 +179,7 @@ class Replay:
             [driver.spec],
             folded,
             access,
-            staging=str(self.root / "staging"),
-            run_id="run",
-            fqn=lambda shard: "",
-            overwrite=False,
-            scratch=self.root,
+            RunSettings(EVERYTHING, str(self.root / "staging"), "run", scratch=self.root),
         )
         (attempt,) = runner.build([task], lambda _: None)
         name = state_name("run", attempt.shard, attempt.attempt)

@@ -13,7 +13,7 @@ import pytest
 from gazette import Envelope
 from gazette.backfill import previous_state
 from gazette.backfill.definition import Backfill
-from gazette.backfill.plan import Bounds
+from gazette.backfill.settings import HistoryEnd
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
@@ -200,11 +200,11 @@ async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
         with pytest.raises(NotAllowed, match=f"up to {first}.* never published") as raised:
             await job.run(dry_run=dry_run)
         assert f"--offsets='{{\"{SOURCE}\": {first}}}'" in raised.value.hint
-    before = Bounds({SOURCE: 0})
+    before = HistoryEnd({SOURCE: 0})
     with pytest.raises(NotAllowed, match=f"up to {first}.* continue at 0, .* published twice"):
-        await cluster.backfill(backfill, overwrite=True, bounds=before)
+        await cluster.backfill(backfill, overwrite=True, end=before)
     assert not cluster.staging.exists(), "something was built"
-    await cluster.backfill(backfill, overwrite=True, bounds=Bounds({SOURCE: first}), enable=True)
+    await cluster.backfill(backfill, overwrite=True, end=HistoryEnd({SOURCE: first}), enable=True)
     await cluster.consumer.read_to_heads(SHARD)
     assert await all_published(cluster) == [BOTH, BOTH]
 
@@ -343,7 +343,7 @@ def test_a_database_owes_what_was_committed_until_its_row_was_locked(engine: Any
         attempt.destroy()
 
 
-async def test_a_state_that_cannot_be_read_is_replaced_only_if_told_so(start: Any) -> None:
+async def test_a_state_that_cannot_be_read_is_replaced_only_on_request(start: Any) -> None:
     cluster = await ended(start, PublishingWords(), before_acknowledging(*OUTS))
     # Its hints are of another shard's log.
     spec = await cluster.spec(SHARD)

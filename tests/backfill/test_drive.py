@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import Bounds
+from gazette.backfill.settings import HistoryEnd
 from gazette.backfill.staging import DirectoryStaging, garbage, state_name
 from gazette.errors import (
     Closed,
@@ -365,14 +365,14 @@ async def test_a_dry_run_changes_nothing_and_bounds_end_the_history(start: Any) 
     assert report.history_messages == 250
     assert not cluster.staging.exists()
     end = len(b"".join(lines[:200])) + 3
-    bounds = Bounds({SOURCES[0]: end})
-    report = await cluster.job(WordsBackfill(), bounds=bounds).run(dry_run=True)
+    bounds = HistoryEnd({SOURCES[0]: end})
+    report = await cluster.job(WordsBackfill(), end=bounds).run(dry_run=True)
     assert report.history_messages == 200
     assert report.shards[0].sources == {SOURCES[0]: end - 3}
     with pytest.raises(Invalid, match="not read"):
-        await cluster.job(WordsBackfill(), bounds=Bounds({"other": 1})).run(dry_run=True)
+        await cluster.job(WordsBackfill(), end=HistoryEnd({"other": 1})).run(dry_run=True)
     # Nothing had been persisted by then.
-    report = await cluster.job(WordsBackfill(), bounds=Bounds(until_s=1)).run(dry_run=True)
+    report = await cluster.job(WordsBackfill(), end=HistoryEnd(until_s=1)).run(dry_run=True)
     assert report.history_messages == 0
 
 

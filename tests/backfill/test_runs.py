@@ -106,7 +106,7 @@ def test_runs_and_their_orphans(staging: DirectoryStaging) -> None:
     assert (run.step, run.objects, run.backfill) == ("published", 1, "")
 
 
-def test_a_plan_that_is_none_is_told(staging: DirectoryStaging) -> None:
+def test_a_plan_that_is_not_valid_is_reported(staging: DirectoryStaging) -> None:
     staging.create("run/PLAN.json", b"[]")
     with pytest.raises(Corrupt, match="not the plan"):
         list_runs(staging)

@@ -124,7 +124,7 @@ def test_a_url_that_is_no_staging_area() -> None:
     ],
     ids=["forbidden", "no bucket", "overloaded", "silent"],
 )
-def test_errors_of_a_bucket_are_told(
+def test_errors_of_a_bucket_are_reported(
     s3_proxy: FaultProxy, tmp_path: Path, fault: dict[str, Any], kind: Any, message: str
 ) -> None:
     staging = S3Staging(store_url(s3_proxy.endpoint, "/staging/"), IMPATIENT)

@@ -294,7 +294,7 @@ async def test_sweeps_are_hourly(stores: BlobStores, clock: ManualClock) -> None
         scope.cancel()
 
 
-async def test_ended_outlasts_nobody(pool: BlockingPool) -> None:
+async def test_ended_outlasts_no_call(pool: BlockingPool) -> None:
     """A call that is late is left alone, and its outcome can be had later."""
     gate = threading.Event()
     call = pool.submit(gate.wait, 10)

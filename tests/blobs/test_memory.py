@@ -15,7 +15,7 @@ class TestMemoryStore(BlobStoreTests):
         return MemoryStore(ManualClock().now)
 
 
-def test_it_keeps_what_it_is_told(clock: ManualClock) -> None:
+def test_it_keeps_what_it_is_given(clock: ManualClock) -> None:
     """Times are the clock's, and encodings are kept: tests look at them."""
     store = MemoryStore(clock.now)
     store.put("a", io.BytesIO(b"1"), content_encoding="gzip")

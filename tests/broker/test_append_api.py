@@ -628,7 +628,7 @@ async def test_queued_append_follows_its_journal(ready: FixedCluster) -> None:
 
 async def test_slow_client_is_aborted(tmp_path: Path) -> None:
     async with await FixedCluster.start(1, tmp_path, min_append_rate=1 << 40) as cluster:
-        # So much patience is used up by a few milliseconds at most a thousand times.
+        # So much idle time is used up by a few milliseconds at most a thousand times.
         cluster.create(journal_spec(JOURNAL), "a")
         one = await (await Append(cluster["a"]).open()).send(b"x")
         error = await one.failed()

@@ -33,7 +33,7 @@ def introduced(ledger: SessionLedger, session: str, tenure: int = 7) -> str:
     return str(refusal.facts["ledger"])
 
 
-def test_a_session_that_is_not_known_is_told_of_the_ledger_and_goes_on_with_it() -> None:
+def test_a_session_that_is_not_known_learns_of_the_ledger_and_goes_on_with_it() -> None:
     ledger = SessionLedger()
     name = introduced(ledger, ONE)
     assert ledger.admit(SessionAppend(ONE, 1, name), 7) == ADMITTED

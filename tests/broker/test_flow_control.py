@@ -21,7 +21,7 @@ KIB = 1024
     ("journal", "broker", "effective"),
     [(0, 0, 0), (100, 0, 100), (0, 100, 100), (100, 50, 50), (50, 100, 50)],
 )
-def test_lower_limit_counts_and_zero_is_none(journal: int, broker: int, effective: int) -> None:
+def test_lower_limit_counts_and_zero_is_no_limit(journal: int, broker: int, effective: int) -> None:
     """The broker's limit is for journals without a limit of their own, too."""
     assert effective_rate_max(journal, broker) == effective
 
@@ -93,31 +93,31 @@ def test_limit_may_be_lifted() -> None:
     assert appended.delay(0) == 0
 
 
-def test_client_has_one_second_of_patience() -> None:
+def test_client_has_one_second_of_idle_time() -> None:
     appended = flow(rate_min=64 * KIB)
-    assert appended.patience() == 1_000
+    assert appended.idle_ticks() == 1_000
     assert appended.waited(999)
-    assert appended.patience() == 1
+    assert appended.idle_ticks() == 1
     assert not appended.waited(1)
 
 
-def test_patience_is_earned_by_content() -> None:
+def test_idle_time_is_earned_by_content() -> None:
     appended = flow(rate_min=1_000)
     assert appended.waited(600)
     appended.received(100)
-    assert appended.patience() == 500
+    assert appended.idle_ticks() == 500
     # Case: no more than a second's worth can be saved up.
     appended.received(1_000_000)
-    assert appended.patience() == 1_000
+    assert appended.idle_ticks() == 1_000
     # Case: an intent to commit earns nothing, and the end of the stream must follow it soon.
     assert appended.waited(500)
     appended.received(0)
-    assert appended.patience() == 500
+    assert appended.idle_ticks() == 500
 
 
 def test_no_minimum_is_no_policing() -> None:
     appended = flow()
-    assert appended.patience() is None
+    assert appended.idle_ticks() is None
     assert appended.waited(1 << 40)
 
 
@@ -157,4 +157,4 @@ def test_client_is_aborted_only_below_the_minimum(rate: int, steps: list[tuple[i
             return
         appended.received(length)
         sent += length
-        assert 0 < (appended.patience() or 0) <= TICKS_PER_S
+        assert 0 < (appended.idle_ticks() or 0) <= TICKS_PER_S

@@ -32,7 +32,7 @@ def test_a_template_that_fails_here_does_not_hide_its_journal(template: str) -> 
     assert decode_journal("a/journal", spec.to_pb().SerializeToString()) == spec
 
 
-def test_a_journal_under_the_key_of_another_is_none() -> None:
+def test_a_journal_under_the_key_of_another_is_ignored() -> None:
     value = journal_spec("a/journal").to_pb().SerializeToString()
     with pytest.raises(Invalid, match="does not match its key"):
         decode_journal("an/other", value)

@@ -108,7 +108,9 @@ async def test_selectors_choose_by_labels_and_names(broker: BrokerFixture) -> No
         assert await names(broker, selector) == expected, selector
 
 
-async def test_a_list_tells_revisions_routes_and_who_answered(broker: BrokerFixture) -> None:
+async def test_a_list_has_revisions_routes_and_the_member_that_answered(
+    broker: BrokerFixture,
+) -> None:
     await broker.create(journal_spec("a/journal"))
     (page,) = await pages(broker)
     (journal,) = page.journals

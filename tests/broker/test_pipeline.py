@@ -205,7 +205,7 @@ async def hasty(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.mark.long
-async def test_what_all_replicas_have_is_told(bench: Bench) -> None:
+async def test_what_all_replicas_have_is_reported(bench: Bench) -> None:
     """With each turn, up to where its append ended, although the next one has been sent."""
     first, second = await bench.peer("1"), await bench.peer("2")
     pipeline = await bench.in_step()

@@ -802,42 +802,42 @@ async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path
 
 
 async def test_take_unless() -> None:
-    baton, invalidated = Mutex("thing", 1), asyncio.Event()
-    assert await take_unless(baton, invalidated) == 1
+    mutex, invalidated = Mutex("thing", 1), asyncio.Event()
+    assert await take_unless(mutex, invalidated) == 1
     async with TaskScope("test") as scope:
         # Case: it comes.
-        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
-        await until(lambda: baton._waiters)
-        baton.give(2)
+        waiting = scope.spawn(take_unless(mutex, invalidated), name="waiting")
+        await until(lambda: mutex._waiters)
+        mutex.give(2)
         assert await waiting == 2
         # Case: the wait is cancelled.
-        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
-        await until(lambda: baton._waiters)
+        waiting = scope.spawn(take_unless(mutex, invalidated), name="waiting")
+        await until(lambda: mutex._waiters)
         waiting.cancel()
         await asyncio.wait({waiting})
-        assert not baton._waiters
+        assert not mutex._waiters
         # Case: it is cancelled just when the thing comes.
-        waiting = scope.spawn(take_unless(baton, invalidated), name="waiting")
-        await until(lambda: baton._waiters)
-        baton.give(3)
+        waiting = scope.spawn(take_unless(mutex, invalidated), name="waiting")
+        await until(lambda: mutex._waiters)
+        mutex.give(3)
         waiting.cancel()
         await asyncio.wait({waiting})
-        assert baton.idle
-        assert await baton.take() == 3
+        assert mutex.idle
+        assert await mutex.take() == 3
         # Case: it is overtaken, just when the thing comes.
-        waiting = scope.spawn(_outcome(take_unless(baton, invalidated)), name="waiting")
-        await until(lambda: baton._waiters)
-        baton.give(4)
+        waiting = scope.spawn(_outcome(take_unless(mutex, invalidated)), name="waiting")
+        await until(lambda: mutex._waiters)
+        mutex.give(4)
         invalidated.set()
         assert isinstance(await waiting, Superseded)
-        assert baton.idle
+        assert mutex.idle
         # Case: it was overtaken before.
-        assert isinstance(await _outcome(take_unless(baton, invalidated)), Superseded)
-        # Case: the baton is closed.
-        await baton.take()
-        waiting = scope.spawn(_outcome(take_unless(baton, asyncio.Event())), name="waiting")
-        await until(lambda: baton._waiters)
-        baton.close()
+        assert isinstance(await _outcome(take_unless(mutex, invalidated)), Superseded)
+        # Case: the mutex is closed.
+        await mutex.take()
+        waiting = scope.spawn(_outcome(take_unless(mutex, asyncio.Event())), name="waiting")
+        await until(lambda: mutex._waiters)
+        mutex.close()
         assert isinstance(await waiting, Closed)
 
 

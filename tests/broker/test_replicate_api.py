@@ -164,7 +164,7 @@ async def test_replica_that_cannot_continue_a_fragment_says_where_it_is(
     assert await primary.end() is grpc.StatusCode.OK
 
 
-async def test_mismatch_that_nobody_would_hear_of_ends_the_stream(cluster: FixedCluster) -> None:
+async def test_mismatch_that_would_not_be_reported_ends_the_stream(cluster: FixedCluster) -> None:
     primary = Primary(cluster)
     await primary.open(fragment(9, 9))
     await primary.propose(fragment(7, 7), acknowledge=False)

@@ -181,7 +181,7 @@ async def test_a_missing_journal_is_not_found(world: World) -> None:
     assert at.header == Header(US, EMPTY_ROUTE, EtcdHeader(7, 8, 2, 9))
 
 
-async def test_a_journal_outside_of_the_claims_cannot_be_told_from_a_missing_one(
+async def test_a_journal_outside_of_the_claims_looks_like_a_missing_one(
     world: World,
 ) -> None:
     labelled = replace(SPEC, labels=LabelSet.of(("env", "prod")))

@@ -133,7 +133,7 @@ async def test_content_out_of_order(bench: Bench, before: int) -> None:
 
 
 @pytest.mark.parametrize("length", [5, INLINE_BYTES + 1])
-async def test_failure_to_write_is_told_by_what_follows(
+async def test_failure_to_write_is_reported_by_what_follows(
     bench: Bench, tmp_path: Path, length: int
 ) -> None:
     """Everything pending is rolled back; the next append finds the spool as it was."""

@@ -559,7 +559,7 @@ async def test_closing_fails_what_waits_and_refuses_what_comes(
     hold.until.set()
 
 
-async def test_a_dependency_that_fails_with_the_close_is_nobodys(
+async def test_a_dependency_that_fails_with_the_close_is_not_reported(
     service: AppendService, broker: StubBroker
 ) -> None:
     """The loop does not report an error that an append waited for which was given up."""
@@ -616,7 +616,7 @@ class Defective(InstantClock):
         raise ZeroDivisionError
 
 
-async def test_a_defect_fails_the_journal_and_reaches_who_watches(broker: StubBroker) -> None:
+async def test_a_defect_fails_the_journal_and_reaches_its_watchers(broker: StubBroker) -> None:
     async with Client(broker.endpoint, clock=Defective()) as client:
         service = AppendService(client)
         broker.on_append(Reply(Status.SUSPENDED))

@@ -117,7 +117,9 @@ async def test_at_the_head_a_read_that_does_not_block_says_not_yet(
     assert head.offset == 10
 
 
-async def test_a_jump_is_told_once_and_reading_goes_on(client: Client, broker: StubBroker) -> None:
+async def test_a_jump_is_reported_once_and_reading_goes_on(
+    client: Client, broker: StubBroker
+) -> None:
     journal = broker.journal(J)
     journal.begin = 100
     journal.append(b"abc")
@@ -129,7 +131,7 @@ async def test_a_jump_is_told_once_and_reading_goes_on(client: Client, broker: S
     assert await reader.read() == b""
 
 
-async def test_a_jump_between_fragments_is_told(
+async def test_a_jump_between_fragments_is_reported(
     client: Client, broker: StubBroker, journal: StubJournal
 ) -> None:
     first = broker.metadata(J, 0)
@@ -365,7 +367,7 @@ async def test_a_fragment_that_cannot_be_opened_here_comes_from_the_broker(
     assert await read_all(Reader(client, ReadParams(J, end_offset=6), direct=False)) == b"012345"
 
 
-async def test_a_failure_of_the_store_is_told_from_one_of_the_broker(
+async def test_a_failure_of_the_store_is_distinguished_from_one_of_the_broker(
     direct: Client, journal: StubJournal, tmp_path: Path
 ) -> None:
     store(tmp_path, journal, 0, 6, missing=True)

@@ -637,7 +637,7 @@ def test_whatever_a_callback_raises_ends_its_shard(
 @pytest.mark.parametrize(
     "where", ["consume", "finalize_transaction", "Store.start_commit", "crash"]
 )
-def test_a_begun_transaction_is_always_told_of_its_end(tmp_path: Path, where: str) -> None:
+def test_a_begun_transaction_always_learns_of_its_end(tmp_path: Path, where: str) -> None:
     """What begin_transaction took, a semaphore for one, finished_transaction can give back."""
     application: Any = Tally()
 

@@ -66,7 +66,7 @@ async def test_a_chunk_beyond_the_bound_passes_when_nothing_else_waits() -> None
 
 
 @pytest.mark.parametrize("by", ["wake", "call", "chunk"])
-async def test_a_thread_that_brings_messages_takes_nobodys_turn(by: str) -> None:
+async def test_a_thread_that_brings_messages_takes_no_turn_of_others(by: str) -> None:
     """It waits for room, while a transaction that takes no more of them waits for its commit."""
     box, pool = inbox(), BlockingPool("threads", 2)
     feed = Feed(box, 1)
@@ -153,7 +153,7 @@ async def test_a_wake_is_not_lost_when_it_comes_first() -> None:
     assert finished.wait(30)
 
 
-async def test_a_stop_ends_everybody_who_waits() -> None:
+async def test_a_stop_ends_every_wait() -> None:
     box = inbox(10)
     future: OpFuture[None] = OpFuture()
     await box.put_chunk(chunk(10))

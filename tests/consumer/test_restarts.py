@@ -22,7 +22,7 @@ def labelled(text: str) -> Any:
     return shard_spec(SHARD, SOURCE, labels=LabelSet.of((LABEL, text)))
 
 
-def test_nothing_is_restarted_unless_somebody_asked_for_it() -> None:
+def test_nothing_is_restarted_unless_asked_for() -> None:
     assert Restarts(0).failed(shard_spec(SHARD), 0.0).delay_s is None
     assert Restarts(0).failed(shard_spec(SHARD), 0.0).text == ""
     # Case: the label has the last word.

@@ -90,7 +90,7 @@ async def test_a_shard_without_a_log_keeps_its_state_elsewhere(
     assert len(application.stores) == 2
 
 
-async def test_a_deleted_shard_that_is_written_again_at_once_starts_anew(
+async def test_a_deleted_shard_that_is_written_again_at_once_starts_again(
     start: Start, broker: BrokerFixture, etcd: Etcd
 ) -> None:
     application = Tally()

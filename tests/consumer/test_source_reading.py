@@ -48,7 +48,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_a_reader_that_somebody_closed_fails_the_shard(
+async def test_a_reader_that_was_closed_fails_the_shard(
     monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     """Unless the shard has stopped, whose inbox takes nothing any more."""

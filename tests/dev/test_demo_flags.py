@@ -40,7 +40,7 @@ def test_spark_and_no_spark_contradict_each_other(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pandas", "pyarrow"])
-def test_spark_that_is_not_installed_is_told_at_once(
+def test_spark_that_is_not_installed_is_reported_at_once(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     without(monkeypatch, package)
@@ -91,7 +91,7 @@ def test_what_the_flags_ask_for(
     assert asked == [forced]
 
 
-def test_a_java_that_is_not_there_is_told_at_once(
+def test_a_java_that_is_not_there_is_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     pytest.importorskip("pyspark")

@@ -149,7 +149,7 @@ def test_every_kind_of_fault_can_be_asked_for(
     assert set(kinds) <= set(KINDS)
 
 
-async def test_a_load_that_does_not_do_what_it_is_told_is_a_violation() -> None:
+async def test_a_load_that_does_not_do_what_was_asked_is_a_violation() -> None:
     """A load that publishes nothing finds nothing wrong."""
     hangs, go = asyncio.Event(), asyncio.Event()
 

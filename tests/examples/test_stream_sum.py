@@ -202,7 +202,7 @@ def test_a_wrong_sum_is_found(output: Output) -> None:
     assert output.kinds() == {"wrong", "torn"}
 
 
-def test_a_sum_of_nobody_is_found(output: Output) -> None:
+def test_a_sum_of_no_stream_is_found(output: Output) -> None:
     journal, one = output.sums[0]
     output.sums.append((journal, Sum(id=(1,) * 16, seq_no=2, value=3, shard=one.shard)))
     assert output.kinds() == {"unknown", "state"}

@@ -336,7 +336,7 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
     assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18 + 4}
 
 
-async def test_journals_that_cannot_be_read_are_told_of(
+async def test_journals_that_cannot_be_read_are_reported(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
     spec = journal_spec("a/suspended", suspend=Suspend(SuspendLevel.FULL, 10))

@@ -120,7 +120,7 @@ def test_hints_that_need_what_the_log_does_not_have_are_an_error() -> None:
         needs.unneeded(LOG, fragments(100, 200, 300, 400, 500))
 
 
-def test_fragments_that_are_not_persisted_are_told() -> None:
+def test_fragments_that_are_not_persisted_are_reported() -> None:
     kept = fragment(100, 200, persisted=False)
     assert unpersisted([fragment(0, 100), kept, replace(kept, mod_time=1)]) == [
         kept,

@@ -523,7 +523,7 @@ async def test_logs_are_not_pruned_that_brokers_may_not_see_in_full(
     assert logs.begins("shard-one")[:1] == [100]
 
 
-async def test_a_shard_that_is_gone_is_told(consumer: ConsumerFixture, gazctl: Runner) -> None:
+async def test_a_shard_that_is_gone_is_reported(consumer: ConsumerFixture, gazctl: Runner) -> None:
     change = ShardChange(upsert=ShardSpec("shard-one", max_txn_duration_ns=1, disable=True))
     await consumer.shards.apply_shards([change])
     result = await gazctl.ok("shards", "prune", "-l", "id=shard-one")

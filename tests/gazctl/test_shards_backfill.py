@@ -171,7 +171,7 @@ async def test_flags_that_cannot_be_are_refused(
     assert reason in found.err
 
 
-def test_a_class_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_a_class_that_is_not_there_is_reported_with_those_that_are() -> None:
     with raises(Invalid, path="APP", says="Nothing") as raised:
         load_backfill("tests.backfill.apps:Nothing")
     assert "Words, WordsBackfill" in raised.value.hint
@@ -221,7 +221,7 @@ async def test_a_staging_area_or_a_run_that_cannot_be_is_refused(scene: Scene) -
     assert "--run-id" in named.err
 
 
-async def test_no_java_is_told_before_anything_is_changed(
+async def test_no_java_is_reported_before_anything_is_changed(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark")
@@ -233,7 +233,7 @@ async def test_no_java_is_told_before_anything_is_changed(
     assert scene.has_changed_nothing()
 
 
-async def test_a_master_that_is_none_is_told(scene: Scene) -> None:
+async def test_a_master_that_is_not_valid_is_reported(scene: Scene) -> None:
     pytest.importorskip("pyspark")
     for master in ("nonsense", "spark://", "local[", "http://localhost:7077"):
         found = await scene(f"--master={master}")
@@ -268,7 +268,7 @@ async def test_a_state_in_a_database_is_verified(
     engine.dispose()
 
 
-async def test_a_master_that_does_not_answer_is_told_at_once(scene: Scene) -> None:
+async def test_a_master_that_does_not_answer_is_reported_at_once(scene: Scene) -> None:
     pytest.importorskip("pyspark")
     found = await scene("--master=spark://127.0.0.1:9")
     assert found.code == 1
@@ -276,7 +276,7 @@ async def test_a_master_that_does_not_answer_is_told_at_once(scene: Scene) -> No
     assert scene.has_changed_nothing()
 
 
-async def test_a_broker_that_is_gone_is_told_while_a_run_waits_for_it(scene: Scene) -> None:
+async def test_a_broker_that_is_gone_is_reported_while_a_run_waits_for_it(scene: Scene) -> None:
     """Once, with the step; and not while the run gets on, or waits for something else."""
     streams, clock = Streams(), SystemClock()
     client, progress = Client(scene.cluster.broker.endpoint, clock=clock), Progress()

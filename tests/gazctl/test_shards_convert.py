@@ -111,7 +111,7 @@ def test_files_that_are_missing_or_damaged_are_named(recovered: Path) -> None:
     assert not (recovered / "primary.db").exists()
 
 
-def test_what_sqlite_cannot_check_is_told(tmp_path: Path) -> None:
+def test_what_sqlite_cannot_check_is_reported(tmp_path: Path) -> None:
     """Collations and functions are the application's: the database is made all the same."""
 
     def prepare(connection: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_database_that_is_none_is_not_left(tmp_path: Path) -> None:
     assert list(files(directory)) == [redo_name("primary.db", 1)]
 
 
-def test_what_is_not_to_be_converted_is_told(tmp_path: Path) -> None:
+def test_what_is_not_to_be_converted_is_reported(tmp_path: Path) -> None:
     result = convert(tmp_path / "none")
     assert result.code == 2
     assert "--convert: cannot read" in result.err

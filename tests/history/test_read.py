@@ -231,7 +231,7 @@ def test_envelopes_are_decoded_together_and_each_as_it_is(tmp_path: Path) -> Non
         "0000000-00000-1000-8000-010000000001",
     ],
 )
-def test_what_only_looks_like_a_uuid_is_told(text: str) -> None:
+def test_what_only_looks_like_a_uuid_is_reported(text: str) -> None:
     good = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     bad = b'{"uuid":"%s","word":"b"}\n' % text.encode()
     for buffer, begin in ((bad + good, 0), (bad * 3, 0)):

@@ -78,7 +78,7 @@ def test_rows_are_those_of_a_directory(bucket: Bucket, s3_proxy: FaultProxy) -> 
     assert all(fault.times == 0 for fault in s3_proxy.faults)
 
 
-def test_errors_of_the_bucket_are_told(bucket: Bucket, s3_proxy: FaultProxy) -> None:
+def test_errors_of_the_bucket_are_reported(bucket: Bucket, s3_proxy: FaultProxy) -> None:
     # Case: the fields are given, so that the first request is the listing.
     s3_proxy.fail("GET", "list-type", status=403, code="AccessDenied", times=99)
     with pytest.raises(NotAllowed, match="AccessDenied") as raised:

@@ -133,7 +133,7 @@ async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing(
     assert steps[-1] == 1000
 
 
-async def test_observers_run_in_order_and_before_anybody_who_waits() -> None:
+async def test_observers_run_in_order_and_before_any_waiter() -> None:
     script = Script([put("a", 1, 11)])
     ks = await started(script)
     seen: list[str] = []
@@ -284,7 +284,7 @@ async def test_a_mirror_is_loaded_before_it_is_watched() -> None:
         await KeySpace(ROOT, decode).watch(cast("Etcd", Script()))
 
 
-async def test_compaction_loads_anew_in_one_step() -> None:
+async def test_compaction_loads_again_in_one_step() -> None:
     reloaded = loaded(90, b=2, c=3)
     script = Script(
         [Compacted("gone")],
@@ -406,7 +406,7 @@ async def test_it_goes_on_over_a_restart_of_etcd(tmp_path: Path) -> None:
                 scope.cancel()
 
 
-async def test_it_loads_anew_when_compaction_outran_it(tmp_path: Path) -> None:
+async def test_it_loads_again_when_compaction_outran_it(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))
         async with (
@@ -432,7 +432,7 @@ async def test_it_loads_anew_when_compaction_outran_it(tmp_path: Path) -> None:
                 scope.cancel()
 
 
-async def test_what_it_tells_others_after_loading_anew_they_will_see_too(tmp_path: Path) -> None:
+async def test_what_it_tells_others_after_loading_again_they_will_see_too(tmp_path: Path) -> None:
     """A peer waits for the revision that a caller names. Nothing but changes under the root gets it there."""
     with etcd_for_tests(tmp_path, durable=True) as server:
         settings = EtcdSettings((server.endpoint,))

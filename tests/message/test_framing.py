@@ -204,7 +204,7 @@ def test_out_of_step_frames_are_found_again() -> None:
     assert decode_all(framing, b"jun") == ([], b"jun")
 
 
-def test_lengths_that_nobody_writes_are_junk() -> None:
+def test_lengths_that_are_never_written_are_junk() -> None:
     framing = fixed_framing(frame_bytes_max=1000)
     good = framing.encode(b"good")
     huge = MAGIC + struct.pack("<I", 1001)

@@ -456,7 +456,7 @@ async def test_a_log_forks(world: World) -> None:
 
 
 @pytest.mark.parametrize("junk", [b"\x66", b"junk", b"\x66\x33\x93\x36\x01\x02", bytes(1000)])
-async def test_junk_at_the_end_is_in_nobodys_way(world: World, junk: bytes) -> None:
+async def test_junk_at_the_end_is_in_no_ones_way(world: World, junk: bytes) -> None:
     """Less than a header of it, what begins like one, and more."""
     first = await world.owner(11)
     await put(first, "/a", b"one")

@@ -124,7 +124,7 @@ def test_a_failed_append_is_there_as_a_whole_or_not_at_all() -> None:
     assert "no whole append" in story.found()
 
 
-def test_an_acknowledgement_of_who_has_lost_its_lease() -> None:
+def test_an_acknowledgement_of_a_broker_that_has_lost_its_lease() -> None:
     story = Story()
     story.append(b"aaaa", 0, time=30.0)
     story.history.evicted["a"] = 25.0

@@ -114,7 +114,7 @@ def test_a_quiet_watch_reports_progress_if_it_wants_to(etcd: FakeEtcd, clock: Ma
     assert received(other, etcd) == []
 
 
-def test_a_stream_that_nobody_reads_does_not_grow_for_ever(etcd: FakeEtcd) -> None:
+def test_a_stream_that_is_not_read_does_not_grow_for_ever(etcd: FakeEtcd) -> None:
     stream = watch(etcd)
     last = write(etcd, 1_000)
     responses = received(stream, etcd)

@@ -144,7 +144,7 @@ def test_unknown_methods(run: Any) -> None:
     run(case)
 
 
-def test_nobody_listens(run: Any) -> None:
+def test_no_server_listens(run: Any) -> None:
     async def case(channel: Any, service: Any) -> None:
         echo = channel.unary_unary("/test.Service/Echo")
         assert await code_of(echo(b"")) is CODE.UNAVAILABLE

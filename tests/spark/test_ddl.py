@@ -52,6 +52,6 @@ def test_columns() -> None:
         ("a int;", "unexpected text at ';'"),
     ],
 )
-def test_what_is_none(text: str, reason: str) -> None:
+def test_what_is_not_valid(text: str, reason: str) -> None:
     with pytest.raises(Invalid, match=reason):
         parse_columns(text)

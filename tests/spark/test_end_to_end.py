@@ -136,7 +136,7 @@ def test_what_the_first_pass_kept_is_not_read_again(spark: Any, tmp_path: Path) 
     assert frames[True].count() == 9
 
 
-def test_a_bad_option_is_told_with_what_to_do(spark: Any, store: dict[str, str]) -> None:
+def test_a_bad_option_is_reported_with_what_to_do(spark: Any, store: dict[str, str]) -> None:
     with pytest.raises(Exception, match="option begining: there is no such option") as raised:
         table(spark, store, begining="5").load("topic/a")
     assert "What to do: Did you mean begin?" in str(raised.value)
@@ -152,7 +152,7 @@ def require_short(error: BaseException, most: int = 12) -> None:
     assert len(lines) <= hint + 2, lines
 
 
-def test_errors_of_tasks_are_told_as_short(spark: Any, store: dict[str, str]) -> None:
+def test_errors_of_tasks_are_reported_as_short(spark: Any, store: dict[str, str]) -> None:
     """Those of the driver while it plans, of a task that reads, and of one that writes."""
     with pytest.raises(Exception, match="messages are not read as interval") as raised:
         table(spark, store).schema("n interval day to second").load("topic/a").collect()

@@ -80,7 +80,9 @@ def test_one_that_was_unpacked_without_permissions_is_refused(
     assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == home
 
 
-def test_a_program_that_cannot_be_put_in_its_place_is_told(tmp_path: Path, no_wheel: None) -> None:
+def test_a_program_that_cannot_be_put_in_its_place_is_reported(
+    tmp_path: Path, no_wheel: None
+) -> None:
     home = runtime(tmp_path / "jdk", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     (found / "bin" / "java").rename(found / "bin" / "else")
@@ -110,7 +112,7 @@ def test_newer_ones_are_fine(tmp_path: Path, no_wheel: None) -> None:
     assert ensure_java({"JAVA_HOME": str(home)}) == home
 
 
-def test_what_somebody_chose_is_not_replaced_in_silence(tmp_path: Path) -> None:
+def test_what_was_chosen_is_not_replaced_in_silence(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"JAVA_HOME \(.*nowhere\) has no bin/java"):
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere")}, tmp_path / "cache")
 

@@ -143,7 +143,7 @@ def test_times_have_zones_and_no_rounding(text: str, unix_ns: int) -> None:
     assert options.clock_begin >> 64 == 0
 
 
-def test_what_to_do_is_told() -> None:
+def test_what_to_do_is_reported() -> None:
     """Tracebacks are all that Spark shows."""
     with pytest.raises(Invalid) as raised:
         GazetteDataSource({**STORE, "stor": "x"}).schema()
@@ -198,7 +198,7 @@ def test_writes() -> None:
         (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
     ],
 )
-def test_errors_are_told_without_what_led_to_them(error: Exception, hint: str) -> None:
+def test_errors_are_reported_without_what_led_to_them(error: Exception, hint: str) -> None:
     """Their traceback is in the middle of Java's."""
 
     @with_hints()
@@ -246,9 +246,11 @@ def test_types_that_messages_do_not_have(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["schema", "read", "stream", "write"])
-def test_a_broker_that_is_not_there_is_told(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_not_there_is_reported(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not waited for, whichever asks first: a driver, or a task."""
-    monkeypatch.setattr(access, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(access, "_WAIT_S", 0.2)
     given = {"broker.address": "http://127.0.0.1:1,http://127.0.0.1:2", "journal": "topic/a"}
     source = GazetteDataSource(given)
     schema = from_arrow_schema(parse_columns("n long"))

@@ -32,7 +32,7 @@ def test_a_java_that_died_as_it_began_is_started_again() -> None:
     assert started(Builder(2)) == "session"
 
 
-def test_one_that_never_starts_is_told() -> None:
+def test_one_that_never_starts_is_reported() -> None:
     builder = Builder(10)
     with pytest.raises(Unavailable, match="did not start in 3 attempts"):
         started(builder)

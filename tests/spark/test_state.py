@@ -233,7 +233,7 @@ async def test_errors_name_the_option(start: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["broker", "consumer"])
-async def test_who_is_not_there_is_told(
+async def test_a_member_that_is_not_there_is_reported(
     what: str, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "_CONNECT_S", 0.2)

@@ -213,7 +213,7 @@ def test_offsets_are_texts_that_compare() -> None:
             decode_offset(wrong)
 
 
-def test_a_journal_that_was_made_anew(tmp_path: Path) -> None:
+def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(1, 2, OUTSIDE_TXN, n=2))
     query = Query(options(tmp_path))
@@ -291,7 +291,7 @@ def test_a_message_that_goes_on_in_other_fragments(
     assert [again.step(), again.step()] == [[4], None]
 
 
-def test_a_journal_that_was_made_anew_is_told_before_more_is_read(
+def test_a_journal_that_was_created_again_is_reported_before_more_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be read on from its middle as soon as it is long enough."""

@@ -196,7 +196,7 @@ def test_a_reader_offers_filters_only_where_spark_takes_them(options: dict[str, 
     assert type(pushing).pushFilters is not DataSourceReader.pushFilters
 
 
-def test_what_cannot_be_told_committed(options: dict[str, str]) -> None:
+def test_what_is_not_known_to_be_committed(options: dict[str, str]) -> None:
     with raises(Invalid, path="option.message"):
         read({**options, "content_type": "application/x-protobuf-fixed"}, "value binary")
     with raises(Invalid, path="option.isolation"):

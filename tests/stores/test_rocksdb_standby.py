@@ -208,7 +208,7 @@ def test_families_that_are_made_later_are_seen(scratch: Path) -> None:
     replayer.abandon()
 
 
-def test_a_copy_that_was_damaged_is_made_anew(
+def test_a_copy_that_was_damaged_is_made_again(
     small: tuple[MemoryLog, RocksDBStore], scratch: Path
 ) -> None:
     log, store = small

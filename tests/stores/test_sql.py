@@ -209,7 +209,7 @@ def test_a_former_owner_is_fenced(engine: Any) -> None:
     owner.destroy()
 
 
-def test_a_former_owner_that_stands_still_holds_nobody_up(postgres_engine: Any) -> None:
+def test_a_former_owner_that_stands_still_holds_up_no_other(postgres_engine: Any) -> None:
     """Its session, idle within a transaction, is ended: its locks would last as long as it stands."""
     former, owner = SQLStore(postgres_engine), SQLStore(postgres_engine)
     former.restore_checkpoint(SHARD)
@@ -225,7 +225,7 @@ def test_a_former_owner_that_stands_still_holds_nobody_up(postgres_engine: Any) 
     owner.destroy()
 
 
-def test_a_session_that_was_ended_is_fenced_only_if_somebody_took_over(
+def test_a_session_that_was_ended_is_fenced_only_after_a_take_over(
     postgres_engine: Any,
 ) -> None:
     """Else it is the database that is unavailable: an operator ended it, or the server ends."""

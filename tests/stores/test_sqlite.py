@@ -280,7 +280,7 @@ def test_a_reader_that_stays_holds_up_a_checkpoint_and_no_commit(
         init(self, *args, **kwargs | {"checkpoint_frames": 10})
 
     monkeypatch.setattr(RedoRecording, "__init__", small)
-    monkeypatch.setattr("gazette.stores.sqlite.wal_changes.CHECKPOINT_PATIENCE_MS", 1)
+    monkeypatch.setattr("gazette.stores.sqlite.wal_changes.CHECKPOINT_WAIT_MS", 1)
     store = world.open()
     commit(store)
     wal = Path(f"{store._recording.path}-wal")

@@ -172,7 +172,7 @@ def test_a_view_has_nothing_to_show_before_its_schema_was_committed(
     replayer.abandon()
 
 
-def test_a_copy_that_was_damaged_is_made_anew(scratch: Path) -> None:
+def test_a_copy_that_was_damaged_is_made_again(scratch: Path) -> None:
     recorded = record("redo", scratch, random.Random("damage"), 30)
     replayer = Replayer(scratch / "staged")
     copy = FollowedDatabases(scratch / "copy")

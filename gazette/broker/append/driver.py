@@ -419,11 +419,11 @@ class AppendDriver:
         flow = self._flow or self._begin_flow()
         if self._interruption is not None:
             return ev.StreamFailed(self._interruption)
-        clock, patience = self._context.clock, flow.patience()
+        clock, idle = self._context.clock, flow.idle_ticks()
         began = clock.monotonic()
         self._interruptible = True
         try:
-            async with IdleTimeout(None if patience is None else patience / TICKS_PER_S) as waiting:
+            async with IdleTimeout(None if idle is None else idle / TICKS_PER_S) as waiting:
                 content = await self.content.next()
         except TimeoutError:
             return ev.StreamFailed(too_slow(flow.rate_min))

@@ -14,7 +14,7 @@ from typing import Final
 
 TICKS_PER_S: Final = 1000
 BURST_S: Final = 1
-"""Initial credit of a replica, and initial patience of an append, in seconds' worth of its rate."""
+"""Initial credit of a replica, and initial idle time of an append, in seconds' worth of its rate."""
 BANK_S: Final = 10
 """Credit that an idle journal may save up, in seconds' worth of its maximum rate."""
 
@@ -75,29 +75,29 @@ class AppendFlow:
     rate_max: int
     total_chunks: int = 0
     delayed_chunks: int = 0
-    _patience: int = 0
+    _allowance: int = 0
 
     def __post_init__(self) -> None:
-        self._patience = BURST_S * self.rate_min * TICKS_PER_S
+        self._allowance = BURST_S * self.rate_min * TICKS_PER_S
 
-    def patience(self) -> int | None:
+    def idle_ticks(self) -> int | None:
         """Return the ticks to wait for the next message; None if for ever."""
         if not self.rate_min:
             return None
-        return -(-self._patience // self.rate_min)
+        return -(-self._allowance // self.rate_min)
 
     def waited(self, ticks: int) -> bool:
         """Count ``ticks`` of waiting. Return True if the client is still fast enough."""
         if not self.rate_min:
             return True
-        self._patience -= self.rate_min * max(ticks, 0)
-        return self._patience > 0
+        self._allowance -= self.rate_min * max(ticks, 0)
+        return self._allowance > 0
 
     def received(self, length: int) -> None:
         """Count a message with ``length`` bytes of content."""
         self.total_chunks += 1
-        earned = self._patience + length * TICKS_PER_S
-        self._patience = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
+        earned = self._allowance + length * TICKS_PER_S
+        self._allowance = min(earned, BURST_S * self.rate_min * TICKS_PER_S)
 
     def unlimit(self) -> None:
         """Hold nothing back any more: other appends wait for this one to end."""

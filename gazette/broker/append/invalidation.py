@@ -16,22 +16,22 @@ class Superseded(Exception):
     """Raised when ``invalidated`` is set first: the result of the wait is no longer wanted."""
 
 
-async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
-    """Take from ``baton``. Raise ``Superseded`` if ``invalidated`` is set first.
+async def take_unless(mutex: Mutex[T], invalidated: asyncio.Event) -> T:
+    """Take from ``mutex``. Raise ``Superseded`` if ``invalidated`` is set first.
 
     Raise ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
     """
     if invalidated.is_set():
         raise Superseded
-    if baton.idle:
-        return await baton.take()  # Does not wait.
+    if mutex.idle:
+        return await mutex.take()  # Does not wait.
     taken: list[T] = []
 
     async def take() -> None:
-        taken.append(await baton.take())
+        taken.append(await mutex.take())
 
     try:
-        async with TaskScope(f"take {baton.name}") as scope:
+        async with TaskScope(f"take {mutex.name}") as scope:
             taking = scope.spawn(take(), name="take")
             overtaken = scope.spawn(_wait(invalidated), name="invalidated")
             await asyncio.wait({taking, overtaken}, return_when=asyncio.FIRST_COMPLETED)
@@ -42,7 +42,7 @@ async def take_unless(baton: Mutex[T], invalidated: asyncio.Event) -> T:
     finally:
         # The value may have arrived at the very moment of the cancellation or of the invalidation.
         if taken:
-            baton.give(taken.pop())
+            mutex.give(taken.pop())
 
 
 async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> None:

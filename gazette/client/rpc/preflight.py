@@ -23,11 +23,11 @@ _PROBE: Final = "/gazctl.Probe/Probe"
 
 
 async def require_reachable(
-    client: Client | ShardClient, what: str, *, connect_s: float, patience_s: float = 0, hint: str
+    client: Client | ShardClient, what: str, *, connect_s: float, wait_s: float = 0, hint: str
 ) -> None:
     """Connect to one of the client's addresses, waiting for each at most ``connect_s`` seconds.
 
-    ``patience_s``: seconds to wait for a server that refuses connections now to return. Raise
+    ``wait_s``: seconds to wait for a server that refuses connections now to return. Raise
     ``Unavailable`` that gives the reason for each address, and ``hint``.
     """
     reasons: dict[str, str] = {}
@@ -42,16 +42,16 @@ async def require_reachable(
             reasons[address] = _reason(error)
         else:
             return
-    if patience_s and await _comes_back(client, patience_s):
+    if wait_s and await _comes_back(client, wait_s):
         return
     listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
     raise Unavailable(f"cannot reach the {what} at {listed}", hint=hint)
 
 
-async def _comes_back(client: Client | ShardClient, patience_s: float) -> bool:
+async def _comes_back(client: Client | ShardClient, wait_s: float) -> bool:
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
-        await channel.unary_unary(_PROBE)(b"", timeout=patience_s, wait_for_ready=True)
+        await channel.unary_unary(_PROBE)(b"", timeout=wait_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
         return error.code() not in _UNREACHABLE
     return True

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
-_STANDBY_PATIENCE_S: Final = 1.0
+_STANDBY_GRACE_S: Final = 1.0
 """Seconds that a standby may take to come up to date while a primary can be asked instead."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
@@ -288,7 +288,7 @@ class _Attempts:
             return None
         alone = self._query.header is not None or self._resolver.primary_of(shard.id) is None
         try:
-            async with asyncio.timeout(None if alone else _STANDBY_PATIENCE_S):
+            async with asyncio.timeout(None if alone else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
             return None  # The refresh goes on for later queries.

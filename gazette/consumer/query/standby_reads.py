@@ -161,8 +161,8 @@ class StandbyReads:
             # Release first, before any refresh. It closes connections, which does not block.
             self._view.release(edition.reader)
 
-    async def close(self, patience_s: float) -> None:
-        """Take no more queries, let running ones end for ``patience_s`` seconds, and release everything.
+    async def close(self, grace_s: float) -> None:
+        """Take no more queries, let running ones end for ``grace_s`` seconds, and release everything.
 
         A query that still runs gets `Closed` from what it reads. May be called again.
         """
@@ -171,7 +171,7 @@ class StandbyReads:
         self._closed = True
         try:
             await self._scope.stop()
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(grace_s):
                 while any(one is not None and one.uses for one in (self._current, self._older)):
                     self._released.clear()
                     await self._released.wait()

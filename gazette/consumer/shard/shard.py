@@ -55,7 +55,7 @@ STOP_TIMEOUT_S: Final = 10.0
 """Seconds that a stopped shard waits for a running callback. After that, the thread ends alone."""
 
 _RESTART_POLL_S: Final = 0.25
-READS_PATIENCE_S: Final = 60.0
+READS_GRACE_S: Final = 60.0
 """Seconds that queries of a standby may go on after its promotion: they read its view, not its store."""
 
 
@@ -404,7 +404,7 @@ class Shard:
         self._player.hand_off(author, permit=self._ownership.require)
         recovered = await self._recovered
         if self._reads is not None:
-            closing = self._quietly(self._reads.close(READS_PATIENCE_S), "closing a standby's view")
+            closing = self._quietly(self._reads.close(READS_GRACE_S), "closing a standby's view")
             self._reports.spawn(closing, name="view")
         return recovered
 

@@ -56,7 +56,7 @@ class ProgressLine:
         """The name of the present work. May be changed before `update`."""
         self._unit = unit
         self._bar: Progress | None = None
-        self._told_at = clock.monotonic()
+        self._written_at = clock.monotonic()
 
     def __enter__(self) -> Self:
         if self._terminal.stderr.isatty():
@@ -93,8 +93,8 @@ class ProgressLine:
             )
             return
         now = self._clock.monotonic()
-        if now - self._told_at >= _LINE_EVERY_S:
-            self._told_at = now
+        if now - self._written_at >= _LINE_EVERY_S:
+            self._written_at = now
             self._terminal.note(f"{self.label}: {self._amounts(done, total)}")
 
     def _amounts(self, done: int, total: int) -> str:

@@ -12,11 +12,10 @@ import msgspec
 
 from gazette.backfill.definition import load_backfill
 from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import Bounds
 from gazette.backfill.report import Progress, Report
 from gazette.backfill.run import BackfillRun
 from gazette.backfill.runner import Runner
-from gazette.backfill.settings import RunSettings
+from gazette.backfill.settings import HistoryEnd, RunSettings
 from gazette.blobs.fsspec import check_protocols
 from gazette.consumer.application_name import checked_name
 from gazette.errors import Invalid, not_installed
@@ -67,7 +66,7 @@ async def run(context: Context) -> int:
         selector,
         flags.staging,
         run_id,
-        _bounds(flags, context.clock.now()),
+        _history_end(flags, context.clock.now()),
         flags.enable,
         flags.overwrite,
         flags.forget_publications,
@@ -151,7 +150,7 @@ def _access(context: Context, flags: ShardsBackfillFlags) -> Access:
     return Access(brokers, brokers.file_root, flags.direct, protocols)
 
 
-def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:
+def _history_end(flags: ShardsBackfillFlags, now_s: float) -> HistoryEnd:
     """Return where the history ends. Raise ``Invalid``."""
     if flags.until and flags.offsets:
         raise Invalid(
@@ -166,7 +165,7 @@ def _bounds(flags: ShardsBackfillFlags, now_s: float) -> Bounds:
             path="--until",
             hint="Leave it out to read everything.",
         )
-    return Bounds(_offsets(flags.offsets), until_s)
+    return HistoryEnd(_offsets(flags.offsets), until_s)
 
 
 def _offsets(text: str) -> Mapping[str, int]:

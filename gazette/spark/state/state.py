@@ -134,7 +134,7 @@ async def _require_reachable(client: Client | ShardClient, what: str) -> None:
         client,
         what,
         connect_s=_CONNECT_S,
-        patience_s=_CONNECT_S,
+        wait_s=_CONNECT_S,
         hint=f"Check that it runs there and can be reached from here, or correct {what}.address.",
     )
 

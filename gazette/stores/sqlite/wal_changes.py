@@ -33,8 +33,8 @@ READ_BYTES: Final = 8 << 20
 
 BUSY_MS: Final = 10_000
 """Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
-CHECKPOINT_PATIENCE: Final = 4
-CHECKPOINT_PATIENCE_MS: Final = 100
+CHECKPOINT_OVERDUE: Final = 4
+CHECKPOINT_WAIT_MS: Final = 100
 """Bounds of the time for which checkpoints yield to readers that hold them up.
 
 A checkpoint is postponed until the WAL is this many times as long as it should be. From then on
@@ -234,8 +234,8 @@ class WalChanges:
     def _checkpoint(self) -> None:
         """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
         assert self._connection is not None
-        patient = self._shipped >= CHECKPOINT_PATIENCE * self._checkpoint_frames
-        if not checkpoint(self._connection, CHECKPOINT_PATIENCE_MS if patient else 0, self._schema):
+        overdue = self._shipped >= CHECKPOINT_OVERDUE * self._checkpoint_frames
+        if not checkpoint(self._connection, CHECKPOINT_WAIT_MS if overdue else 0, self._schema):
             return
         self._shipped = 0
         self._salt = b""
@@ -265,13 +265,13 @@ def check_file(connection: apsw.Connection, schema: str, path: Path) -> None:
         )
 
 
-def checkpoint(connection: apsw.Connection, patience_ms: int, schema: str = "main") -> bool:
+def checkpoint(connection: apsw.Connection, wait_ms: int, schema: str = "main") -> bool:
     """Move the WAL into the database. Return True if all of it was moved.
 
-    Wait at most ``patience_ms`` for readers. An open cursor of ``connection`` itself holds it up
+    Wait at most ``wait_ms`` for readers. An open cursor of ``connection`` itself holds it up
     like any reader.
     """
-    connection.set_busy_timeout(patience_ms)
+    connection.set_busy_timeout(wait_ms)
     try:
         connection.wal_checkpoint(schema, apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except (apsw.BusyError, apsw.LockedError):

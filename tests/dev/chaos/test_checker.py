@@ -267,7 +267,7 @@ def test_a_changed_byte(at: int) -> None:
     assert kinds <= {"changed", "lost"}
 
 
-def test_a_changed_byte_of_an_append_that_nobody_knows_of() -> None:
+def test_a_changed_byte_of_an_append_without_an_outcome() -> None:
     story = Story()
     story.complete(op := story.invoke(), "unknown")
     story.land(op)
@@ -437,7 +437,7 @@ def test_a_reader_that_was_given_other_bytes() -> None:
     assert story.kinds() == {"read"}
 
 
-def test_a_reader_that_was_told_of_a_gap() -> None:
+def test_a_reader_that_knows_of_a_gap() -> None:
     story = Story()
     story.append()
     story.open(0)

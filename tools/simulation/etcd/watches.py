@@ -42,7 +42,7 @@ class _Watch:
     fragment: bool
     progress: bool
     synced: bool
-    told_at: float
+    reported_at: float
     """When it last got a response."""
     ended: bool = False
 
@@ -122,9 +122,9 @@ class WatchStream:
         """Report the revision on watches that want progress and have had no response for long."""
         now = self.now()
         for watch in self._watches.values():
-            quiet = now - watch.told_at >= self.progress_interval_s
+            quiet = now - watch.reported_at >= self.progress_interval_s
             if watch.progress and quiet and watch.synced and not watch.ended and not self._held:
-                watch.told_at = now
+                watch.reported_at = now
                 self._buffer(rpc_pb2.WatchResponse(header=self._header(), watch_id=watch.id))
                 self.wake()
 
@@ -170,7 +170,7 @@ class WatchStream:
             fragment=request.fragment,
             progress=request.progress_notify,
             synced=request.start_revision == 0 or request.start_revision > self.store.revision,
-            told_at=self.now(),
+            reported_at=self.now(),
         )
         self._watches[watch.id] = watch
         self._answers.append(
@@ -239,7 +239,7 @@ class WatchStream:
                 created = event.kv.create_revision == event.kv.mod_revision
                 if not created and (before := self.store.before(event)) is not None:
                     event.prev_kv.CopyFrom(before)
-        watch.told_at = self.now()
+        watch.reported_at = self.now()
         for one in _fragments(response) if watch.fragment else (response,):
             self._buffer(one)
 
