@@ -61,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Require that a run is resumed with the same backfill and shards. Raise ``Conflict``."""
         if (self.backfill, self.shards) != (name, list(shards)):
             raise Conflict(
-                f"the run is one of {self.backfill} for {len(self.shards)} shards, and not this",
+                f"the run with this id is of {self.backfill} and {len(self.shards)} shards, not of these",
                 hint="Give the same arguments to resume it, or another --run-id.",
             )
 
@@ -134,7 +134,7 @@ def plan_snapshot(
 
 
 def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
-    """Call `take_snapshot`; errors name the flag. Raise ``Invalid``, and what else it raises."""
+    """Call `take_snapshot`, and name the flag in its errors. Raise ``Invalid``, and what it raises."""
     try:
         return take_snapshot(access, chosen)
     except Invalid as error:

@@ -81,7 +81,7 @@ async def read_previous_state(
     stored_hints = dict.fromkeys(
         one for one in (stored.primary, *stored.backups) if one is not None
     )
-    # In a shard's order: hints without files say to read the log from its first byte.
+    # Try hints in the order of a shard. Hints without files come last: they say to read the whole log.
     hints = sorted(stored_hints, key=lambda one: not one.live_nodes) or [
         FSMHints(log=spec.recovery_log)
     ]

@@ -348,7 +348,7 @@ class BackfillRun:
     ) -> tuple[str, ...]:
         chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
         built = list(zip(tasks, attempts, strict=True))
-        # For a database this was done before its commit.
+        # States in a database were verified before their commit.
         done = [one.shard for one in attempts if one.built.facts.get("verified")]
         pairs = [(task, one) for task, one in built if one.built.log and one.shard in chosen]
         self.progress.begin(

@@ -34,7 +34,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the bytes that a process holds, with files that it has mapped. Linux only, as above."""
+    """Return the bytes that a process holds, with mapped files. Linux only: ``NotFound`` elsewhere."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError as error:

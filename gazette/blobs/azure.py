@@ -83,7 +83,7 @@ class AzureStore(FsspecStore):
             )
         return fsspec.filesystem(
             "abfs",
-            # Without it, adlfs looks the container up first, which takes a permission of its own.
+            # By default adlfs looks the container up first, which takes a permission of its own.
             assume_container_exists=True,
             **_TIMEOUTS,
             max_concurrency=1,

@@ -152,7 +152,7 @@ class FsspecStore(ABC):
             for entry in entries:
                 name = entry["name"]
                 if not name.startswith(f"{directory}/") or name.endswith("/"):
-                    continue  # The directory itself, or a file of its name.
+                    continue  # The entry is the directory itself, or a file of its name.
                 if entry["type"] == "directory":
                     directories.append(name)
                 elif not posixpath.basename(name).startswith(PARTIAL_PREFIX):
@@ -482,7 +482,7 @@ def write_file(
     except BaseException:
         with suppress(Exception):
             file.discard()
-        # Otherwise the finalizer would store what there is.
+        # If the file stays open, its finalizer stores what was written.
         if not file.closed:
             try:
                 file.closed = True

@@ -80,7 +80,7 @@ class _Threads:
 
     calls: StoreCalls
     signing: StoreCalls
-    """One thread, for signatures that take input and output."""
+    """One thread, for signatures that need the network or a file."""
     checks: Pool
     """One thread, for health checks."""
 

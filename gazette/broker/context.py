@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerContext(ReplicaContext):
-    """The components of one broker: those of its replicas, and what finds and guards these."""
+    """The components of one broker: those that replicas use, the resolver, and the guards of calls."""
 
     resolver: Resolver
     rng: random.Random

@@ -433,7 +433,7 @@ class Replica:
                 "store %(store)s lists none of the %(count)d fragments of %(journal)s that it listed before: "
                 "check that it is mounted and the right one; their offsets are kept for 6 h",
                 {"store": emptied.url, "count": emptied.fragments, "journal": self.journal},
-                # The same for all journals of the store.
+                # One cause for all journals of the store.
                 extra={"cause": f"emptied store {emptied.url}"},
             )
         known = set(self.index.conflicts)

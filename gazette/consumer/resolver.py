@@ -177,7 +177,7 @@ class Resolver:
         route = EMPTY_ROUTE
         if item is not None:
             value: ShardItem = item.decoded.value
-            # The caller must not be able to tell it from a shard that does not exist.
+            # To this caller, a shard that its claims do not cover looks like one that does not exist.
             if claims.selector.matches(value.spec.labels_with_id()):
                 spec = value.spec
                 route = self.with_endpoints(route_of(self._state.assignments_of(shard_id)))

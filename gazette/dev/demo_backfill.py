@@ -206,7 +206,7 @@ class BackfillAct:
                 )
         finally:
             await process.stop(5.0)
-        # The same file holds its progress, and the log of Spark, which may be JSON as well.
+        # The report is one line of the log. Other lines are progress, and what Spark logs, maybe as JSON.
         lines = process.log_path.read_text("utf-8").splitlines()
         report: dict[str, Any] = json.loads(
             next(one for one in lines if one.startswith('{"run_id"'))

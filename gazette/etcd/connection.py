@@ -324,7 +324,7 @@ async def exchange(call: Any, request: Any) -> Any:
     Raise ``grpc.aio.AioRpcError`` or ``StreamEnded``.
     """
     with contextlib.suppress(asyncio.InvalidStateError):
-        # A write to a call that has failed raises this; the read then raises the reason.
+        # If the call has failed, the write raises this error, and the read raises the reason.
         await call.write(request)
     return await read(call)
 
@@ -364,14 +364,14 @@ def _channel(
     options = (
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
-        # Without it, a ping without an answer is given a minute, in spite of the line above.
+        # Without this option gRPC waits a minute for the answer to a ping, in spite of the one above.
         ("grpc.http2.ping_timeout_ms", keepalive_ms),
         # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # In spite of its name, it bounds how long one attempt to connect may take.
+        # In spite of its name, this option bounds how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", int(settings.dial_timeout_s * 1000)),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
         ("grpc.max_send_message_length", -1),

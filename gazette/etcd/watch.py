@@ -26,7 +26,7 @@ async def watch(
             range_end=range_end,
             start_revision=start_revision,
             progress_notify=progress,
-            # Without it, a response could exceed what etcd can send, and the watch would fail forever.
+            # Let etcd split large responses. One that it cannot send would fail the watch for ever.
             fragment=True,
         )
     )

@@ -77,7 +77,7 @@ def kernel() -> ModuleType | None:
     LOGGER.debug("loading the scanner of JSON; its first use on a machine compiles it")
     try:
         json_kernel.compile_ahead()
-    except OSError as error:  # The disk of its cache is full, say.
+    except OSError as error:  # For example, the disk of its cache is full.
         LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
     return json_kernel

@@ -168,7 +168,7 @@ class _JournalFold:
         self._waiting: dict[int, list[_Context]] = {}
         """By producer, the runs that hold its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """By producer with pending messages from before the snapshot: their offset, until it is seen."""
+        """Offset of a producer's pending messages from before the snapshot, until they are seen."""
         self._unread: set[int] = set()
         """Producers with pending messages from before the snapshot that are not replayed."""
         pending = journal.pending

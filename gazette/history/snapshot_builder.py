@@ -52,7 +52,7 @@ class Selection:
     begin: Mapping[JournalName, Offset] = field(default_factory=dict)
     end: Mapping[JournalName, Offset] = field(default_factory=dict)
     begin_all: Offset = 0
-    """Begin of journals that ``begin`` does not name."""
+    """Offset at which to begin journals that ``begin`` does not name."""
     end_all: Offset | None = None
     sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
     """Checkpoint to resume from. It takes precedence over ``begin``."""

@@ -71,7 +71,7 @@ class Acceptor:
         self._starting: dict[asyncio.Task[None], None] = {}
         """In the order of their beginning."""
         self._uncounted = 0
-        """Number of those connections that are not made yet."""
+        """Number of connections in ``_starting`` that are not made yet."""
         self._retry: asyncio.TimerHandle | None = None
         self._name = str(listener.getsockname())
 
@@ -90,7 +90,9 @@ class Acceptor:
                 await next_turn(self._loop)
         finally:
             self._pause()
-        with contextlib.suppress(OSError):  # Some systems refuse; closing it has the same effect.
+        with contextlib.suppress(
+            OSError
+        ):  # Some systems refuse this for a listening socket. Then its closing has the same effect.
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._starting:
             await asyncio.wait(set(self._starting))
@@ -214,6 +216,6 @@ class Acceptor:
 
 async def next_turn(loop: asyncio.AbstractEventLoop) -> None:
     """Return when all callbacks that are due now were called."""
-    turned = asyncio.Event()  # Unlike a future, it may be set after the wait was cancelled.
+    turned = asyncio.Event()  # Unlike a future, an event may be set after the wait was cancelled.
     loop.call_soon(turned.set)
     await turned.wait()

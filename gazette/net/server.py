@@ -72,7 +72,7 @@ def advertised_host(bind_host: str, default_host: str) -> str:
 def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None:
     """Log a warning if other machines may call a server that has no keys.
 
-    ``group`` is that of its flags, ``what`` says what callers can do.
+    ``group`` is the group of flags of this server. ``what`` says what callers can do.
     """
     sockets = settings.port.startswith(UNIX_PREFIX) and (
         not settings.http_port or settings.http_port.startswith(UNIX_PREFIX)

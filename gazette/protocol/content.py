@@ -87,7 +87,7 @@ def decode_replicate(data: bytes) -> ReplicateMessage:
                 if after == len(data):
                     return ReplicateContent(data[at:end], delta)
     except IndexError:
-        pass  # The generated code below decodes it, and names what is wrong with it.
+        pass  # The generated code below decodes the message, and names what is wrong with it.
     return broker_pb2.ReplicateRequest.FromString(data)
 
 
@@ -124,7 +124,7 @@ def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
             if length and at + length == len(data):
                 return Content(offset, data[at:])
     except IndexError:
-        pass  # The generated code below decodes it, and names what is wrong with it.
+        pass  # The generated code below decodes the message, and names what is wrong with it.
     return broker_pb2.ReadResponse.FromString(data)
 
 

@@ -179,7 +179,7 @@ class TaskScope:
         self._owner = None
         self._stopping = True
         if self._owner_cancelled and owner is not None:
-            # Delivered neither in the body nor in the wait: swallow it before it surfaces later.
+            # The cancellation reached neither the body nor the wait. Take it back before it surfaces later.
             self._owner_cancelled = False
             owner.uncancel()
         if outer_cancel:

@@ -193,7 +193,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
         "journal": ",".join(one.journal for one in snapshot.journals),
         "direct": str(access.direct).lower(),
         "uuid_field": backfill.uuid_field,
-        # Otherwise a null would get into the state in place of a value that does not fit.
+        # In another mode, a null would get into the state in place of a value that does not fit.
         "mode": "FAILFAST",
     }
     if access.file_root is not None:

@@ -19,7 +19,7 @@ DEFAULTS: Final[dict[str, str]] = {
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
-    # Otherwise Spark looks the machine's name up, and warns of the result.
+    # Without an address Spark looks the machine's name up, and warns of the result.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -61,7 +61,7 @@ def session(
     else:
         require_reachable(master)
         os.environ["JAVA_HOME"] = str(ensure_java(os.environ))
-        # Otherwise workers run any `python3` on their PATH.
+        # By default workers run any `python3` on their PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith("local"):

@@ -314,8 +314,8 @@ class AppDriver(Generic[StoreT]):
                 continue
             if commit.done() or self._is_held(life):
                 return
-            # The store commits on a thread of its own, and callbacks do the rest. Ours is the last
-            # callback.
+            # The store commits on a thread of its own. Callbacks of the future do the rest, in
+            # order: wait until this last one is called.
             called = threading.Event()
             commit.add_done_callback(lambda _, called=called: called.set())  # type: ignore[misc]
             if not called.wait(self._commit_wait_s):

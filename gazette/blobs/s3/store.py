@@ -201,7 +201,7 @@ class S3Store:
             with self._client(path) as client:
                 client.delete_object(Bucket=self.bucket, Key=key)
         except NotFound:
-            return  # Other stores may raise this. S3 does not.
+            return  # S3 itself reports success. Other stores may not.
 
     def sign_get(self, path: str, ttl_s: float) -> str:
         """Return a presigned URL. It ends with the credentials that signed it, if these are temporary ones.

@@ -133,7 +133,7 @@ class AppendApi:
                     ended = self._under_lease(ended)
                     response = await _response_of(ended, driver, call)
             if response is None:
-                return broker_pb2.AppendResponse()  # The caller has gone: this is not read.
+                return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
             outcome.status = Status.from_pb(response.status)
             if outcome.status is Status.OK and ended.commit is not None and not ended.repeated:
                 WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)

@@ -453,7 +453,7 @@ class AppendFSM:
 
     def _finish_stream(self, proposal: Fragment, registers: LabelSet) -> tuple[Effect, ...]:
         self.state = State.READ_ACKNOWLEDGEMENTS
-        self._let_go()  # `HandOver` gives it up before the next event, unless `SendFinal` fails.
+        self._let_go()  # `HandOver` gives the pipeline up before the next event, unless `SendFinal` fails.
         return (ev.SendFinal(proposal, registers), ev.HandOver(), ev.GatherAcks())
 
     # Acknowledgements, and endings.

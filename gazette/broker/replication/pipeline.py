@@ -275,7 +275,7 @@ class Pipeline:
         Cancellation: some replicas may have the proposal; tear the pipeline down.
         """
         self._raise_failure()
-        self._forget_gathered()  # The proposal leaves it out, or ``next`` has sent it.
+        self._forget_gathered()  # ``next`` has sent this content, or the proposal leaves it out.
         self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
         await self._apply(Proposal(proposal, registers))
 

@@ -98,7 +98,7 @@ class ChannelSettings:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
-            # Without this option a stopped peer is noticed only after a minute, whatever the other one says.
+            # Without this option gRPC waits a minute for the answer to a ping, in spite of the one above.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),

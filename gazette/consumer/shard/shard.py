@@ -309,7 +309,7 @@ class Shard:
 
     async def _standby(self) -> None:
         spec = self._spec
-        spec.validate()  # Another tool may have applied it with names that are no journals.
+        spec.validate()  # Another tool may have applied an invalid one.
         if not spec.recovery_log:
             await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
             return

@@ -39,7 +39,7 @@ async def update_status(
             return
         present: ReplicaStatus = kv.decoded.value
         if status.code <= present.code and set(status.errors) <= set(present.errors):
-            return  # An attempt whose answer was lost may have written it.
+            return  # An earlier attempt, whose answer was lost, may have written the status.
         reduced = present.reduce(status)
         try:
             result = await etcd.txn(

@@ -108,7 +108,7 @@ class LoopShardIO:
             if self._ended.is_set():
                 closed()
             else:
-                # Runs also if the task is cancelled before it began.
+                # The callback runs also if the task is cancelled before it begins.
                 self._scope.spawn(run(), name=name).add_done_callback(closed)
 
         self._loop.call_soon_threadsafe(start)

@@ -107,7 +107,7 @@ async def _watch_missing(
                 head = await _confirmed_head(client, journal, head)
             if head is None or head <= seen or reader.offset != seen:
                 missing.pop(journal, None)
-                # At its head, there is nothing more to ask for until it moves.
+                # The reader is at the head of the source. Ask again when it has moved.
                 done = -1 if head is None else seen
                 continue
             if suspected != seen:

@@ -275,7 +275,7 @@ class Transactor:
             # with the prior acknowledgement if that still waits, and always before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
-        # Once it takes no more input, only calls and futures matter.
+        # A transaction that is closed takes no more input: only calls and futures matter.
         get: Callable[[float | None], Event | None]
         get = self._inbox.get_call if transaction.closed else self._inbox.get
         if (event := get(timeout_s)) is not None:

@@ -256,7 +256,7 @@ def encode_labels(labels: LabelSet) -> list[dict[str, Any]]:
 
 
 def encode_duration(ns: int) -> str:
-    """Return the value of a field of a duration. Zero, which is left out, is ``""``."""
+    """Return a duration as the value of a YAML field. Zero becomes ``""``, which is left out."""
     return format_go_duration(ns) if ns else ""
 
 

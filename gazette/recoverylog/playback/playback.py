@@ -359,7 +359,9 @@ class Playback:
         operations would be dropped in silence.
         """
         if outcome in _CONTRADICTIONS:
-            return True  # By sequence number and checksum it is the next operation, of any author.
+            return (
+                True  # Its sequence number and checksum make it the next operation, of any author.
+            )
         if had_hints or op.seq_no < self.fsm.next_seq_no:
             return False
         if op.author == self.last_author:

@@ -181,7 +181,7 @@ class FollowedRocksDB:
         self._tables[DEFAULT] = self._database
 
     def _close_tables(self) -> None:
-        # RocksDB stays open until the last of these is released.
+        # RocksDB stays open until the last of these objects is released.
         self._opened = None
         self._tables.clear()
         database, self._database = self._database, None

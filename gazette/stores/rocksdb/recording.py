@@ -123,7 +123,7 @@ class RocksDBRecording:
         another length than it records.
         """
         links = self._recorder.fsm.links
-        # Without CURRENT, the log ends before the first commit of its first owner.
+        # A log without the file CURRENT ends before the first commit of its first owner.
         check_kind(self._recorder, "RocksDB database", _is_ours)
         check_lengths(self._recorder)
         for path, fnode in sorted(links.items()):
@@ -279,7 +279,7 @@ class RocksDBRecording:
     def _make_private(self, names: Collection[str]) -> None:
         """Restrict new files to their owner: RocksDB creates them by the process's umask."""
         for name in names:
-            # A small file is replaced by another one of its name.
+            # RocksDB replaces small files by new ones of the same name.
             if name not in self._private or SMALL.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
                     os.chmod(self._local(name), FILE_MODE)

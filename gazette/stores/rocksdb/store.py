@@ -423,7 +423,7 @@ class RocksDBStore(Store):
                 scan.close()
             for view in list(self._views):
                 view.close()
-        # RocksDB keeps its lock until the last of these is released.
+        # RocksDB keeps its lock until the last of these objects is released.
         self._families.clear()
         self._handles.clear()
         self._recording.close()

@@ -50,7 +50,7 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
         try:
             metadata.create_all(engine, checkfirst=True)
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
-            # Another process may have created one since we looked. The next look finds it.
+            # Another process may have created a table since this one looked. The next attempt finds it.
             if attempt == _CREATE_ATTEMPTS:
                 raise
         else:

@@ -159,7 +159,7 @@ class VfsRecording:
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self)
         for path in paths:
-            # Open it before the connection, and close it after: see the redo mode for why.
+            # Open the descriptor before the connection, and close it after: see the redo mode for why.
             self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         connection = apsw.Connection(str(self.path), vfs=name)
         self._connection = connection
