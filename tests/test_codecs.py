@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gazette.codecs.codec import Decompressor, new_compressor, new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec
+from tests.facts import raises
 
 STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 CODECS = [codec for codec in Codec if codec is not Codec.INVALID]
@@ -99,9 +100,9 @@ def test_numbers_are_those_of_the_protocol() -> None:
     for codec in CODECS:
         assert decode(new_decompressor(codec), [encode(codec, b"abc", random.Random(1))]) == b"abc"
     for number in (0, 6, -1):
-        with pytest.raises(Invalid, match="unsupported codec"):
+        with raises(Invalid, path="compression_codec", says=f"({number})"):
             new_compressor(number)
-        with pytest.raises(Invalid, match="unsupported codec"):
+        with raises(Invalid, path="compression_codec", says=f"({number})"):
             new_decompressor(number)
 
 
@@ -237,7 +238,7 @@ def test_snappy_skips_padding_and_unknown_chunks() -> None:
         decode(new_decompressor(Codec.SNAPPY), [STREAM_ID + b"\x02\x01\x00\x00x"])
     with pytest.raises(Corrupt, match="identifier"):
         decode(new_decompressor(Codec.SNAPPY), [blocks])
-    with pytest.raises(Corrupt, match="too long"):
+    with raises(Corrupt, "chunk_bytes"):
         decode(new_decompressor(Codec.SNAPPY), [STREAM_ID + b"\x01\xff\xff\x7f"])
 
 

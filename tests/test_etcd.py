@@ -20,7 +20,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
-from tests.facts import raises
+from tests.facts import is_advised, raises
 
 
 def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:
@@ -82,7 +82,7 @@ async def test_pages_shrink_until_they_fit_a_message(etcd_server: EtcdServer, et
         assert len(read.kvs) == 9
         # Case: a single value that is too large.
         await client.put("big/x", bytes(200_000))
-        with pytest.raises(Invalid, match="too large"):
+        with raises(Invalid, operation="Range"):
             await client.range("big/")
 
 
@@ -161,13 +161,13 @@ async def test_what_etcd_rejects_is_invalid_and_says_why(etcd: Etcd) -> None:
     with raises(Invalid, operation="Txn", says="too many operations in txn") as caught:
         await etcd.txn([], [Op.put(f"k{i}", b"") for i in range(129)])
     assert "--max-txn-ops" in caught.value.hint
-    with pytest.raises(Invalid, match="duplicate key"):
+    with raises(Invalid, operation="Txn", reason="etcdserver: duplicate key given in txn request"):
         await etcd.txn([], [Op.put("k", b""), Op.put("k", b"")])
-    with pytest.raises(Invalid, match="too large"):
+    with raises(Invalid, operation="Put"):
         await etcd.put("k", bytes(2 << 20))
     with pytest.raises(NotFound, match="lease"):
         await etcd.put("k", b"", lease=12345)
-    with pytest.raises(Invalid, match="not found"):
+    with raises(Invalid, operation="Put", reason="etcdserver: key not found"):
         await etcd.put("unknown", b"", ignore_lease=True)
     with raises(NotYet, "reason", operation="Range"):
         await etcd.get("k", revision=1 << 40)
@@ -193,7 +193,11 @@ async def test_connecting_where_nothing_listens_names_the_endpoints() -> None:
     settings = settings_of(
         f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}", request_timeout_s=0.3
     )
-    with pytest.raises(Unavailable, match=f"{first}.*{second}.*retrying=False") as caught:
+    with raises(
+        Unavailable,
+        endpoints=f"http://127.0.0.1:{first}, http://127.0.0.1:{second}",
+        retrying=False,
+    ) as caught:
         await Etcd.connect(settings, SystemClock())
     assert "Connection refused" in caught.value.facts["reason"]
 
@@ -234,7 +238,7 @@ async def test_a_write_that_was_not_sent_is_not_applied_and_tries_every_endpoint
     settings = settings_of(*(f"http://127.0.0.1:{p}" for p in ports), request_timeout_s=0.2)
     etcd = await unconnected(settings)
     async with etcd:
-        with pytest.raises(Unavailable, match="outcome=not applied") as caught:
+        with raises(Unavailable, operation="Put", outcome="not applied") as caught:
             await etcd.put("a", b"1")
         assert "write may have happened" not in caught.value.hint
         # Case: a read has no outcome.
@@ -268,7 +272,7 @@ async def test_a_write_whose_answer_is_lost_is_unknown_and_happens_once(
             error = write.result()
             assert isinstance(error, Unavailable)
             assert error.facts["outcome"] == "unknown"
-            assert "read before writing again" in error.hint
+            assert is_advised(error)
             kv = await client.get("once")  # by the second endpoint
             assert kv is not None
             assert kv.version == 1

@@ -13,6 +13,7 @@ from gazette.etcd.client import Compacted, Etcd, EtcdSettings, Op, WatchResponse
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.tcp_proxy import TcpProxy
+from tests.facts import raises
 
 
 async def connected(*endpoints: str) -> Etcd:
@@ -154,7 +155,7 @@ async def test_a_connection_that_falls_silent_is_noticed(tmp_path: Path) -> None
             assert (await anext(watching)).created
             server.pause()
             async with asyncio.timeout(20):  # without our setting, it takes a minute
-                with pytest.raises(Unavailable, match="ping timeout"):
+                with raises(Unavailable, says="ping timeout"):
                     await anext(watching)
             server.resume()
             assert (await etcd.status()).version

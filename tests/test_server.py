@@ -51,7 +51,7 @@ from gazette.runtime.metrics import (
 )
 from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
-from tests.facts import is_advised, raises
+from tests.facts import is_advised, logged, raises
 
 SERVICE = "test.Echo"
 
@@ -185,13 +185,13 @@ async def test_a_port_in_use_is_a_clear_error(which: str) -> None:
         with pytest.raises(Unavailable) as caught:
             server.bind()
         await server.stop(0)
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(caught.value)
+    assert f"127.0.0.1:{port}" in str(caught.value)
     assert is_advised(caught.value)
 
 
 @pytest.mark.parametrize("port", ["http", "70000", "-1", "80 ", "unix:relative"])
 async def test_what_is_no_port_is_invalid(port: str) -> None:
-    with pytest.raises(Invalid, match="invalid port"):
+    with raises(Invalid, path="port", says=port):
         Server(SystemClock(), settings(port=port)).bind()
 
 
@@ -312,7 +312,7 @@ async def test_certificates_that_were_replaced_are_served(
 
 
 async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=r"server-cert-file: cannot read .*/none.pem: No such file"):
+    with raises(Invalid, path="server-cert-file", says="none.pem"):
         bound(tls=TlsFiles(str(tmp_path / "none.pem"), str(tmp_path / "none.key")))
 
 
@@ -364,7 +364,7 @@ async def answer(reader: asyncio.StreamReader, body: bytes) -> bytes:
 
 async def refused(server: Server) -> None:
     """Return when no client can connect any more."""
-    with pytest.raises(OSError, match=r"Connect call failed|refused"):
+    with pytest.raises(ConnectionRefusedError):
         while True:
             _, writer = await connected(server)
             writer.close()
@@ -722,7 +722,8 @@ def test_the_soft_limit_of_files_is_raised_and_few_files_are_warned_of(
     warn_of_few_files(4096, 1024, "--broker.limit")
     assert not caplog.records
     warn_of_few_files(4095, 1024, "--broker.limit")
-    assert "4095 files, and --broker.limit 1024 asks for 4096" in caplog.text
+    facts = {"setting": "--broker.limit", "count": 4095, "items": 1024, "needed": 4096}
+    logged(caplog, **facts)
 
 
 @pytest.mark.parametrize("error", [Broken("the end"), asyncio.CancelledError()])
@@ -846,7 +847,7 @@ async def test_the_debug_port_is_on_the_host_of_the_others() -> None:
     with bind_debug("0", "") as sock:
         assert sock.getsockname()[0] in ("::", "0.0.0.0")
     for port in ("x", "1_0", "²", "65536", "-1"):
-        with pytest.raises(Invalid, match="invalid port"):
+        with raises(Invalid, path="--debug.port", says=f'"{port}"'):
             bind_debug(port, "")
 
 

@@ -111,7 +111,7 @@ class FragmentDecoder:
 
     def _take(self, content: bytes, remaining: int) -> None:
         if len(content) > remaining:
-            raise self._corrupt("file holds more than its fragment")
+            raise self._corrupt("file holds more than its fragment", end=self.fragment.end)
         self.offset += len(content)
         if self._sum is None:
             return

@@ -197,11 +197,11 @@ async def test_what_it_never_committed_is_rolled_back(start: Any) -> None:
     first = len(line(ALPHA, 1, word="first"))
     for dry_run in (True, False):
         job = cluster.job(backfill, overwrite=True, run_id="beyond")
-        with pytest.raises(NotAllowed, match=f"up to {first}.* never published") as raised:
+        with raises(NotAllowed, says=f"{SOURCE} up to {first}", advises="--offsets") as raised:
             await job.run(dry_run=dry_run)
         assert f"--offsets='{{\"{SOURCE}\": {first}}}'" in raised.value.hint
     before = HistoryEnd({SOURCE: 0})
-    with pytest.raises(NotAllowed, match=f"up to {first}.* continue at 0, .* published twice"):
+    with raises(NotAllowed, says=f"{SOURCE} up to {first}", advises="--offsets"):
         await cluster.backfill(backfill, overwrite=True, end=before)
     assert not cluster.staging.exists(), "something was built"
     await cluster.backfill(backfill, overwrite=True, end=HistoryEnd({SOURCE: first}), enable=True)
@@ -373,7 +373,7 @@ async def test_a_full_disk_is_no_reason_to_forget_anything(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(previous_state, "ShardState", full)
-    with pytest.raises(Broken, match="No space left") as raised:
+    with raises(Broken, says="Errno 28") as raised:
         await cluster.backfill(replayed(PublishingWords), overwrite=True, forget_publications=True)
     assert "--scratch-dir" in raised.value.hint
     assert not cluster.staging.exists(), "something was built"

@@ -29,6 +29,7 @@ from gazette.errors import Corrupt, NotFound
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.recoverylog.scratch import BUILDS, abandoned, scratch_directory, sweep
 from gazette.runtime.clock import SystemClock
+from tests.facts import raises
 
 LOG = "recovery/shard"
 BUILDING = """
@@ -108,11 +109,11 @@ def test_runs_and_their_orphans(staging: DirectoryStaging) -> None:
 
 def test_a_plan_that_is_not_valid_is_reported(staging: DirectoryStaging) -> None:
     staging.create("run/PLAN.json", b"[]")
-    with pytest.raises(Corrupt, match="not the plan"):
+    with raises(Corrupt, says="`array`"):
         list_runs(staging)
     # Case: a note that cannot be decoded.
     staging.create("run/appending/shard.1.2.json", b"{}")
-    with pytest.raises(Corrupt, match="not a note"):
+    with raises(Corrupt, says="`log`"):
         intents_of(staging)
 
 

@@ -171,12 +171,12 @@ def test_paths_are_rewritten() -> None:
     ("url", "problem"),
     [
         ("fsspec+nonsense://host/", "nonsense"),
-        ("fsspec+memory://name/a*/", "characters that fsspec expands"),
-        ("fsspec+memory://name/?region=x", "invalid path 'region'"),
+        ("fsspec+memory://name/a*/", "/a*/"),
+        ("fsspec+memory://name/?region=x", "'region'"),
     ],
 )
 def test_bad_urls(url: str, problem: str) -> None:
-    with pytest.raises(Invalid, match=problem):
+    with raises(Invalid, says=problem):
         named_store(url).exists("path")
 
 
@@ -187,17 +187,16 @@ def test_bad_urls(url: str, problem: str) -> None:
 def test_protocols_that_open_whatever_else_are_never_allowed(protocol: str, tmp_path: Path) -> None:
     """The author of a journal's specification could write bytes into any directory of the broker."""
     url = FragmentStoreUrl.parse(f"fsspec+{protocol}://{tmp_path}/")
-    with pytest.raises(NotAllowed, match=f"protocol {protocol} are not allowed here"):
+    with raises(NotAllowed, says=f"fsspec+{protocol}://"):
         NamedStore(url, {protocol})
-    with pytest.raises(Invalid, match=f"protocol {protocol} cannot be allowed"):
+    with raises(Invalid, path="--broker.fsspec-protocols", says=protocol):
         check_protocols(["memory", protocol], "--broker.fsspec-protocols")
 
 
 def test_no_protocol_is_allowed_unless_it_is_named() -> None:
     url = FragmentStoreUrl.parse("fsspec+memory://name/")
-    with pytest.raises(NotAllowed, match="protocol memory are not allowed") as raised:
+    with raises(NotAllowed, says="fsspec+memory://", advises="--broker.fsspec-protocols"):
         default_constructors(BlobSettings())["fsspec"](url)
-    assert raised.value.hint == "Add memory to --broker.fsspec-protocols of this process."
     allowed = BlobSettings(fsspec_protocols=check_protocols(["memory"], "flag"))
     put(default_constructors(allowed)["fsspec"](url), "a/b", b"content")
     for chain in ("fsspec+memory://x::file/", "fsspec+memory://name/a::file:///etc/"):
@@ -215,25 +214,25 @@ def test_without_the_sdks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
         "fsspec+memory://name/": "fsspec",
     }.items():
         url = FragmentStoreUrl.parse(text)
-        with pytest.raises(Invalid, match=rf"gazette\[{extra}\]"):
+        with raises(Invalid, path="stores", says=f"pygazette[{extra}]"):
             constructors[extras.kind_of(url.scheme)](url)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("azure-ad://tenant", "missing storage account"),
-        ("azure-ad://tenant/", "missing storage account"),
-        ("azure-ad://tenant/account", "missing storage container"),
-        ("azure-ad://tenant/account/", "missing storage container"),
-        ("azure-ad:///account/container/", "missing tenant ID"),
-        ("azure:///container/", "missing bucket"),
-        ("gs:///bucket/", "missing bucket"),
-        ("fsspec+://host/", "invalid scheme"),
+        ("azure-ad://tenant", "storage account"),
+        ("azure-ad://tenant/", "storage account"),
+        ("azure-ad://tenant/account", "storage container"),
+        ("azure-ad://tenant/account/", "storage container"),
+        ("azure-ad:///account/container/", "tenant ID"),
+        ("azure:///container/", "bucket"),
+        ("gs:///bucket/", "bucket"),
+        ("fsspec+://host/", "scheme"),
     ],
 )
 def test_malformed_urls_are_errors(text: str, problem: str) -> None:
-    with pytest.raises(Invalid, match=problem):
+    with raises(Invalid, says=problem):
         FragmentStoreUrl.parse(text)
 
 
@@ -341,7 +340,7 @@ def test_what_comes_short_is_asked_for_again(
     cloud.files.fail["cat_file"] = list(failures)
     assert get(cloud, "path") == CONTENT[:length]
     cloud.files.fail["cat_file"] = [99] * 3
-    with pytest.raises(Unavailable, match="ended early"):
+    with raises(Unavailable, "expected", received=99, file="path"):
         get(cloud, "path")
     cloud.files.fail["cat_file"] = [OSError("broken")] * 3
     with pytest.raises(Unavailable, match="OSError: broken"):
@@ -353,7 +352,7 @@ def test_objects_that_change_are_not_mixed(cloud: CloudStore, small_blocks: None
     with cloud.open("path") as source:
         source.read(10)
         put(cloud, "path", CONTENT[::-1])
-        with pytest.raises(Unavailable, match="replaced while it was read"):
+        with raises(Unavailable, file="path"):
             source.read()
     with cloud.open("path") as source:
         source.read(10)

@@ -97,19 +97,19 @@ def test_the_step_that_failed_is_named(sick: str, error: type[GazetteError], tex
 def test_signed_urls_are_fetched(web: str) -> None:
     """A URL of HTTP must give the object; its signature stays out of messages."""
     health.check(SickStore(url=f"{web}/good?signature=secret"))
-    with pytest.raises(Broken, match="fetch content mismatch"):
+    with raises(Broken, says="<html>"):
         health.check(SickStore(url=f"{web}/bad?signature=secret"))
-    with pytest.raises(NotAllowed, match="fetch failed: signed URL returned status 403") as raised:
+    with raises(NotAllowed, says="403") as raised:
         health.check(SickStore(url=f"{web}/missing?signature=secret"))
     assert "secret" not in str(raised.value)
-    with pytest.raises(Unavailable, match="cannot be fetched"):
+    with raises(Unavailable, says="Connection refused"):
         health.check(SickStore(url="http://127.0.0.1:1/?signature=secret"))
 
 
 def test_deletion_is_probed_on_demand() -> None:
     """The periodic check does not need it."""
     health.check(SickStore("remove"))
-    with pytest.raises(NotAllowed, match="delete-probe DELETE failed: may not delete"):
+    with raises(NotAllowed, says="DELETE"):
         health.probe_delete(SickStore("remove"), "a/")
     with raises(Unavailable, bucket="b", says="PUT"):
         health.probe_delete(SickStore("put"))

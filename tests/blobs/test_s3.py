@@ -133,15 +133,15 @@ def test_arguments_go_with_every_upload(s3_proxy: FaultProxy) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"Bucket": "x"}, "invalid path 'Bucket'"),
-        ({"profile": "a", "Profile": "b"}, "given twice"),
-        ({"Endpoint": "ftp://host"}, "Endpoint must be a URL"),
-        ({"Endpoint": "http://"}, "Endpoint must be a URL"),
+        ({"Bucket": "x"}, "'Bucket'"),
+        ({"profile": "a", "Profile": "b"}, "'Profile'"),
+        ({"Endpoint": "ftp://host"}, "ftp://host"),
+        ({"Endpoint": "http://"}, "http://"),
     ],
 )
 def test_arguments_are_checked_at_once(arguments: dict[str, str], problem: str) -> None:
     query = "&".join(f"{name}={value}" for name, value in arguments.items())
-    with pytest.raises(Invalid, match=problem):
+    with raises(Invalid, says=problem):
         S3Store(FragmentStoreUrl.parse(f"s3://{BUCKET}/?{query}"))
 
 
@@ -160,7 +160,7 @@ def test_the_sdk_is_loaded_when_it_is_needed() -> None:
 
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Invalid, match=r"pip install 'pygazette\[s3\]'"):
+    with raises(Invalid, path="stores", says="pip install 'pygazette[s3]'"):
         S3Store(FragmentStoreUrl.parse(f"s3://{BUCKET}/"))
 
 
@@ -200,9 +200,8 @@ def test_credentials_that_are_missing_are_looked_for_again(
     with pytest.raises(NotAllowed):
         store.exists("a")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(NotAllowed, match="no AWS credentials") as raised:
+    with raises(NotAllowed, advises="AWS_ACCESS_KEY_ID"):
         store.exists("a")
-    assert "AWS_ACCESS_KEY_ID" in raised.value.hint
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     assert not store.exists("a")
@@ -372,7 +371,7 @@ def test_a_silent_server_is_given_up(s3_proxy: FaultProxy) -> None:
     store = s3_store(s3_proxy, IMPATIENT)
     s3_proxy.fail(hold=True, times=100)
     for operation in operations(store):
-        with pytest.raises(Unavailable, match=r"(?i)timeout|timed out") as raised:
+        with raises(Unavailable, "file", bucket=BUCKET) as raised:
             operation()
         assert raised.value.facts["file"] is not None
 
@@ -694,7 +693,7 @@ def test_signed_urls(s3_proxy: FaultProxy, store: S3Store, monkeypatch: pytest.M
     raised.value.close()
     assert parse_qs(urlsplit(store.sign_get("a", 0)).query)["X-Amz-Expires"] == ["1"]
     store.sign_get("a", SIGNATURE_TTL_MAX_S)
-    with pytest.raises(Invalid, match="signature TTL"):
+    with raises(Invalid, path="signature_ttl"):
         store.sign_get("a", SIGNATURE_TTL_MAX_S + 1)
     # Temporary credentials have a token that must be in the URL.
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
@@ -720,7 +719,7 @@ def test_health_checks_name_what_is_not_permitted(
     health.probe_delete(store, "some/journal/")
     assert paths(store, "") == [health.CHECK_PATH]
     s3_proxy.fail(method, part, status=403, code="AccessDenied")
-    with pytest.raises(NotAllowed, match=f"health check {step} failed: ") as raised:
+    with raises(NotAllowed, says=step) as raised:
         health.check(store)
     assert "Signature" not in str(raised.value)
     assert "AKIAEXAMPLE" not in str(raised.value)
@@ -751,7 +750,7 @@ def test_urls_are_signed_at_once_while_credentials_are_at_hand(
     url = store.sign_now("a", 60)
     assert url is not None
     assert urlsplit(url).path == urlsplit(store.sign_get("a", 60)).path
-    with pytest.raises(Invalid, match="signature TTL"):
+    with raises(Invalid, path="signature_ttl"):
         store.sign_now("a", SIGNATURE_TTL_MAX_S + 1)
     # Case: nothing is known of the credentials yet.
     assert s3_store(s3_proxy).sign_now("a", 60) is None

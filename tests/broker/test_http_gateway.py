@@ -317,7 +317,7 @@ async def test_a_damaged_fragment_leaves_the_body_without_its_end(
     path.parent.mkdir(parents=True)
     path.write_bytes(content[:-1])
     await broker.create(journal_spec(JOURNAL))
-    with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
+    with pytest.raises(httpx.RemoteProtocolError):
         await http.get(f"/{JOURNAL}")
 
 

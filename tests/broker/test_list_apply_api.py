@@ -27,6 +27,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.facts import call_refused
 
 Change = broker_pb2.ApplyRequest.Change
 
@@ -189,7 +190,7 @@ async def test_a_resumed_watch_waits_for_something_newer(broker: BrokerFixture) 
     call.cancel()
     # Case: a header of another cluster would wait for ever.
     page.header.etcd.cluster_id += 1
-    with pytest.raises(grpc.aio.AioRpcError, match="another etcd cluster"):
+    with call_refused(grpc.StatusCode.UNKNOWN, "WatchResume", str(page.header.etcd.cluster_id)):
         await pages(broker, watch=True, watch_resume=page.header)
 
 
@@ -280,25 +281,24 @@ async def test_no_change_at_all_is_fine(broker: BrokerFixture) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ([Change()], r"Changes\[0\]: neither Upsert nor Delete are set"),
+        ([Change()], "Changes[0]: "),
         (
             [upsert(journal_spec("a/one", replication=9))],
-            r"Changes\[0\].Upsert: invalid Replication",
+            "Changes[0].Upsert: invalid Replication",
         ),
-        ([upsert(journal_spec("../a/one"))], r"Changes\[0\].Upsert.Name: "),
-        ([Change(delete="a/one")], r"Changes\[0\]"),
+        ([upsert(journal_spec("../a/one"))], "Changes[0].Upsert.Name: "),
+        ([Change(delete="a/one")], "Changes[0]"),
         (
             [upsert(journal_spec(f"many/{index}")) for index in range(129)],
-            r"Changes: too many changes \(129; expected <= 128",
+            "(129; expected <= 128",
         ),
     ],
 )
 async def test_what_is_wrong_with_changes_is_said(
     broker: BrokerFixture, changes: list[Change], text: str
 ) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
+    with call_refused(grpc.StatusCode.UNKNOWN, text):
         await apply(broker, *changes)
-    assert caught.value.code() is grpc.StatusCode.UNKNOWN
     assert await names(broker) == []
 
 
@@ -346,7 +346,7 @@ async def test_lists_show_and_changes_touch_what_the_token_covers(
         # Case: listing filters, in silence. `prefix` works in claims as in selectors.
         assert await names(broker, token=token(Capability.LIST, "env=prod")) == ["a/one"]
         assert await names(broker, token=token(Capability.LIST, "prefix=b/")) == ["b/two"]
-        with pytest.raises(grpc.aio.AioRpcError, match="missing required LIST capability"):
+        with call_refused(grpc.StatusCode.UNAUTHENTICATED, "LIST"):
             await names(broker, token=token(Capability.APPLY, "env=prod"))
 
         # Case: a change outside of the token refuses all of them.
@@ -355,9 +355,8 @@ async def test_lists_show_and_changes_touch_what_the_token_covers(
             upsert(labelled("c/new", env="test")),
             Change(delete="a/one", expect_mod_revision=-1),  # A name is all that a deletion has.
         ):
-            with pytest.raises(grpc.aio.AioRpcError, match="not authorized to") as caught:
+            with call_refused(grpc.StatusCode.UNAUTHENTICATED, change.delete or change.upsert.name):
                 await apply(broker, upsert(labelled("c/ok", env="prod")), change, token=prod)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert (await apply(broker, upsert(labelled("c/ok", env="prod")), token=prod)).status == 0
         named = token(Capability.APPLY, "name=a/one")
         deletion = Change(delete="a/one", expect_mod_revision=-1)
@@ -384,7 +383,7 @@ async def test_a_journal_is_not_named_like_a_route(broker: BrokerFixture) -> Non
     assert {"metrics", "debug/ready", "v1/journals/read"} <= set(fixed)
     for name in (*fixed, "debug/pprof/heap", "v1/orders"):
         for expect in (0, -1):
-            with pytest.raises(grpc.aio.AioRpcError, match="is reserved"):
+            with call_refused(grpc.StatusCode.UNKNOWN, "Upsert.Name", name):
                 await apply(
                     broker, upsert(journal_spec("a/one")), upsert(journal_spec(name), expect)
                 )

@@ -170,7 +170,7 @@ async def test_mismatch_that_would_not_be_reported_ends_the_stream(cluster: Fixe
     await primary.propose(fragment(7, 7), acknowledge=False)
     error = await primary.broken()
     assert error.code() is grpc.StatusCode.UNKNOWN
-    assert "no ack requested but status != OK" in (error.details() or "")
+    assert "proposal=" in (error.details() or "")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ async def test_replica_without_a_lease_acknowledges_nothing(cluster: FixedCluste
     await primary.send(commit)
     error = await primary.broken()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "lease may have ended" in str(error.details())
+    assert "late_s=" in str(error.details())
 
 
 async def test_broker_that_does_not_have_the_journal(cluster: FixedCluster) -> None:
@@ -281,7 +281,7 @@ async def test_broker_that_does_not_have_the_journal(cluster: FixedCluster) -> N
 async def test_headers_of_other_clusters_and_brokers_are_refused(cluster: FixedCluster) -> None:
     primary = Primary(cluster, process_id=cluster["c"].id)
     await primary.send(primary.opening(fragment(0, 0)))
-    assert "ProcessId doesn't match" in ((await primary.broken()).details() or "")
+    assert "(zone#broker-c vs zone#broker-b)" in ((await primary.broken()).details() or "")
     primary = Primary(cluster, etcd=EtcdHeader(99, 22, 1, 33))
     await primary.send(primary.opening(fragment(0, 0)))
     assert "ClusterId doesn't match" in ((await primary.broken()).details() or "")
@@ -383,7 +383,7 @@ async def test_stream_of_an_old_route_is_cut_off_once_nothing_happens(
     await clock.until_grace(4)
     clock.advance(GRACE_S)
     error = await old.broken()
-    assert "the route has changed" in (error.details() or "")
+    assert "grace_s=" in (error.details() or "")
     assert (await spool_of(timed))[2] == 0
 
 
@@ -395,7 +395,7 @@ async def test_stream_of_a_primary_without_a_lease_is_cut_off_at_once(
     await old.open(fragment(0, 0))
     await old.send(replicate_content(b"never committed", 0))
     timed.expire("a")
-    assert "has lost its lease" in ((await old.broken()).details() or "")
+    assert "primary=zone#broker-a" in ((await old.broken()).details() or "")
     timed.assign(JOURNAL, "c", "b")
     assert (await spool_of(timed))[2] == 0
 
@@ -468,7 +468,7 @@ async def test_replica_that_is_given_up_gets_its_spool_back(
     assert broker.context.persister.unpersisted == 0
     await clock.until_grace(1)
     clock.advance(GRACE_S)
-    assert "the route has changed" in ((await old.broken()).details() or "")
+    assert "grace_s=" in ((await old.broken()).details() or "")
     await broker.context.resolver.wait_torn_down(10.0)
     assert broker.context.persister.unpersisted == 1
 

@@ -27,6 +27,7 @@ from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Send, StubBroker
 from gazette.testing.tcp_proxy import TcpProxy
+from tests.facts import logged
 
 FRAGMENTS = broker_pb2.FragmentsRequest(journal="a/journal")
 
@@ -172,7 +173,7 @@ async def test_a_server_that_refuses_pings_gets_half_as_many(
         with pytest.raises(grpc.aio.AioRpcError, match="Too many pings"):
             await call.read()
         await eventually(lambda: caplog.records)
-        assert "a server refuses our pings as too many" in caplog.text
+        logged(caplog, seconds=0.2)
         channels.follow({endpoint: 2})
         channels.journal(endpoint)
         assert opened == [100, 200]
@@ -227,8 +228,7 @@ async def test_a_peer_that_falls_silent_is_given_up(
 
         read, _ = await asyncio.gather(reader.read(), fall_silent(), return_exceptions=True)
         assert isinstance(read, Unavailable)
-        assert "fell silent" in str(read)
-        assert f"{endpoint} has not answered for 0.2 s" in caplog.text
+        logged(caplog, endpoint=endpoint, seconds=0.2)
         proxy.release()
         await client.channels.journal(endpoint).ListFragments(FRAGMENTS)
 

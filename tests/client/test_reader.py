@@ -36,6 +36,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Send, StubBroker, StubJournal
+from tests.facts import raises
 
 J = "a/journal"
 
@@ -139,7 +140,7 @@ async def test_a_jump_between_fragments_is_reported(
     broker.on_read(Send((first, content(0, b"012"), second, content(5, b"56"))))
     reader = client.reader(ReadParams(J))
     assert await reader.read() == b"012"
-    with pytest.raises(OffsetJump, match="expected=3, offset=5"):
+    with raises(OffsetJump, expected=3, offset=5):
         await reader.read()
     assert await reader.read() == b"56"
     assert await reader.read() == b""

@@ -31,6 +31,7 @@ from gazette.errors import (
 )
 from gazette.protocol.status import ShardStatus, Status
 from gazette.runtime.tasks import TaskScope
+from tests.facts import raises
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
@@ -85,7 +86,7 @@ def test_codes_of_grpc_become_ours(code: grpc.StatusCode, kind: type[GazetteErro
 async def test_a_cancellation_of_the_channel_is_not_one_of_the_task() -> None:
     """It is retried, unless it was the client that was closed."""
     channels = Channels()
-    with pytest.raises(Unavailable, match="fell silent"), map_errors("Read", channels):
+    with raises(Unavailable, says="Read"), map_errors("Read", channels):
         raise asyncio.CancelledError
     await channels.close()
     with pytest.raises(Closed), map_errors("Read", channels):

@@ -260,7 +260,7 @@ def test_the_first_message_must_not_be_deferred(driver: AppDriver[Any]) -> None:
 
     tally(driver).on_word = on_word
     driver.publish(SOURCE, *words("a"))
-    with pytest.raises(ApplicationFailed, match="first message"):
+    with raises(ApplicationFailed, shard="driven-shard"):
         driver.run()
 
 
@@ -482,7 +482,7 @@ def test_of_two_primaries_the_old_one_commits_nothing(tmp_path: Path) -> None:
     assert counts(new) == {"a": 1}
     new.run()
     journals.release()  # … and arrives behind the hand-off.
-    with pytest.raises(Fenced, match="commit failed"):
+    with raises(Fenced, says="journal=recovery/test"):
         old.run()
     new.publish(SOURCE, *words("c"))
     new.run()
@@ -512,7 +512,7 @@ def test_a_log_that_moves_while_it_is_taken_over_is_played_on(tmp_path: Path) ->
     new.run()
     assert counts(new) == {"a": 1, "b": 1, "c": 1}
     assert echoed(new) == ["a", "b", "c"]
-    with pytest.raises(Fenced, match="commit failed"):
+    with raises(Fenced, says="journal=recovery/test"):
         old.run()
     old.close()
     new.close()
@@ -581,12 +581,12 @@ class NoFuture(Tally):
 
 @pytest.mark.parametrize(
     ("application", "error"),
-    [(Cancelled, "commit failed: an operation was cancelled"), (NoFuture, "returned NoneType")],
+    [(Cancelled, "cancelled"), (NoFuture, "NoneType")],
 )
 def test_a_store_that_breaks_its_contract(tmp_path: Path, application: Any, error: str) -> None:
     with AppDriver(application(), tmp_path, [SOURCE]) as driver:
         driver.publish(SOURCE, *words("a"))
-        with pytest.raises(GazetteError, match=error):
+        with raises(GazetteError, says=error):
             driver.run()
 
 
@@ -601,7 +601,7 @@ def test_a_commit_that_fails_later_ends_the_shard(tmp_path: Path) -> None:
         driver.run()
         database.failing = Broken("disk full")
         database.release()
-        with pytest.raises(Broken, match="commit failed: disk full"):
+        with raises(Broken, says="disk full"):
             driver.run()
         database.failing = None
         driver.crash()
@@ -621,8 +621,8 @@ def test_whatever_a_callback_raises_ends_its_shard(
 
     tally(driver).on_word = on_word
     driver.publish(SOURCE, *words("a", "bad"))
-    with pytest.raises(
-        ApplicationFailed, match=f"consume_message raised {type(error).__name__}"
+    with raises(
+        ApplicationFailed, "begin", "end", journal=SOURCE, says=type(error).__name__
     ) as caught:
         driver.run()
     size = len(driver.journals.content(SOURCE))

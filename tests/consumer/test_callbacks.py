@@ -62,17 +62,17 @@ class Methods:
 
 
 KINDS: dict[str, tuple[Any, str]] = {
-    "async def": (coroutine, "a coroutine function"),
-    "async generator": (async_generator, "an asynchronous generator function"),
-    "generator": (generator, "a generator function"),
-    "partial": (functools.partial(coroutine), "a coroutine function"),
-    "partial of partial": (functools.partial(functools.partial(generator)), "a generator function"),
-    "decorated": (decorated, "a coroutine function behind a wrapper"),
-    "partial of decorated": (functools.partial(decorated), "a coroutine function"),
-    "callable": (Callable_(), "a coroutine function"),
-    "bound": (Methods().method, "a coroutine function"),
-    "static": (staticmethod(coroutine), "a coroutine function"),
-    "partialmethod": (functools.partialmethod(coroutine), "a coroutine function"),
+    "async def": (coroutine, "coroutine"),
+    "async generator": (async_generator, "asynchronous generator"),
+    "generator": (generator, "generator"),
+    "partial": (functools.partial(coroutine), "coroutine"),
+    "partial of partial": (functools.partial(functools.partial(generator)), "generator"),
+    "decorated": (decorated, "wrapper"),
+    "partial of decorated": (functools.partial(decorated), "coroutine"),
+    "callable": (Callable_(), "coroutine"),
+    "bound": (Methods().method, "coroutine"),
+    "static": (staticmethod(coroutine), "coroutine"),
+    "partialmethod": (functools.partialmethod(coroutine), "coroutine"),
     "no callable": (7, "cannot be called"),
 }
 
@@ -91,7 +91,7 @@ def with_callback(name: str, callback: Any, base: type[Any] = Tally) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_wrong_function_is_refused(kind: str) -> None:
     callback, text = KINDS[kind]
-    with pytest.raises(Invalid, match=r"Mine\.consume_message is .*" + text.split()[-1]) as refused:
+    with raises(Invalid, says="Mine.consume_message") as refused:
         require_callbacks(with_callback("consume_message", callback))
     assert text in str(refused.value)
     assert "def" in str(refused.value.hint) or "method" in str(refused.value.hint)
@@ -101,19 +101,19 @@ def test_each_kind_of_wrong_function_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("callback", [coroutine, async_generator, generator])
 def test_each_callback_is_checked(name: str, callback: Any) -> None:
     base = Brings if name in OF_PRODUCERS else Tally
-    with pytest.raises(Invalid, match=rf"{__name__}\.Mine\.{name} "):
+    with raises(Invalid, says=f"{__name__}.Mine.{name} "):
         require_callbacks(with_callback(name, callback, base))
     mine = base()
     setattr(mine, name, callback)  # On the object, which is what is called.
-    with pytest.raises(Invalid, match=rf"\.{name} "):
+    with raises(Invalid, says=f".{name} "):
         require_callbacks(mine)
 
 
 def test_a_replay_may_be_a_generator_and_nothing_that_is_awaited() -> None:
     require_callbacks(Brings())
-    with pytest.raises(Invalid, match="replay is a coroutine function"):
+    with raises(Invalid, says="Mine.replay"):
         require_callbacks(with_callback("replay", coroutine, Brings))
-    with pytest.raises(Invalid, match="initialize is a generator function"):
+    with raises(Invalid, says="Mine.initialize"):
         require_callbacks(with_callback("initialize", generator))
     require_callbacks(with_callback("initialize", coroutine))
 
@@ -135,19 +135,17 @@ def test_plain_functions_of_every_kind_are_accepted() -> None:
 
 
 def test_a_driver_refuses_it_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="consume_message is a coroutine function"):
+    with raises(Invalid, says="Mine.consume_message"):
         AppDriver(with_callback("consume_message", coroutine), tmp_path, [SOURCE])
 
 
 async def test_a_member_refuses_it_before_it_is_one(start: Start) -> None:
-    with pytest.raises(Invalid, match="consume_message is a coroutine function"):
+    with raises(Invalid, says="Mine.consume_message"):
         await start(with_callback("consume_message", coroutine))
 
 
 async def test_a_plain_initialize_is_an_error_by_name(start: Start) -> None:
-    with pytest.raises(
-        ApplicationFailed, match="initialize returned None, which cannot be awaited"
-    ):
+    with raises(ApplicationFailed, says="initialize"):
         await start(with_callback("initialize", lambda self, service: None))
 
 
@@ -176,10 +174,10 @@ def generates_later(*args: Any) -> Any:
 @pytest.mark.parametrize(
     ("callback", "text"),
     [
-        (lazily, "returned a coroutine, which nothing runs"),
-        (generates, "returned a generator, which nothing runs"),
-        (generates_later, "returned an asynchronous generator, which nothing runs"),
-        (lambda *args: 7, "returned an object of type int; expected None"),
+        (lazily, "coroutine"),
+        (generates, " generator"),
+        (generates_later, "asynchronous generator"),
+        (lambda *args: 7, "int"),
     ],
 )
 @pytest.mark.parametrize(
@@ -199,8 +197,9 @@ def test_a_result_that_would_be_dropped_fails_the_shard(
     with AppDriver(application, tmp_path, [SOURCE]) as driver, warnings.catch_warnings():
         warnings.simplefilter("error")
         driver.feed(SOURCE, frame("a"))
-        with pytest.raises(ApplicationFailed, match=f"{name} {text}") as failed:
+        with raises(ApplicationFailed, says=f"{name} returned") as failed:
             driver.run()
+        assert text in failed.value.message
         gc.collect()
         if name.startswith("consume"):
             assert failed.value.facts == {"journal": SOURCE, "begin": 0, "end": len(frame("a"))}
@@ -227,7 +226,7 @@ def test_a_result_under_a_poison_policy_is_no_poison(tmp_path: Path) -> None:
 
 def test_a_future_is_cancelled() -> None:
     future: Future[None] = Future()
-    with pytest.raises(ApplicationFailed, match="returned an object of type Future, which nothing"):
+    with raises(ApplicationFailed, says="Future"):
         require_none("consume_message", future)
     assert future.cancelled()
 
@@ -235,16 +234,16 @@ def test_a_future_is_cancelled() -> None:
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, "new_store returned None"),
-        (7, "type int, not a Store"),
-        (coroutine, "a coroutine"),
+        (None, "None"),
+        (7, "int"),
+        (coroutine, "coroutine"),
     ],
 )
 def test_new_store_must_return_a_store(tmp_path: Path, result: Any, text: str) -> None:
     returned = result() if callable(result) else result
     application = with_callback("new_store", lambda self, shard, recorder: returned)
     with AppDriver(application, tmp_path, [SOURCE]) as driver:
-        with pytest.raises(ApplicationFailed, match=text) as failed:
+        with raises(ApplicationFailed, says=text) as failed:
             driver.run()
         if result is None:
             assert "return statement" in str(failed.value.hint)
@@ -259,7 +258,7 @@ def test_a_store_whose_methods_are_coroutines_is_refused(tmp_path: Path) -> None
             return Later(recorder, "CREATE TABLE IF NOT EXISTS counts (word)")
 
     with AppDriver(Mine(), tmp_path, [SOURCE]) as driver:
-        with pytest.raises(Invalid, match=r"Later\.destroy is a coroutine function"):
+        with raises(Invalid, says="Later.destroy"):
             driver.run()
 
 
@@ -277,5 +276,5 @@ def test_a_validation_that_would_check_nothing_is_refused(tmp_path: Path) -> Non
 
     with AppDriver(Mine(), tmp_path, [SOURCE]) as driver:
         driver.publish(SOURCE, Word(word="a"))
-        with pytest.raises(GazetteError, match="Checked is a coroutine"):
+        with raises(GazetteError, says="Checked"):
             driver.run()

@@ -18,6 +18,7 @@ from gazette.message.mapping import modulo_mapping
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Tally, Word
+from tests.facts import raises
 
 OUTPUTS = ("out/part-000", "out/part-001")
 LABELS = {name: {MESSAGE_TYPE: "Output"} for name in OUTPUTS}
@@ -118,7 +119,7 @@ def test_what_a_driver_cannot_offer_is_an_error_by_name(tmp_path: Path) -> None:
 
     with (
         AppDriver(Asks(), tmp_path, [SOURCE]) as driver,
-        pytest.raises(NotAllowed, match=r"has no service\.client"),
+        raises(NotAllowed, says="service.client"),
     ):
         driver.run()
     with AppDriver(Asks(), tmp_path / "two", [SOURCE], initialize=False) as driver:

@@ -100,7 +100,7 @@ def test_compressed_hints_that_are_damaged_are_an_error(cut: Any) -> None:
 
 def test_a_bomb_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gazette.protocol.hints._PLAIN_BYTES_MAX", 1 << 20)
-    with pytest.raises(Corrupt, match="too long"):
+    with raises(Corrupt, "length"):
         decode_hints(gzip.compress(bytes(2 << 20)))
 
 

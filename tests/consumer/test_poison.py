@@ -267,7 +267,7 @@ def test_without_a_policy_a_shard_fails(tmp_path: Path) -> None:
 def test_a_store_that_cannot_undo_is_refused(tmp_path: Path) -> None:
     with (
         driver_of(tmp_path, "json") as driver,
-        pytest.raises(Invalid, match="Counts cannot undo the effects of a single message"),
+        raises(Invalid, says="Counts"),
     ):
         driver.run()
 
@@ -298,15 +298,15 @@ def test_labels_of_a_shard_say_what_its_policy_is(
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (labels(poison="ignore", dead=DEAD), "invalid value 'ignore'"),
-        (labels(poison="skip"), "needs the label"),
+        (labels(poison="ignore", dead=DEAD), "'ignore'"),
+        (labels(poison="skip"), "consumer.gazette.dev/dead-letters"),
         (labels(poison="skip", dead="/not/a journal"), "dead_letters"),
-        (labels(poison="skip", dead=DEAD, limit="some"), "invalid limit"),
-        (labels(poison="skip", dead=DEAD, limit="0"), "invalid limit"),
+        (labels(poison="skip", dead=DEAD, limit="some"), "some"),
+        (labels(poison="skip", dead=DEAD, limit="0"), "0"),
     ],
 )
 def test_labels_that_are_wrong(given: LabelSet, text: str) -> None:
-    with pytest.raises(Invalid, match=text):
+    with raises(Invalid, says=text):
         PoisonPolicy.of_labels(given)
 
 

@@ -25,7 +25,7 @@ from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start
 from tests.consumer.test_shard_queries import Words, called, question
-from tests.facts import raises
+from tests.facts import call_refused, raises
 
 NEVER = 1 << 40
 """No source has so many bytes: a query that reads through it waits."""
@@ -72,7 +72,7 @@ async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
         assert "leaves its cluster: it failed: " in answer.text
-        with pytest.raises(grpc.aio.AioRpcError, match="leaves its cluster") as ended:
+        with call_refused(grpc.StatusCode.UNAVAILABLE, "local#consumer-one") as ended:
             await rpc
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         # A later caller does not wait either.
@@ -179,7 +179,7 @@ async def test_a_stale_query_that_meets_the_end_of_its_standby_has_moved(
     else:
         await reads.close(1.0)
     for one in asked:
-        with pytest.raises(Moved, match="standby has ended"):
+        with raises(Moved):
             await one
     await reads.close(1.0)
     pool.close()

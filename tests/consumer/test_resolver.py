@@ -22,6 +22,7 @@ from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.instant_clock import breathe, eventually
 from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import OTHER, SHARD, SOURCE, Gate, Start, Tally, append, frame
+from tests.facts import raises
 
 ALL = Claims(0)
 
@@ -126,10 +127,10 @@ async def test_what_is_passed_on_must_be_meant_for_this_member(start: Start) -> 
     header = (await resolve(member)).header
     assert (await resolve(member, proxy_header=header)).status is ShardStatus.OK
     other_cluster = replace(header, etcd=replace(header.etcd, cluster_id=1))
-    with pytest.raises(Invalid, match="ClusterId doesn't match"):
+    with raises(Invalid, says="(1 vs "):
         await resolve(member, proxy_header=other_cluster)
     other = replace(member.service.process_id, suffix="stranger")
-    with pytest.raises(Invalid, match="ProcessId doesn't match"):
+    with raises(Invalid, says="local#stranger"):
         await resolve(member, proxy_header=replace(header, process_id=other))
 
 
@@ -194,7 +195,7 @@ async def test_a_member_that_stopped_serving_says_so(start: Start) -> None:
     member = await start(remote())
     await member.create(shard_spec(SHARD, SOURCE, log=False))
     member.service.resolver.stop_serving()
-    with pytest.raises(Closed, match="stopped serving"):
+    with raises(Closed, shard=SHARD):
         await resolve(member)
 
 

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores
-from gazette.errors import Bug, Closed, NotAllowed, NotFound, Unavailable
+from gazette.errors import Bug, Closed, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.fragment.persister import Persister, PersisterSettings
@@ -26,6 +26,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, paths
 from gazette.testing.clock import ManualClock
+from tests.facts import logged, raises
 
 SETTINGS = PersisterSettings(parallel=4)
 LIFE = 7
@@ -294,7 +295,7 @@ async def test_a_journal_that_was_created_again_is_another_one(
         bench.clock.advance(10)
         await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
-    assert "created at revision 7: that journal is gone" in caplog.text
+    logged(caplog, journal="a/journal", life=LIFE)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -361,7 +362,7 @@ async def test_nothing_is_uploaded_beyond_where_a_later_primary_began(
     await bench.until(lambda: bench.persister.unpersisted == 0)
     cut = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
     assert paths(bench.one, "") == [f"a/journal/{cut}.raw"]
-    assert "not uploading [4, 7): another broker has led the journal since" in caplog.text
+    logged(caplog, journal="a/journal", begin=4, end=7)
     # Case: nothing is left of it.
     bench.limit = 0
     bench.spec("b/journal")
@@ -423,7 +424,7 @@ async def test_a_store_that_is_down(bench: Bench, caplog: pytest.LogCaptureFixtu
         await bench.settled()
     assert bench.persister.unpersisted == 0
     assert len(paths(bench.one, "")) == 40
-    assert "failed to persist" in caplog.text
+    logged(caplog, "fragment", "error")
 
 
 async def test_failures_side_by_side_are_one_outage(bench: Bench) -> None:
@@ -672,7 +673,7 @@ async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench: Ben
     spool = bench.spool()
     spool.file.pwrite(b"?", 3)
     bench.persister.spool_complete(spool, end=6, life=LIFE, tenure=TENURE)
-    with pytest.raises(Unavailable, match=r"a/journal \[0, 6\): .*differ"):
+    with raises(Unavailable, deadline_s=0.05, says="a/journal [0, 6)"):
         await bench.persister.finish(0.05)
     assert paths(bench.one, "") == []
 
@@ -686,8 +687,8 @@ async def test_a_postfix_that_cannot_be_made(
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     await bench.until(lambda: bench.persister.unpersisted == 0)
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
-    assert "a/journal: fragment" in caplog.text
-    assert "is stored without a path postfix" in caplog.text
+    line = logged(caplog, "fragment", journal="a/journal")
+    assert isinstance(line["error"], Invalid)
 
 
 async def test_a_defect_of_a_store_costs_nothing(

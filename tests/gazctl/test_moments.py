@@ -6,6 +6,7 @@ import pytest
 
 from gazette.errors import Invalid
 from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
+from tests.facts import raises
 
 NOW = 1_700_000_000.5
 
@@ -30,7 +31,7 @@ def test_moments_are_read(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-", "12:00", "2023-13-01"])
 def test_others_are_refused(text: str) -> None:
-    with pytest.raises(Invalid, match=f'--from: invalid time "{text}"'):
+    with raises(Invalid, path="--from", says=f'"{text}"'):
         parse_moment(text, NOW, "--from")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gazette.errors import Invalid
 from gazette.history.json_values import JsonRow
+from tests.facts import raises
 
 UTC = datetime.UTC
 INSTANT = pa.timestamp("us", "UTC")
@@ -103,6 +104,6 @@ def test_a_line_that_is_no_object_has_no_values(line: bytes) -> None:
 
 def test_types_that_nothing_is_read_as() -> None:
     for kind in (pa.duration("s"), pa.list_(pa.time64("us")), pa.map_(pa.int64(), pa.int64())):
-        with pytest.raises(Invalid, match="no JSON value converts to") as raised:
+        with raises(Invalid, path="a") as raised:
             JsonRow(pa.schema([("a", kind)]))
         assert raised.value.path == "a"

@@ -34,6 +34,7 @@ from gazette.message.uuid import (
 from gazette.runtime.tasks import OpFuture, await_future, resolved
 from gazette.testing.clock import ManualClock
 from gazette.testing.stub_broker import LoseReply, StubBroker
+from tests.facts import raises
 
 PRODUCER = b"\x01abcde"
 START = clock_at(1_700_000_000 * 10**9)
@@ -267,7 +268,7 @@ def test_types_without_a_uuid_are_published_outside_of_transactions(
 ) -> None:
     raw = fixed_mapping("raw/journal", CONTENT_PROTO_FIXED)
     publisher.publish_committed(raw, b"raw")
-    with pytest.raises(Invalid, match="no uuid"):
+    with raises(Invalid, says="uuid"):
         publisher.publish_uncommitted(raw, b"raw")
     assert publisher.build_ack_intents() == {}
     assert len(read(appends.journals["raw/journal"], bytes, CONTENT_PROTO_FIXED)) == 1

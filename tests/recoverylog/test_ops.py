@@ -22,6 +22,7 @@ from gazette.recoverylog.log.ops import (
     frame_length,
     next_checksum,
 )
+from tests.facts import raises
 
 
 def decode(frame: bytes, payload: bytes) -> RecordedOp:
@@ -113,7 +114,7 @@ def test_what_is_no_operation_is_refused() -> None:
     """Headers of junk, payloads that do not parse, negative writes."""
     assert frame_length(b"\x66\x33\x93\x37\x01\x00\x00\x00") is None
     assert frame_length(b"\x66\x33\x93\x36\xff\xff\xff\xff") is None
-    with pytest.raises(Corrupt, match="not an operation"):
+    with raises(Corrupt, "log", offset=0):
         decode_op(b"\xff", log="", first_offset=0, frame_end=0)
     message = pb.RecordedOp(seq_no=1, author=1, write=pb.RecordedOp.Write(fnode=1, length=-1))
     with pytest.raises(Corrupt, match="negative"):

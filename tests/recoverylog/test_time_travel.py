@@ -200,7 +200,7 @@ def test_a_log_without_times(tmp_path: Path) -> None:
         checkpoint = Checkpoint({"a/source": SourceCheckpoint(number)})
         ends.append(store.start_commit(SHARD, checkpoint, ()).result().commit.end)
     hints, source = [FSMHints(log=LOG)], MemoryLogs(log)
-    with pytest.raises(Invalid, match="does not hold the times"):
+    with raises(Invalid):
         open_at(source, hints, tmp_path / "time", Moment(time=datetime.now(UTC)))
     for number, end in enumerate(ends, 1):
         for moment in (Moment(offset=end), Moment(read_through={"a/source": number})):
@@ -316,7 +316,7 @@ def test_moments_that_are_none() -> None:
 
 def test_a_directory_with_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(Invalid, match="not empty"):
+    with raises(Invalid, says=str(tmp_path)):
         open_at(MemoryLogs(MemoryLog()), [FSMHints(log=LOG)], tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -166,5 +166,5 @@ def test_what_it_does_not_do_is_refused_by_name(etcd: FakeEtcd) -> None:
     ):
         with pytest.raises(EtcdError, match=f"UNIMPLEMENTED.*{name}"):
             stream.receive(Pb.WatchRequest(create_request=request))
-    with pytest.raises(EtcdError, match="invalid sort option"):
+    with pytest.raises(EtcdError, match="INVALID_ARGUMENT"):
         etcd.store.range(Pb.RangeRequest(key=KEY, sort_target=cast("Any", 9)))

@@ -10,6 +10,7 @@ import pytest
 from gazette.errors import Unavailable
 from gazette.spark import java
 from gazette.spark.java import ensure_java
+from tests.facts import raises
 
 VECTOR = "jdk.incubator.vector"
 
@@ -74,7 +75,7 @@ def test_one_that_was_unpacked_without_permissions_is_refused(
     path.parent.mkdir(exist_ok=True)
     path.touch()
     path.chmod(0o644)
-    with pytest.raises(Unavailable, match=f"{name} is not executable"):
+    with raises(Unavailable, says=name):
         ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     path.chmod(0o755)
     assert ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache") == home
@@ -86,23 +87,23 @@ def test_a_program_that_cannot_be_put_in_its_place_is_reported(
     home = runtime(tmp_path / "jdk", "21.0.8", "java.sql")
     found = ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
     (found / "bin" / "java").rename(found / "bin" / "else")
-    with pytest.raises(Unavailable, match="cannot make"):
+    with raises(Unavailable, says=str(tmp_path / "cache")):
         ensure_java({"JAVA_HOME": str(home)}, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
     ("version", "reason"),
     [
-        ("1.8.0_392", "is Java 8.0.392, and Spark needs 17 or later"),
-        ("11.0.2", "is Java 11.0.2, and Spark needs 17 or later"),
-        ("25.0.2", "which corrupts compressed data"),
-        ("25", "which corrupts compressed data"),
+        ("1.8.0_392", "8.0.392"),
+        ("11.0.2", "11.0.2"),
+        ("25.0.2", "25.0.2"),
+        ("25", "25"),
     ],
 )
 def test_unfit_ones_are_refused(tmp_path: Path, no_wheel: None, version: str, reason: str) -> None:
     home = runtime(tmp_path / "jdk", version)
     for environ in ({"JAVA_HOME": str(home)}, {"PATH": str(home / "bin")}):
-        with pytest.raises(Unavailable, match=reason) as raised:
+        with raises(Unavailable, says=reason) as raised:
             ensure_java(environ, tmp_path / "cache")
         assert "pip install 'pygazette[spark]'" in raised.value.hint
 
@@ -113,12 +114,12 @@ def test_newer_ones_are_fine(tmp_path: Path, no_wheel: None) -> None:
 
 
 def test_what_was_chosen_is_not_replaced_in_silence(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"JAVA_HOME \(.*nowhere\) has no bin/java"):
+    with raises(Unavailable, says=str(tmp_path / "nowhere")):
         ensure_java({"JAVA_HOME": str(tmp_path / "nowhere")}, tmp_path / "cache")
 
 
 def test_without_any(tmp_path: Path, no_wheel: None) -> None:
-    with pytest.raises(Unavailable, match="JAVA_HOME is not set, no java is on the PATH"):
+    with raises(Unavailable, says="JAVA_HOME"):
         ensure_java({"PATH": str(tmp_path)}, tmp_path / "cache")
 
 

@@ -317,7 +317,7 @@ def test_inferred_columns_do_not_lose_values(spark: Any, tmp_path: Path) -> None
     options = {"store": f"file://{tmp_path}/fragments", "journal": "topic/one"}
     sampled = spark.read.format("gazette").options(**options, infer_bytes="200").load()
     assert sampled.schema["a"].dataType.simpleString() == "bigint"
-    with pytest.raises(Exception, match=r"12\.75 is not an integer of 64 bits"):
+    with pytest.raises(Exception, match=r"12\.75"):
         sampled.collect()
     whole = spark.read.format("gazette").options(**options).load()
     assert whole.schema["a"].dataType.simpleString() == "double"

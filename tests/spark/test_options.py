@@ -63,65 +63,67 @@ def test_what_options_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "facts"),
     [
-        ({**STORE, "stor": "x"}, "option stor: there is no such option"),
-        ({"journal": "topic/a"}, "option broker.address: must be given, or else store"),
-        ({"store": "/data"}, "option journal: give either names of journals, or a selector"),
-        ({**STORE, "selector": "prefix=a/"}, "option journal: give either names"),
-        ({"store": "/data", "selector": "name=topic/a"}, "option selector: is not known by stores"),
-        ({**BROKER, "selector": "=,="}, "option selector: "),
+        ({**STORE, "stor": "x"}, "stor"),
+        ({"journal": "topic/a"}, "broker.address store"),
+        ({"store": "/data"}, "journal selector"),
+        ({**STORE, "selector": "prefix=a/"}, "journal selector"),
+        ({"store": "/data", "selector": "name=topic/a"}, "selector"),
+        ({**BROKER, "selector": "=,="}, "selector"),
         (
             {**STORE, "store": "ftp://x/"},
-            r"option store: invalid scheme \(ftp\) \(it is 'ftp://x/'\)",
+            "store (ftp) 'ftp://x/'",
         ),
-        ({**STORE, "path": "topic/a"}, "option journal: is given twice"),
-        ({**STORE, "begin": "abc"}, "option begin: must be an offset.*it is 'abc'"),
-        ({**STORE, "begin": "-1"}, "option begin: must be an offset"),
-        ({**STORE, "end": "true"}, "option end: must be an offset"),
+        ({**STORE, "path": "topic/a"}, "journal"),
+        ({**STORE, "begin": "abc"}, "begin 'abc'"),
+        ({**STORE, "begin": "-1"}, "begin '-1'"),
+        ({**STORE, "end": "true"}, "end 'true'"),
         (
             {**STORE, "end": '{"topic/b": 1}'},
-            "option end: names journals that are not read: topic/b",
+            "end topic/b",
         ),
-        ({**STORE, "begin_time": "noon"}, "option begin_time: must be a time"),
-        ({**STORE, "begin_time": "9", "end_time": "8"}, "option end_time: must not be before"),
-        ({**STORE, "begin_time": "infinity"}, "option begin_time: must be a time"),
-        ({**STORE, "begin_time": "nan"}, "option begin_time: must be a time"),
-        ({**STORE, "journal": "a/b"}, "option journal: 'a/b' is not the name of a journal: "),
-        ({**STORE, "journal": "/topic/a"}, "option journal: '/topic/a' is not the name of"),
-        ({**STORE, "journal": "topic/a,topic/a"}, "option journal: names a journal twice"),
-        ({**STORE, "message": "nope"}, r"option message: cannot import .* \(it is 'nope'\)"),
+        ({**STORE, "begin_time": "noon"}, "begin_time 'noon'"),
+        ({**STORE, "begin_time": "9", "end_time": "8"}, "end_time"),
+        ({**STORE, "begin_time": "infinity"}, "begin_time 'infinity'"),
+        ({**STORE, "begin_time": "nan"}, "begin_time 'nan'"),
+        ({**STORE, "journal": "a/b"}, "journal 'a/b'"),
+        ({**STORE, "journal": "/topic/a"}, "journal '/topic/a'"),
+        ({**STORE, "journal": "topic/a,topic/a"}, "journal topic/a,topic/a"),
+        ({**STORE, "message": "nope"}, "message 'nope'"),
         (
             {**STORE, "message": "nope:Nope"},
-            "option message: the module nope may not be named here",
+            "message nope 'nope:Nope'",
         ),
-        ({**STORE, "message": "nope_pb2:Nope"}, "option message: cannot import .* No module named"),
+        ({**STORE, "message": "nope_pb2:Nope"}, "message 'nope_pb2'"),
         (
             {**STORE, "message": "os_pb2.path:Nope"},
-            "option message: the module os_pb2.path may not be",
+            "message os_pb2.path",
         ),
         (
             {**STORE, "message": "gazette.protocol.pb.broker_pb2:DESCRIPTOR"},
-            "option message: .*is not the class of",
+            "message DESCRIPTOR",
         ),
-        ({**STORE, "isolation": "dirty"}, "must be one of read_committed, read_uncommitted"),
+        ({**STORE, "isolation": "dirty"}, "isolation read_committed read_uncommitted"),
         (
             {**STORE, "mode": "drop"},
-            "option mode: must be one of permissive, dropmalformed, failfast",
+            "mode permissive dropmalformed failfast",
         ),
-        ({**STORE, "value": "xml"}, "option value: must be one of json, csv, protobuf"),
-        ({**STORE, "value": "protobuf"}, "option message: must be given for value=protobuf"),
-        ({**STORE, "value": "json", "message": "a:B"}, "option value: must be protobuf"),
-        ({**STORE, "run_bytes": "1GB"}, "option run_bytes: must be a number"),
-        ({**STORE, "run_bytes": "0"}, "option run_bytes: must be at least 1"),
-        ({**STORE, "acks": "maybe"}, "option acks: must be true or false"),
-        ({**STORE, "direct": "false"}, "option direct: must not be false"),
-        ({**STORE, "max_bytes": "1"}, "option max_bytes: there is no such option"),
+        ({**STORE, "value": "xml"}, "value json csv protobuf"),
+        ({**STORE, "value": "protobuf"}, "message value=protobuf"),
+        ({**STORE, "value": "json", "message": "a:B"}, "value protobuf"),
+        ({**STORE, "run_bytes": "1GB"}, "run_bytes '1GB'"),
+        ({**STORE, "run_bytes": "0"}, "run_bytes 1"),
+        ({**STORE, "acks": "maybe"}, "acks true false"),
+        ({**STORE, "direct": "false"}, "direct false"),
+        ({**STORE, "max_bytes": "1"}, "max_bytes"),
     ],
 )
-def test_what_is_said_of_bad_options(options: dict[str, str], message: str) -> None:
-    with pytest.raises(Invalid, match=f"(?s){message}") as raised:
+def test_what_is_said_of_bad_options(options: dict[str, str], facts: str) -> None:
+    option, *said = facts.split()
+    with raises(Invalid, path=f"option {option}") as raised:
         ReadOptions.parse(options)
+    assert [one for one in said if one not in str(raised.value)] == []
     assert raised.value.hint
 
 
@@ -165,22 +167,24 @@ def test_writes() -> None:
         streaming=True,
     )
     assert (options.commits, options.mapping) == ("/cp/gazette-commits", "modulo")
-    for given, streaming, message in [
-        ({**BROKER, "checkpointLocation": "s3://b/cp"}, True, "option commits: must be given"),
-        (BROKER, True, "option commits: must be given"),
-        ({**BROKER, "commits": "/c"}, False, "option commit_id: goes together with commits"),
+    for given, streaming, facts in [
+        ({**BROKER, "checkpointLocation": "s3://b/cp"}, True, "commits"),
+        (BROKER, True, "commits"),
+        ({**BROKER, "commits": "/c"}, False, "commit_id commits"),
         (
             {**BROKER, "commits": "/c", "commit_id": "../x"},
             False,
-            "option commit_id: must be letters",
+            "commit_id '../x'",
         ),
-        ({**BROKER, "mapping": "modulo"}, False, "option key: must be given for mapping=modulo"),
-        ({**BROKER, "key": "word"}, False, "option mapping: must be modulo or rendezvous"),
-        ({"journal": "topic/a"}, False, "option broker.address: must be given"),
-        ({**BROKER, "value": "text"}, False, "option value: must be json, csv or protobuf"),
+        ({**BROKER, "mapping": "modulo"}, False, "key mapping=modulo"),
+        ({**BROKER, "key": "word"}, False, "mapping modulo rendezvous"),
+        ({"journal": "topic/a"}, False, "broker.address"),
+        ({**BROKER, "value": "text"}, False, "value json csv protobuf"),
     ]:
-        with pytest.raises(Invalid, match=message):
+        option, *said = facts.split()
+        with raises(Invalid, path=f"option {option}") as raised:
             WriteOptions.parse(given, streaming=streaming)
+        assert [one for one in said if one not in str(raised.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -254,9 +258,7 @@ def test_a_broker_that_is_not_there_is_reported(
     given = {"broker.address": "http://127.0.0.1:1,http://127.0.0.1:2", "journal": "topic/a"}
     source = GazetteDataSource(given)
     schema = from_arrow_schema(parse_columns("n long"))
-    with pytest.raises(
-        Unavailable, match=r"cannot reach the broker at http://127.0.0.1:1: "
-    ) as raised:
+    with raises(Unavailable, says="http://127.0.0.1:1") as raised:
         match entry:
             case "schema":
                 source.schema()

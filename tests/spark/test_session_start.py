@@ -8,6 +8,7 @@ import pytest
 
 from gazette.errors import Unavailable
 from gazette.spark.spark_session import started
+from tests.facts import raises
 
 errors = pytest.importorskip("pyspark.errors")
 
@@ -34,7 +35,7 @@ def test_a_java_that_died_as_it_began_is_started_again() -> None:
 
 def test_one_that_never_starts_is_reported() -> None:
     builder = Builder(10)
-    with pytest.raises(Unavailable, match="did not start in 3 attempts"):
+    with raises(Unavailable, says="3 attempts"):
         started(builder)
     assert builder.calls == 3
 

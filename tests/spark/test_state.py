@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +149,18 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "path"),
     [
-        ({"tabel": "x"}, "option tabel: there is no such option"),
-        ({"broker.address": ""}, "option broker.address: an address is required"),
-        ({"path": "shard-000"}, "shards are not named by a path"),
-        ({"at": "yesterday"}, "option at: not a time, an offset"),
-        ({"selector": "a in ("}, "option selector: could not match"),
+        ({"tabel": "x"}, "option tabel"),
+        ({"broker.address": ""}, "option broker.address"),
+        ({"path": "shard-000"}, "load()"),
+        ({"at": "yesterday"}, "option at"),
+        ({"selector": "a in ("}, "option selector"),
     ],
 )
-def test_bad_options(given: dict[str, str], message: str) -> None:
+def test_bad_options(given: dict[str, str], path: str) -> None:
     addresses = {"broker.address": "http://b", "consumer.address": "http://c"}
-    with pytest.raises(Invalid, match=re.escape(message)) as raised:
+    with raises(Invalid, path=path) as raised:
         StateOptions.parse({**addresses, **given})
     assert raised.value.hint
 
@@ -185,7 +184,7 @@ async def test_columns_that_a_state_does_not_have(start: Any) -> None:
             read({**given, "fields": "nope string"}, pa.schema([shard, ("nope", pa.string())]))
         with raises(NotFound, table="nothing", shard="shard-000"):
             read({**given, "table": "nothing"}, pa.schema([shard, ("word", pa.string())]))
-        with pytest.raises(Invalid, match="a value of the state does not have its column's type"):
+        with raises(Invalid, path="option fields", says="w1"):
             read(given, pa.schema([shard, ("word", pa.int64())]))
 
     await asyncio.to_thread(look)
@@ -203,7 +202,7 @@ async def test_column_families_and_documents(start: Any, application: Any) -> No
     if application is Documents:
         # It has no file yet.
         assert await asyncio.to_thread(read, given, state_of(Documents)[1]) == []
-        with pytest.raises(NotFound, match="has committed nothing yet"):
+        with raises(NotFound):
             await asyncio.to_thread(GazetteStateDataSource(given).schema)
         await cluster.append(SOURCE, history(random.Random(1), 20))
         await cluster.consumer.read_to_heads(SHARD)
@@ -226,7 +225,7 @@ async def test_errors_name_the_option(start: Any) -> None:
         await asyncio.to_thread(GazetteStateDataSource(options(cluster)).schema)
     with raises(NotFound, table="nothing"):
         await asyncio.to_thread(GazetteStateDataSource(options(cluster, table="nothing")).schema)
-    with pytest.raises(NotFound, match="no shard"):
+    with raises(NotFound, selector="id=other"):
         await asyncio.to_thread(
             GazetteStateDataSource(options(cluster, table="counts", selector="id=other")).schema
         )
@@ -242,9 +241,7 @@ async def test_a_member_that_is_not_there_is_reported(
     await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
     await cluster.consumer.await_primary(SHARD)
     given = {**options(cluster, table="counts"), f"{what}.address": "http://127.0.0.1:1"}
-    with pytest.raises(
-        Unavailable, match=f"cannot reach the {what} at http://127.0.0.1:1"
-    ) as raised:
+    with raises(Unavailable, says=f"{what} at http://127.0.0.1:1") as raised:
         await asyncio.to_thread(GazetteStateDataSource(given).schema)
     assert f"correct {what}.address" in raised.value.__notes__[0]
 

@@ -209,7 +209,7 @@ def test_offsets_are_texts_that_compare() -> None:
     )
     assert decode_offset(json.loads(json.dumps(offset))) == sources
     for wrong in ({"a": 5}, {"a": {"at": 1}}, {"a": {"at": 1, "producers": {"zz": "1"}}}):
-        with pytest.raises(Corrupt, match="offset of the stream cannot be read"):
+        with raises(Corrupt):
             decode_offset(wrong)
 
 
@@ -221,7 +221,7 @@ def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
     for path in (tmp_path / "fragments" / "topic" / "a").iterdir():
         path.unlink()
     Journal(tmp_path, "topic/a").add(line(1, 1, OUTSIDE_TXN, n=1))
-    with pytest.raises(Corrupt, match="cannot be read again"):
+    with raises(Corrupt, says="topic/a"):
         Query(options(tmp_path), query.log).batch(*query.log[-2:])
 
 
@@ -385,7 +385,7 @@ def test_messages_whose_fields_change(tmp_path: Path) -> None:
     assert query.step() == [2, None]
     journal.add(line(1, 4, OUTSIDE_TXN, n="many"), line(1, 5, OUTSIDE_TXN, n=5))
     before = [*query.log]
-    with pytest.raises(Unfit, match=r'n: "many" is not an integer of 64 bits'):
+    with raises(Unfit, "begin", journal="topic/a", says='n: "many"'):
         Query(options(tmp_path, mode="FAILFAST"), [*before]).step()
     assert Query(options(tmp_path), [*before]).step() == [None, 5]
     assert Query(options(tmp_path, mode="DROPMALFORMED"), before).step() == [5]
@@ -427,7 +427,7 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
             assert query.step() == [20]
             again = Query({**given, "selector": "prefix=topic/"}, query.log)
             assert again.batch(*query.log[-2:]) == [20]
-            with pytest.raises(Corrupt, match=r"cannot be read again: journal not found.*topic/a"):
+            with raises(Corrupt, says="journal=topic/a"):
                 again.batch(*query.log[-3:-1])
             with raises(NotFound, journal="topic/a"):
                 named.step()

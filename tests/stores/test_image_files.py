@@ -284,7 +284,7 @@ def test_a_damaged_image_within_a_file_is_an_error(tmp_path: Path, damage: Any, 
     assert image.offset > 0
     path = directory / image.file.name("primary.db")
     path.write_bytes(damage(path.read_bytes(), image.offset))
-    with pytest.raises(Corrupt, match=match) as raised:
+    with raises(Corrupt, "offset", "length", expected=1024) as raised:
         build(files_of(directory), "primary.db", tmp_path / "again")
     assert raised.value.facts["file"] == path.name
     assert not (tmp_path / "again").exists()
@@ -292,7 +292,7 @@ def test_a_damaged_image_within_a_file_is_an_error(tmp_path: Path, damage: Any, 
 
 
 def test_a_frame_of_an_image_with_a_wrong_length_is_an_error() -> None:
-    with pytest.raises(Corrupt, match="wrong length"):
+    with raises(Corrupt, length=28):
         decode_image(KIND_IMAGE_WITHIN, memoryview(struct.pack("<7I", *range(7))))
 
 
@@ -319,7 +319,7 @@ def test_groups_of_another_size_are_refused(tmp_path: Path) -> None:
     recorder = take_over(shard.log, tmp_path / "next", shard.rng)
     with (
         defaults(RedoRecording.__init__, group_pages=4),
-        pytest.raises(Corrupt, match="another size"),
+        raises(Corrupt, group=1, count=2, group_pages=4),
     ):
         SQLiteStore(recorder, databases=["other"], page_size=PAGE)
 

@@ -216,7 +216,7 @@ def test_families_and_options_survive_that_they_are_not_named_any_more(
     second.destroy()
     third = RocksDBStore(take_over(log, tmp_path / "three", random.Random(2)))
     assert third.get(b"x", column_family="new") == b"2"
-    with pytest.raises(Invalid, match="no column family"):
+    with raises(Invalid, says="'never'"):
         third.get(b"x", column_family="never")
     third.destroy()
 
@@ -224,7 +224,7 @@ def test_families_and_options_survive_that_they_are_not_named_any_more(
 def test_wrong_calls_say_so(
     log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Invalid, match="needs a recovery log"):
+    with raises(Invalid, says="RocksDBStore"):
         RocksDBStore(None)
     store = RocksDBStore(recorder_of(log, tmp_path / "one"))
     for key in (b"", b"\x00mine"):
@@ -233,7 +233,7 @@ def test_wrong_calls_say_so(
     with pytest.raises(Invalid, match="bytes"):
         store.put("text", b"")  # type: ignore[arg-type]
     store.destroy()
-    with pytest.raises(Invalid, match="cannot be recorded"):
+    with raises(Invalid, says="WAL"):
         RocksDBStore(
             recorder_of(MemoryLog(), tmp_path / "tuned"),
             options=RocksDBOptions(tune=lambda o: o.set_wal_dir(str(tmp_path / "elsewhere"))),

@@ -19,6 +19,7 @@ from gazette.recoverylog.sqlite.redo import materialize
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, replay, take_over
+from tests.facts import raises
 
 SHARD: Any = None
 T = TypeVar("T")
@@ -146,9 +147,9 @@ def test_a_rollback_by_an_error_is_not_passed_over(world: World) -> None:
         store.execute("INSERT OR ROLLBACK INTO t VALUES (1, 'again')")
     end = len(world.log.data)
     for _ in range(2):
-        with pytest.raises(GazetteError, match="rolled the transaction back"):
+        with raises(GazetteError, advises="SAVEPOINT"):
             store.execute("INSERT INTO t VALUES (2, 'next')")
-        with pytest.raises(GazetteError, match="rolled the transaction back"):
+        with raises(GazetteError, advises="SAVEPOINT"):
             commit(store)
     assert len(world.log.data) == end
 
@@ -159,7 +160,7 @@ def test_vacuum(world: World) -> None:
     store.executemany("INSERT INTO t VALUES (?, ?)", [(k, bytes(2000)) for k in range(500)])
     commit(store)
     store.execute("DELETE FROM t WHERE k > 3")
-    with pytest.raises(NotAllowed, match="not possible within a transaction"):
+    with raises(NotAllowed, says="VACUUM"):
         store.vacuum()
     commit(store)
     before = store.live_bytes
@@ -194,14 +195,14 @@ def test_a_database_keeps_its_page_size(world: World, mode: Any, size: int) -> N
 
 def test_another_mode_is_refused(world: World) -> None:
     """The log has this database in a form that the other mode cannot go on with."""
-    with pytest.raises(Invalid, match="unknown recording mode"):
+    with raises(Invalid, says="'wal'"):
         world.open(mode="wal")
     commit(world.open(mode="redo"))
-    with pytest.raises(Invalid, match="another form"):
+    with raises(Invalid, advises="'redo'"):
         world.open(mode="vfs")
     world.log = MemoryLog()
     commit(world.open(mode="vfs"))
-    with pytest.raises(Invalid, match="another form"):
+    with raises(Invalid, advises="'vfs'"):
         world.open(mode="redo")
 
 
@@ -222,7 +223,7 @@ def test_another_mode_is_refused(world: World) -> None:
 def test_queries_only_read(world: World, sql: str) -> None:
     store = world.open()
     commit(store)
-    with pytest.raises(NotAllowed, match="only reads"):
+    with raises(NotAllowed, says="query()"):
         store.query(sql)
     assert store.query("SELECT count(*) FROM t WHERE k < abs(-5)") == [(0,)]
     assert store.query("PRAGMA user_version") == [(0,)]

@@ -24,6 +24,7 @@ from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.state_builder import BuiltState, StateBuilder, pieces
 from gazette.testing.recovery import LOG, MemoryLog, take_over
 from gazette.testing.store_tests import checkpoint
+from tests.facts import raises
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS kv (k BLOB PRIMARY KEY, v BLOB) WITHOUT ROWID"
 SPEC = ShardSpec(
@@ -188,7 +189,7 @@ def test_rocksdb_takes_whole_tables(tmp_path: Path) -> None:
     assert content(store) == ROWS
     assert list(store.iterate(column_family="other")) == ROWS[:9]
     assert store.restore_checkpoint(cast("Any", None)) == checkpoint(3)
-    with pytest.raises(NotAllowed, match="live"):
+    with raises(NotAllowed, says="ingest()"):
         store.ingest([])
     store.destroy()
 
@@ -216,12 +217,12 @@ def test_errors(tmp_path: Path) -> None:
     opener, rng = OPENERS["sqlite"], random.Random(4)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(Invalid, match="empty directory"):
+    with raises(Invalid, "directory"):
         StateBuilder(App(opener), SPEC, tmp_path / "full", rng)
-    with pytest.raises(ApplicationFailed, match="new_store returned None"):
+    with raises(ApplicationFailed, says="new_store"):
         StateBuilder(App(lambda recorder: None), SPEC, tmp_path / "none", rng)
     assert not (tmp_path / "none").exists()
-    with pytest.raises(Invalid, match="not the description"):
+    with raises(Invalid, says="`shard`"):
         BuiltState.from_json(b"{}")
     log = MemoryLog()
     with StateBuilder(App(opener), SPEC, tmp_path / "build", rng) as builder:

@@ -393,7 +393,9 @@ class Transactor:
     def _defer(self, transaction: Transaction, done: int) -> None:
         """End the transaction after ``done`` messages of a batch: the application wants the others later."""
         if transaction.consumed + done == 0:
-            raise ApplicationFailed("the first message of a transaction was deferred to the next")
+            raise ApplicationFailed(
+                "the first message of a transaction was deferred to the next", shard=self._shard.id
+            )
         transaction.note_consumed(done)
         self._sequencer.consumed(done)
         transaction.defer()

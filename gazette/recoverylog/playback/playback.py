@@ -331,6 +331,7 @@ class Playback:
             kind = PrunedLog if self._jumped else Corrupt
             raise kind(
                 f"the recovery log cannot be played further: {outcome.value}",
+                outcome=outcome.name,
                 log=op.log,
                 offset=op.first_offset,
                 seq_no=op.seq_no,

@@ -41,15 +41,17 @@ def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration
     applied = _applied(connection)
     if len(applied) > len(migrations):
         raise Invalid(
-            f"the state's schema has version {len(applied)}, and this application knows"
-            f" {len(migrations)}",
+            "the state's schema is of a later version than this application",
+            version=len(applied),
+            known=len(migrations),
             hint="Run the later version of the application that wrote it; versions do not go "
             "back. (`gazctl shards recover --at` has the state before.)",
         )
     for version, (known, migration) in enumerate(zip(applied, migrations, strict=False), 1):
         if known != _digest(migration):
             raise Invalid(
-                f"migration {version} is not the one that was applied to this state",
+                "a migration is not the one that was applied to this state",
+                version=version,
                 hint="Leave migrations as they were, and add others behind them.",
             )
     pending = migrations[len(applied) :]
@@ -63,7 +65,8 @@ def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration
                 migration(connection)
         except apsw.Error as error:
             raise Invalid(
-                f"migration {version} fails: {error}",
+                f"a migration fails: {error}",
+                version=version,
                 hint="Nothing of it was kept. Correct it, and start the shard again.",
             ) from error
         connection.execute(
