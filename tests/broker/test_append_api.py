@@ -480,6 +480,10 @@ async def test_append_streams_while_an_earlier_one_waits_for_its_acknowledgement
 ) -> None:
     """A replica that is slow to answer costs latency, not throughput."""
     replica = ready["b"].replica(JOURNAL)
+    await append(ready["b"], b"first")
+    await append(
+        ready["b"], b""
+    )  # The first fragment is complete behind it: that waits for answers.
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
     hold = pipeline.take_turn()  # As of an append before, which no peer has answered yet.
@@ -488,12 +492,38 @@ async def test_append_streams_while_an_earlier_one_waits_for_its_acknowledgement
     for index in range(3):
         one = await (await Append(ready["b"]).open()).send(b"x%d" % index)
         calls.append(asyncio.gather(one.commit()))
-        await until(lambda end=2 * (index + 1): replica.index.end_offset == end)  # type: ignore[misc]
+        await until(lambda end=5 + 2 * (index + 1): replica.index.end_offset == end)  # type: ignore[misc]
     assert not any(call.done() for call in calls)
     async with hold:
         pass
     begins = [(await call)[0].commit.begin for call in calls]
-    assert begins == [0, 2, 4]
+    assert begins == [5, 7, 9]
+
+
+async def test_no_fragment_is_completed_while_a_replica_may_lack_its_end(
+    cluster: FixedCluster,
+) -> None:
+    """If its append fails, a new pipeline sends peers the open fragment, and none that is complete.
+
+    Simulated seed 721234: disks of both peers were full, and then the primary was lost. The journal went
+    on behind fragments that only the primary had held.
+    """
+    cluster.create(journal_spec(JOURNAL, replication=3, length=1024), "b", "a", "c")
+    await in_step(cluster)
+    await append(cluster["b"], b"first")
+    await append(cluster["b"], b"")  # The first fragment is complete behind it, in any case.
+    await append(cluster["b"], bytes(1025))
+    pipeline = await pipeline_of(cluster["b"])
+    hold = pipeline.take_turn()  # As of an append before, which no peer has answered yet.
+    last = await (await Append(cluster["b"]).open()).send(b"last")
+    answered = asyncio.gather(last.commit())
+    for _ in range(300):
+        await SystemClock().sleep(0)
+    assert (pipeline.spool.fragment.begin, pipeline.spool.fragment.end) == (5, 1030)
+    async with hold:
+        pass
+    assert (await answered)[0].commit.begin == 1030
+    assert pipeline.spool.fragment.begin == 1030
 
 
 async def test_lost_acknowledgement_fails_the_append_and_those_behind_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +87,12 @@ def mismatch(peer: ProcessId, at: Fragment, *registers: tuple[str, str]) -> Peer
 
 
 class Story:
-    """Tells a machine what happens, and remembers what it wanted last."""
+    """Tells a machine what happens, and remembers what it wanted last.
+
+    It also tells, unless ``asks``, that replicas have acknowledged everything, if the machine waits for it.
+    """
+
+    asks = False
 
     def __init__(self, terms: AppendTerms | None = None) -> None:
         self.fsm = AppendFSM(terms or AppendTerms(JOURNAL))
@@ -96,6 +102,8 @@ class Story:
         for event in events:
             self.wants = self.fsm.step(event)
             self.fsm._check()
+            if self.wants == (ev.AwaitAcks(),) and not self.asks:
+                self.wants = self.fsm.step(ev.AllAcknowledged(NOW))
         return self.wants
 
     def until_ready(self, held: SpoolView, at: ev.Resolved | None = None) -> Story:
@@ -551,6 +559,33 @@ def test_first_append_of_a_journal_becomes_a_fragment_of_its_own() -> None:
     assert story.outcome.commit == fragment(9, 10)
     # Case: an empty spool that has the right codec needs no roll.
     assert Story().until_ready(spool(9, 9)).tell(ready(9, 9)) == (ev.ReadContent(),)
+
+
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_no_fragment_is_completed_before_all_replicas_have_it(synchronizes: bool) -> None:
+    """A later pipeline brings peers up to date with the open fragment, and not with completed ones."""
+    held = spool(0, 9, ("k", "v"))
+    story = Story()
+    story.asks = True
+    if synchronizes:
+        story.tell(resolved(AB, desired_replication=3), ev.PipelineTaken(AB, held))
+    else:
+        story.until_ready(held).tell(ready(0, 9))
+    assert story.wants == (ev.AwaitAcks(),)
+    # Case: an earlier append was not acknowledged. Nothing was proposed.
+    broken = Broken("recv")
+    failed = copy.deepcopy(story)
+    assert failed.tell(ev.SendFailed(broken)) == (ev.TearDownPipeline(),)
+    assert failed.outcome.error is broken
+    assert not failed.outcome.uncertain
+    # Case: the caller leaves.
+    left = copy.deepcopy(story)
+    wanted = ev.GiveBackPipeline() if synchronizes else ev.SendFinal(held.fragment, held.registers)
+    assert left.tell(ev.Abandoned(broken))[0] == wanted
+    # Case: all have it.
+    proposal = story.tell(ev.AllAcknowledged(NOW))[0]
+    assert isinstance(proposal, ev.SendSync if synchronizes else ev.SendRoll)
+    assert proposal.proposal == fragment(9, 9)
 
 
 # Suspension: what is done, by level of the specification and control of the append.

@@ -595,6 +595,9 @@ async def test_nothing_is_acknowledged_without_a_lease(
     """Not even with one replica, where no peer is asked: another broker may lead by now."""
     cluster.create(journal_spec(JOURNAL, replication=replication), *"ab"[:replication])
     assert (await append(cluster["a"], b"first")).ending is Ending.COMMITTED
+    await append(
+        cluster["a"]
+    )  # The first fragment is complete behind it, and no pulse is under way.
     for daemon in cluster["a"].replica(JOURNAL)._daemons:
         daemon.cancel()  # No pulse finds it out before.
     cluster["a"].lease.remaining_s = 0.0

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from gazette.broker import replica, resolver, service
+from gazette.broker import known_head, replica, resolver, service
 from gazette.broker.append import driver as append_driver
 from gazette.broker.append import rules as append_rules
+from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
@@ -129,6 +130,22 @@ def lease_from_the_answer() -> None:
     _replace(Lease, "renew", later)
 
 
+def rolls_unacknowledged() -> None:
+    """Let a primary complete fragments that not all replicas have acknowledged."""
+    _replace(AppendFSM, "_completes", lambda self, proposal: False)
+
+
+def deletion_unasked() -> None:
+    """Let a broker take the absent head of a deleted journal for that of a new one."""
+    read = known_head._read
+
+    async def unasked(*args: Any) -> Any:
+        _, kv = await read(*args)
+        return True, kv
+
+    _replace(known_head, "_read", unasked)
+
+
 def no_roll_back() -> None:
     """Leave what is pending in a spool when its pipeline is torn down, or built."""
 
@@ -185,6 +202,8 @@ PLANTS: Final[dict[str, Plant]] = {
         assignments_by_name,
         lease_released_first,
         hand_over_not_awaited,
+        rolls_unacknowledged,
+        deletion_unasked,
         lease_from_the_answer,
         no_roll_back,
         uploads_unnamed,

@@ -991,16 +991,17 @@ class Scenario:
         life = history.last_life(journal)
         assert life is not None
         stored = [one for one in history.stored if one.bucket == life.bucket]
-        begins = [
-            one.begin
+        spans = [
+            (one.begin, one.begin + len(one.payload))
             for one in history.appends
             if one.journal == journal
             and one.begin is not None
             and life.has(one.revision)
             and not is_lost(history, one, stored)
         ]
-        begin = min((begin for begin in begins if begin > offset), default=offset)
-        return begin if self.may_reset(journal) else offset
+        if any(begin <= offset < end for begin, end in spans) or not self.may_reset(journal):
+            return offset  # These bytes are there, or on their way into the store.
+        return min((begin for begin, _ in spans if begin > offset), default=offset)
 
 
 class Writer:

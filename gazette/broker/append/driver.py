@@ -190,6 +190,8 @@ class AppendDriver:
                 return self._look()
             case ev.LoadHead() | ev.AwaitReadiness() | ev.BeginTenure():
                 return await self._make_ready(effect)
+            case ev.AwaitAcks():
+                return await self._await_acks()
             case ev.SendRoll() | ev.SendFinal():
                 return await self._propose(effect)
             case ev.HandOver():
@@ -515,6 +517,16 @@ class AppendDriver:
         if error is not None and self._at.reassigned.is_set():
             return ev.Invalidated()
         return ev.SyncAnswered(answers, self._context.clock.now(), error)
+
+    async def _await_acks(self) -> ev.Event:
+        pipeline = self._held
+        try:
+            await self._wait(pipeline.all_turns())
+        except _Interrupted as interrupted:
+            return ev.Abandoned(interrupted.reason)
+        if pipeline.failure is not None:
+            return ev.SendFailed(pipeline.failure)
+        return ev.AllAcknowledged(self._context.clock.now())
 
     def _hand_over(self) -> None:
         self._answering, self._turn = self._held, self._held.take_turn()

@@ -224,6 +224,13 @@ class ReadinessSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class AllAcknowledged:
+    """All replicas have acknowledged what earlier appends proposed."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class RollSent:
     spool: SpoolView
 
@@ -270,6 +277,7 @@ Event: TypeAlias = (
     | SyncAnswered
     | EtcdWritten
     | ReadinessSeen
+    | AllAcknowledged
     | RollSent
     | ContentRead
     | StreamEnded
@@ -374,6 +382,11 @@ class BeginTenure:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitAcks:
+    """Wait until earlier appends have gathered their answers. → AllAcknowledged, SendFailed, Abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendRoll:
     """Propose to all replicas, which need not answer. → RollSent, SendFailed."""
 
@@ -427,6 +440,7 @@ Effect: TypeAlias = (
     | LoadHead
     | AwaitReadiness
     | BeginTenure
+    | AwaitAcks
     | SendRoll
     | ReadContent
     | SendContent

@@ -165,6 +165,8 @@ class AppendFSM:
                 return self._send_sync(now)
             case State.START_PIPELINE, ev.SyncAnswered():
                 return self._on_catch_up_failed(event)
+            case State.SEND_PIPELINE_SYNC, ev.AllAcknowledged(now):
+                return (ev.SendSync(self._rolled(now), self._registers, self._opening),)
             case State.SEND_PIPELINE_SYNC, ev.SyncSent(spool):
                 self._spool, self._opening = spool, False
                 self.state = State.RECV_PIPELINE_SYNC
@@ -223,7 +225,21 @@ class AppendFSM:
     def _send_sync(self, now: float) -> tuple[Effect, ...]:
         self._rounds += 1
         self.state = State.SEND_PIPELINE_SYNC
-        return (ev.SendSync(self._rolled(now), self._registers, self._opening),)
+        proposal = self._rolled(now)
+        # Of an opening pipeline, peers were brought up to date before.
+        if not self._opening and self._completes(proposal):
+            return (ev.AwaitAcks(),)
+        return (ev.SendSync(proposal, self._registers, self._opening),)
+
+    def _completes(self, proposal: Fragment) -> bool:
+        """Return True if a proposal completes the spool's fragment.
+
+        It must not do that before all replicas have acknowledged the fragment. A later pipeline brings peers
+        up to date with the open fragment alone, and they would go on behind the completed one. If this broker
+        is lost then, the journal has a hole, for which readers wait.
+        """
+        ours = self._held.fragment
+        return ours.length > 0 and proposal.begin != ours.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
         try:
@@ -399,6 +415,8 @@ class AppendFSM:
         proposal = self._rolled(now)
         if proposal == spool.fragment:
             return _READ
+        if self._completes(proposal):
+            return (ev.AwaitAcks(),)
         return (ev.SendRoll(proposal, spool.registers),)
 
     def _on_stream(self, event: Event) -> tuple[Effect, ...]:
@@ -407,6 +425,8 @@ class AppendFSM:
                 return self._on_content(content)
             case ev.StreamEnded():
                 return self._on_stream_end(event)
+            case ev.AllAcknowledged(now):
+                return (ev.SendRoll(self._rolled(now), self._held.registers),)
             case ev.RollSent(spool):
                 self._spool = spool
                 return _READ

@@ -360,6 +360,11 @@ class Pipeline:
         self.last_turn = turn.done
         return turn
 
+    async def all_turns(self) -> None:
+        """Return once every turn that was taken has passed. Cancellation: no effect."""
+        if self.last_turn is not None and not self.last_turn.done():
+            await asyncio.shield(self.last_turn)
+
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
         """Return one answer of each peer to a ``sync``, and the first failure of
         peers that gave none. Call in turn.
