@@ -45,7 +45,7 @@ class CoverSet(Generic[S]):
         begin, end = span.begin, span.end
         if begin >= end:
             return False
-        # Of the spans that end at or after `end`, the first begins first.
+        # Of the spans that end at `end` or later, this one begins first: only it can cover the new one.
         at = bisect_left(self._ends, end)
         if at < len(self._ends) and self._begins[at] <= begin:
             if self._begins[at] < begin or self._ends[at] > end:

@@ -98,7 +98,7 @@ class Connection(H11Protocol):
         if self.busy:
             self._unset_head()
         elif self.timeout_keep_alive_task is None:
-            self._expect_head()  # A part of the next head ends the idle time.
+            self._expect_head()  # A part of the next request has arrived: the connection is not idle.
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

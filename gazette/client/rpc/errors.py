@@ -138,8 +138,8 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
 def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise what gRPC raises as an error of ours.
 
-    A call whose channel was closed is ``Closed`` if ``caller`` is, such as the channels of a client. It
-    is ``Unavailable`` if the channel was closed because the peer fell silent, or lost its lease.
+    If the channel of the call was closed, raise ``Closed`` if ``caller`` was closed, such as the
+    channels of a client. Otherwise the peer fell silent or lost its lease: raise ``Unavailable``.
     """
     try:
         with open_channel(method, **facts):

@@ -300,7 +300,7 @@ class RocksDBRecording:
             return tracked
         if tracked is not None:
             self._release(tracked)
-        # `create` unlinks what was recorded under its name before.
+        # `create` unlinks a former file that was recorded under this name.
         tracked = self._tracked[name] = _Tracked(name, inode, 0, 0, fd)
         return tracked
 
