@@ -46,7 +46,7 @@ from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.field_arrays import scannable
 from gazette.history.meta_columns import META
 from gazette.history.read import fold_locally, read_columns
-from gazette.history.row_cache import Keeping, summarise_keeping
+from gazette.history.row_cache import KeptRows, summarise_and_keep
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -285,7 +285,7 @@ def works_without_spark(history: History) -> dict[str, Work]:
         with tempfile.TemporaryDirectory(prefix="kept-", dir=history.root) as name:
             with history.access.open() as opened:
                 for run in runs:
-                    assert summarise_keeping(opened, run, Keeping(format), Path(name))[1]
+                    assert summarise_and_keep(opened, run, KeptRows(format), Path(name))[1]
             size = sum(path.stat().st_size for path in Path(name).iterdir())
             print(f"{size / 1e6:,.0f} MB of rows were kept", flush=True)
         return history.messages

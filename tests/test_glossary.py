@@ -29,7 +29,6 @@ SAME_NAMES = {
     "ConsumerMember": 2,
     "Content": 2,
     "Drain": 2,
-    "Folded": 2,
     "JournalSnapshot": 2,
     "Jump": 2,
     "LogFlags": 2,

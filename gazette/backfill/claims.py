@@ -13,19 +13,19 @@ from gazette.consumer.application import Application, checked_store
 from gazette.errors import Bug, Fenced, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.shard import ShardSpec
-from gazette.stores.claims import BackfillClaim, Held
+from gazette.stores.claims import BackfillClaim, HeldState
 from gazette.stores.state_builder import OfflineShard, claimable
 
 
 def look(
     backfill: Backfill, specs: Collection[ShardSpec], fqn: Callable[[str], str]
-) -> dict[str, Held]:
+) -> dict[str, HeldState]:
     """Return, by shard, what databases hold of shards that have no recovery log.
 
     Raise ``Invalid`` for stores that cannot be claimed, and if the prefix of shards' keys is not
     known. Raise ``Unavailable``.
     """
-    held: dict[str, Held] = {}
+    held: dict[str, HeldState] = {}
     for spec in specs:
         if spec.recovery_log:
             continue
@@ -39,7 +39,7 @@ def look(
     return held
 
 
-def require_claimable(held: Mapping[str, Held], token: str, *, overwrite: bool) -> None:
+def require_claimable(held: Mapping[str, HeldState], token: str, *, overwrite: bool) -> None:
     """Require that a run with this token may write states, or has written them.
 
     Raise ``NotAllowed`` for states that would have to be overwritten. Raise ``Fenced`` for states
@@ -56,7 +56,7 @@ def require_claimable(held: Mapping[str, Held], token: str, *, overwrite: bool) 
             raise has_state(shard)
 
 
-def require_in_force(held: Mapping[str, Held], token: str) -> None:
+def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
     """Require that databases hold what a run with a manifest has committed. Raise ``Fenced``."""
     for shard, one in held.items():
         if not one.is_of(token):
@@ -77,7 +77,7 @@ def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
         )
 
 
-def claims_of(held: Mapping[str, Held], token: str) -> dict[str, BackfillClaim]:
+def claims_of(held: Mapping[str, HeldState], token: str) -> dict[str, BackfillClaim]:
     """Return, by shard, the claims with which the run's attempts may write."""
     return {shard: BackfillClaim(one.fence, token) for shard, one in held.items()}
 

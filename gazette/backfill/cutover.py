@@ -37,7 +37,7 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
-from gazette.stores.claims import Held
+from gazette.stores.claims import HeldState
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Cutover:
         """Shards with an unreadable former state, which the user has accepted."""
         self._ends: Mapping[JournalName, Offset] = {}
 
-    async def look(self, listed: Sequence[ListedShard], held: Mapping[str, Held]) -> None:
+    async def look(self, listed: Sequence[ListedShard], held: Mapping[str, HeldState]) -> None:
         """Read the states that shards have; those in databases are in ``held``.
 
         `require_published` judges them. `run` reads a state again only if it was written to

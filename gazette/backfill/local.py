@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.backfill.definition import Backfill
 from gazette.errors import Broken, Closed, GazetteError
-from gazette.history.merge import Folded, fold_snapshot
+from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.source import Access
@@ -54,7 +54,7 @@ class LocalRunner:
         snapshot: Snapshot,
         on_read: OnRead,
         backfill: str | Backfill | None = None,
-    ) -> Folded:
+    ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading raises."""
         with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
@@ -174,14 +174,14 @@ def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
     threading.Thread(target=_end_with, args=(stdin,), name="driver", daemon=True).start()
     lock = threading.Lock()
 
-    def tell(value: Any) -> None:
+    def send(value: Any) -> None:
         with lock:
             _send(stdout, value)
 
     try:
-        tell(run_task(task, tell))
+        send(run_task(task, send))
     except BaseException as error:  # noqa: BLE001 - the driver raises it
-        tell(as_picklable(error, task.spec.id))
+        send(as_picklable(error, task.spec.id))
         return 1
     return 0
 

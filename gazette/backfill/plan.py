@@ -18,7 +18,7 @@ from gazette.backfill.settings import HistoryEnd, RunSettings
 from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid, NotFound
 from gazette.history.columns import MessageFormat
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import JournalSnapshot, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access, OpenAccess
@@ -212,7 +212,7 @@ def _ends_at(snapshot: Snapshot, until_s: float) -> dict[JournalName, Offset]:
     }
 
 
-def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoint:
+def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> Checkpoint:
     """Return the checkpoint of a shard that has consumed exactly the history of its sources.
 
     ``application`` is the name of the application that owns the state.
@@ -225,7 +225,7 @@ def checkpoint_of(folded: Folded, spec: ShardSpec, application: str) -> Checkpoi
     return Checkpoint(sources, application=application)
 
 
-def require_replayable(folded: Folded) -> None:
+def require_replayable(folded: FoldedSnapshot) -> None:
     """Require that the live shard can read what is pending at the snapshot's end.
 
     It needs those messages once they commit. Raise ``Corrupt`` if the journal has lost them.
@@ -250,7 +250,7 @@ def tasks_of(
     backfill: Backfill,
     name: str,
     specs: Sequence[ShardSpec],
-    folded: Folded,
+    folded: FoldedSnapshot,
     access: Access,
     settings: RunSettings,
     *,

@@ -35,14 +35,14 @@ from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.consumer.application_name import name_of
 from gazette.errors import Bug, NotAllowed, NotFound
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import Snapshot
 from gazette.history.source import Access
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log.broker_logs import write_head
 from gazette.recoverylog.scratch import BUILDS, scratch_directory
 from gazette.runtime.clock import Clock
-from gazette.stores.claims import BackfillClaim, Held
+from gazette.stores.claims import BackfillClaim, HeldState
 
 
 class BackfillRun:
@@ -111,7 +111,7 @@ class BackfillRun:
         listed = await self._list()
         if not dry_run and (done := await self._published_before(listed)):
             return done
-        held: dict[str, Held] = {}
+        held: dict[str, HeldState] = {}
         refusals: list[str] = []
         if dry_run:
             refusals = await self._refusals(listed)
@@ -180,7 +180,7 @@ class BackfillRun:
             found.append(str(error))
         return found
 
-    async def _look(self, listed: Sequence[ListedShard]) -> dict[str, Held]:
+    async def _look(self, listed: Sequence[ListedShard]) -> dict[str, HeldState]:
         """Return what databases hold of the shards, as of a moment at which all were idle.
 
         A shard that opens its state after that moment increments its fence. This run then cannot
@@ -236,11 +236,11 @@ class BackfillRun:
     async def _plan(
         self,
         listed: Sequence[ListedShard],
-        held: dict[str, Held],
+        held: dict[str, HeldState],
         on_begin: Callable[[], None],
         *,
         dry_run: bool,
-    ) -> tuple[Folded, list[ShardTask]]:
+    ) -> tuple[FoldedSnapshot, list[ShardTask]]:
         """Return the folded history, and a task for each shard.
 
         Three cases share these steps. A new run stores its plan, and can be resumed from then on.
@@ -300,7 +300,7 @@ class BackfillRun:
     def _make_tasks(
         self,
         specs: Sequence[ShardSpec],
-        folded: Folded,
+        folded: FoldedSnapshot,
         claims: Mapping[str, BackfillClaim],
         verified: Sequence[str],
     ) -> list[ShardTask]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask
 from gazette.backfill.definition import Backfill
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import Snapshot
 from gazette.history.source import Access
 
@@ -30,7 +30,7 @@ class Runner(Protocol):
         snapshot: Snapshot,
         on_read: OnRead,
         backfill: str | Backfill | None = None,
-    ) -> Folded:
+    ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading them raises.
 
         For ``backfill``, as of `ShardTask`, it may keep what the second pass is going to read.

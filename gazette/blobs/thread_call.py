@@ -19,11 +19,11 @@ async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = 
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def tell(_: concurrent.futures.Future[Any]) -> None:
+    def wake(_: concurrent.futures.Future[Any]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(over.set)
 
-    call.add_done_callback(tell)
+    call.add_done_callback(wake)
     try:
         async with asyncio.timeout(timeout_s):
             await over.wait()

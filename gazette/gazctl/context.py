@@ -113,7 +113,7 @@ class Context:
             ) from error
 
     @asynccontextmanager
-    async def telling_progress(
+    async def reporting_progress(
         self, label: str | Callable[[], str], amounts: Callable[[], tuple[int, int]]
     ) -> AsyncIterator[None]:
         """Show how many bytes of long work are done, of how many; see `ProgressLine`."""
@@ -121,7 +121,7 @@ class Context:
         def labelled() -> str:
             return label if isinstance(label, str) else label()
 
-        async def tell(line: ProgressLine) -> None:
+        async def report(line: ProgressLine) -> None:
             while True:
                 await self.clock.sleep(_PROGRESS_EVERY_S)
                 line.label = labelled()
@@ -129,7 +129,7 @@ class Context:
 
         with ProgressLine(self.terminal, self.clock, labelled()) as line:
             async with TaskScope("progress") as scope:
-                scope.daemon(tell(line), name="progress")
+                scope.daemon(report(line), name="progress")
                 try:
                     yield
                 finally:

@@ -184,7 +184,7 @@ def _prepare(
         for warning in loaded.warnings:
             terminal.note(f"gazctl: warning: {warning}")
     except Invalid as error:
-        return tell(error, terminal)
+        return report_error(error, terminal)
     except BrokenPipeError:
         return EXIT_SIGNAL + signal.SIGPIPE
     return command, loaded
@@ -198,7 +198,7 @@ def _run_offline(
     try:
         return function(context, command)
     except GazetteError as error:
-        return tell(error, terminal)
+        return report_error(error, terminal)
     except OSError as error:
         return _tell_os_error(error, terminal)
 
@@ -217,7 +217,7 @@ async def _perform(
     try:
         return await function(context)
     except GazetteError as error:
-        return tell(error, terminal)
+        return report_error(error, terminal)
     except OSError as error:
         return _tell_os_error(error, terminal)
     except asyncio.CancelledError:
@@ -254,7 +254,7 @@ def _handle_signals(context: Context) -> list[int]:
     return received
 
 
-def tell(error: GazetteError, terminal: Terminal) -> int:
+def report_error(error: GazetteError, terminal: Terminal) -> int:
     """Print what failed and what to do. Return the exit code."""
     with suppress(BrokenPipeError):
         text = str(error)
@@ -268,7 +268,7 @@ def _tell_os_error(error: OSError, terminal: Terminal) -> int:
     """Report a failed file or stream of the user. Print nothing when the reader closed the pipe."""
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE
-    return tell(GazetteError(str(error)), terminal)
+    return report_error(GazetteError(str(error)), terminal)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ class Combiner:
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add the next rows. Yield rows that are not held back. Raise ``Invalid``, and what the
         function raises.
         """

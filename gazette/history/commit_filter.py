@@ -61,7 +61,7 @@ class CommitFilter(Generic[T]):
         }
         self._batches: deque[_Batch[T]] = deque()
 
-    def take(self, columns: Columns, payload: T, pieces: BatchSplit | None = None) -> None:
+    def add(self, columns: Columns, payload: T, pieces: BatchSplit | None = None) -> None:
         """Add the next messages of the run. ``pieces`` are their segments, if the caller has cut
         them already.
         """

@@ -43,7 +43,7 @@ class CommittedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedSnapshot:
     """A snapshot whose committed messages are known."""
 
     snapshot: Snapshot
@@ -111,7 +111,7 @@ class _Context:
 
 def fold(
     snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[RunSummary], resolve: Resolve
-) -> Folded:
+) -> FoldedSnapshot:
     """Fold the summaries of all runs of a snapshot. The summaries may come in any order.
 
     Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
@@ -125,7 +125,7 @@ def fold(
         contexts[run.journal].append(_Context(run, by_number[run.number]))
     folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
     sources = {one.journal: one.fold(contexts[one.journal]) for one in folds}
-    return Folded(
+    return FoldedSnapshot(
         snapshot,
         tuple(context.committed() for found in contexts.values() for context in found),
         sources,
@@ -140,7 +140,7 @@ def fold_snapshot(
     summarise: Callable[[Sequence[Run]], Sequence[RunSummary]],
     resolve: Resolve,
     run_bytes: int = RUN_BYTES,
-) -> Folded:
+) -> FoldedSnapshot:
     """Do the whole first pass. ``summarise`` returns the summaries of runs, by any means.
 
     Summarise runs twice if messages from before the snapshot commit in it. Raise what ``summarise``

@@ -14,7 +14,7 @@ from gazette.errors import Bug
 from gazette.history.columns import Array64, ColumnDecoder, Columns, require_uuids, uuid_bytes
 from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.json_lines import Field, FieldColumn
-from gazette.history.merge import CommittedRun, Folded, fold_snapshot
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import RunSummary, first_beyond, summarise
@@ -121,7 +121,7 @@ def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
 
 def fold_locally(
     access: Access, snapshot: Snapshot, *, run_bytes: int = RUN_BYTES, threads: int = _THREADS
-) -> Folded:
+) -> FoldedSnapshot:
     """Do the whole first pass in this process, with ``threads`` runs at a time.
 
     Raise what `read_columns` and `fold_snapshot` raise.
@@ -149,7 +149,7 @@ def committed(
     """Yield a mask of the committed messages of each batch. Leave out batches without one."""
     passes: CommitFilter[T] = CommitFilter(run, acks=acks)
     for columns, payload in batches:
-        passes.take(columns, payload)
+        passes.add(columns, payload)
         yield from _with_any(passes.ready())
     passes.finish()
     yield from _with_any(passes.ready())

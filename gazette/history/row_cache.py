@@ -58,7 +58,7 @@ _TAKEN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class KeptRows:
     """The rows that a first pass keeps: rows of a format, combined by ``combine`` if it is
     given.
     """
@@ -67,8 +67,8 @@ class Keeping:
     combine: Combine | None = None
 
 
-def summarise_keeping(
-    access: OpenAccess, run: Run, keeping: Keeping, directory: Path
+def summarise_and_keep(
+    access: OpenAccess, run: Run, kept_rows: KeptRows, directory: Path
 ) -> tuple[RunSummary, str]:
     """Summarise a run as `summarise_run` does. Return also the path of the file of kept rows, or
     "".
@@ -77,16 +77,16 @@ def summarise_keeping(
     """
     require_uuids(run.journal, run.shape)
     summariser = Summariser(run)
-    with _Writer(run, keeping, directory) as writer:
-        for found in scanned_batches(access, run, keeping.format.scanned):
+    with _Writer(run, kept_rows, directory) as writer:
+        for found in scanned_batches(access, run, kept_rows.format.scanned):
             pieces = split_batch(found.columns, run)
-            summariser.take(found.columns, pieces)
-            writer.take(found, pieces)
+            summariser.add(found.columns, pieces)
+            writer.add(found, pieces)
         return summariser.summary(), writer.finish()
 
 
-def read_keeping(
-    access: OpenAccess, run: CommittedRun, keeping: Keeping, path: str
+def read_kept_rows(
+    access: OpenAccess, run: CommittedRun, kept_rows: KeptRows, path: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the committed rows of a run, from the file at ``path`` or else from its bytes.
 
@@ -94,15 +94,15 @@ def read_keeping(
     ``combine`` raise. Raise ``Broken`` if the file cannot be read to its end, and remove it. The
     next attempt then reads the run's bytes.
     """
-    schema = keeping.format.schema
+    schema = kept_rows.format.schema
     file = _open(path, schema) if path and run.fresh else None
     if file is not None:
         with file:
             yield from _whole(path, file, schema, run)
         return
-    combiner = Combiner(keeping.combine, schema)
-    for batch in read_rows(access, run, keeping.format):
-        yield from combiner.take(batch)
+    combiner = Combiner(kept_rows.combine, schema)
+    for batch in read_rows(access, run, kept_rows.format):
+        yield from combiner.add(batch)
     yield from combiner.finish()
 
 
@@ -113,14 +113,14 @@ class _Writer:
     continue, it gives up and logs the reason. Nothing fails.
     """
 
-    def __init__(self, run: Run, keeping: Keeping, directory: Path) -> None:
-        format = keeping.format
+    def __init__(self, run: Run, kept_rows: KeptRows, directory: Path) -> None:
+        format = kept_rows.format
         self._run = run
         self._schema = format.schema
         self._path = directory / f"{uuid.uuid4().hex}.arrow"
         self._partial = self._path.with_suffix(".partial")
         self._maker = RowMaker(run, format)
-        self._combiner = Combiner(keeping.combine, format.schema)
+        self._combiner = Combiner(kept_rows.combine, format.schema)
         self._passes: CommitFilter[ScannedBatch] = CommitFilter(CommittedRun(run), acks=format.acks)
         self._file: Any = None
         self._stream: Any = None
@@ -143,18 +143,18 @@ class _Writer:
     ) -> None:
         self._remove()
 
-    def take(self, found: ScannedBatch, pieces: BatchSplit) -> None:
+    def add(self, found: ScannedBatch, pieces: BatchSplit) -> None:
         """Add the next messages of the run, with their segments."""
         if self._file is None:
             return
         if found.arrays is None and len(self._maker.fields):
             self._give_up("the fast reader does not support the form of its messages")
             return
-        self._passes.take(found.columns, found, pieces)
+        self._passes.add(found.columns, found, pieces)
         with self._giving_up():
             for ready, mask in self._passes.ready():
                 for batch in self._maker.rows(ready, mask):
-                    self._write(self._combiner.take(batch))
+                    self._write(self._combiner.add(batch))
 
     def finish(self) -> str:
         """Return the path of the file, or "" without one. The file is not synced, since it does not

@@ -147,7 +147,7 @@ class _Producer:
     """State after the greatest clock outside of transactions, or after an acknowledgement."""
     after_outside: State | None = None
 
-    def take(self, segment: Segment, columns: Columns) -> None:
+    def add(self, segment: Segment, columns: Columns) -> None:
         self.least_clock = min(self.least_clock, int(segment.clocks.min()))
         if segment.kind == ACK_TXN:
             clock = int(segment.clocks[0])
@@ -156,7 +156,7 @@ class _Producer:
                 self.after_outside = self.state
             self.state = State(clock, clock, None)
         elif segment.kind == CONTINUE_TXN:
-            self._take_pending(segment, columns)
+            self._add_pending(segment, columns)
         else:
             newest = int(segment.clocks.max())
             if self.acknowledged is None:
@@ -166,7 +166,7 @@ class _Producer:
             elif self.state is not None and newest > self.state.acked:
                 self.state = State(newest, newest, None)
 
-    def _take_pending(self, segment: Segment, columns: Columns) -> None:
+    def _add_pending(self, segment: Segment, columns: Columns) -> None:
         newest = int(segment.clocks.max())
         if self.acknowledged is None:
             if not self.pending:
@@ -209,7 +209,7 @@ class Summariser:
     _clock_min: int | None = None
     _clock_max: int = 0
 
-    def take(self, columns: Columns, pieces: BatchSplit | None = None) -> None:
+    def add(self, columns: Columns, pieces: BatchSplit | None = None) -> None:
         """Add the next messages. ``pieces`` are their segments, if the caller has cut them
         already.
         """
@@ -227,7 +227,7 @@ class Summariser:
                 producer = self._producers[segment.producer] = _Producer(
                     first, int(columns.begins[segment.rows[0]]), first
                 )
-            producer.take(segment, columns)
+            producer.add(segment, columns)
 
     def summary(self) -> RunSummary:
         return RunSummary(
@@ -244,7 +244,7 @@ def summarise(run: Run, columns: Iterable[Columns]) -> RunSummary:
     """Return the summary of a run whose messages are ``columns``, in order."""
     summariser = Summariser(run)
     for some in columns:
-        summariser.take(some)
+        summariser.add(some)
     return summariser.summary()
 
 

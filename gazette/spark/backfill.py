@@ -21,14 +21,14 @@ from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_
 from gazette.backfill.definition import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.meta_columns import META
-from gazette.history.row_cache import Keeping
+from gazette.history.row_cache import KeptRows
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta
 from gazette.spark.cluster_url import require_reachable
-from gazette.spark.errors import telling
+from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
 from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import ReadOptions
@@ -88,17 +88,19 @@ class SparkRunner:
         snapshot: Snapshot,
         on_read: OnRead,
         backfill: str | Backfill | None = None,
-    ) -> Folded:
+    ) -> FoldedSnapshot:
         """Make the first pass as a job: a task per run.
 
         Each task keeps the rows that ``fold`` of the backfill needs, if it has one. Raise
         ``Invalid`` if it needs fields that do not exist, ``Broken`` for Spark's errors, and what
         reading raises.
         """
-        keeping = None if backfill is None else _keeping(backfill, access, snapshot)
-        with telling():
-            folded, plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, keeping)
-        self._first_pass = _FirstPass(snapshot, plan, None if keeping is None else keeping.combine)
+        kept_rows = None if backfill is None else _kept_rows(backfill, access, snapshot)
+        with wrap_spark_errors():
+            folded, plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, kept_rows)
+        self._first_pass = _FirstPass(
+            snapshot, plan, None if kept_rows is None else kept_rows.combine
+        )
         on_read(sum(run.run.length for run in folded.runs))
         return folded
 
@@ -107,7 +109,7 @@ class SparkRunner:
         if not tasks:
             return []
         backfill = tasks[0].load()
-        with telling():
+        with wrap_spark_errors():
             if type(backfill).fold is Backfill.fold:
                 rdd = self.spark.sparkContext.parallelize(list(tasks), len(tasks))
                 attempts: list[Attempt] = rdd.map(run_task).collect()
@@ -214,7 +216,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
     return {name: value for name, value in options.items() if value}
 
 
-def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Keeping | None:
+def _kept_rows(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> KeptRows | None:
     """Return the rows that the second pass of a fold needs; None without a fold. Raise ``Invalid``."""
     loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
     if type(loaded).fold is Backfill.fold or not snapshot.journals:
@@ -222,7 +224,7 @@ def _keeping(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Ke
     parsed = ReadOptions.parse(_options(loaded, access, snapshot))
     format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
     combines = type(loaded).combine is not Backfill.combine
-    return Keeping(format, _Combine(backfill) if combines else None)
+    return KeptRows(format, _Combine(backfill) if combines else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _OURS: Final = ("py4j", "pyspark")
 
 
 @contextmanager
-def telling() -> Iterator[None]:
+def wrap_spark_errors() -> Iterator[None]:
     """Wrap jobs of a backfill. Raise ``Broken``, caused by what Spark raised."""
     try:
         yield

@@ -32,7 +32,7 @@ class BackfillClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldState:
     """Content of a database that concerns one shard."""
 
     fence: int = 0
@@ -55,11 +55,11 @@ class Held:
 class Claimable(Protocol):
     """The part of a store with states in a database, for backfills. Both methods block."""
 
-    def held(self, shard: Shard) -> Held:
+    def held(self, shard: Shard) -> HeldState:
         """Return what the database holds. Leave the fence unchanged. Raise ``Unavailable``."""
         ...
 
-    def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
+    def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
         """Make the next transaction that of a backfill. Call it instead of ``restore_checkpoint``.
 
         Return what the database holds already. If that is of the claim's run, write nothing. The

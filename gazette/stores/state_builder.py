@@ -31,7 +31,7 @@ from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.private_files import make_private
 from gazette.runtime.tasks import OpFuture
-from gazette.stores.claims import BackfillClaim, Claimable, Held
+from gazette.stores.claims import BackfillClaim, Claimable, HeldState
 
 PIECE_BYTES: Final = 4 << 20
 """Approximate bytes of an appended piece. Each piece ends where an append of the store ended."""
@@ -220,9 +220,9 @@ class StateBuilder:
             self.close()
             raise
 
-    def _open(self, store: Store) -> Held:
+    def _open(self, store: Store) -> HeldState:
         if self._recorder is not None:
-            return Held(0, store.restore_checkpoint(self.shard))
+            return HeldState(0, store.restore_checkpoint(self.shard))
         if self._claim is None:
             raise Bug("a state in a database is built with a claim", shard=self.shard.id)
         return claimable(store, self.shard.id).claim(self.shard, self._claim)

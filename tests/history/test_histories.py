@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gazette.errors import Corrupt
 from gazette.history.columns import Columns, MessageFormat
 from gazette.history.commit_filter import CommitFilter, committed_later
-from gazette.history.merge import CommittedRun, Folded, fold_snapshot
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
 from gazette.history.summary import RunSummary, first_beyond, summarise
 from gazette.message.envelope import Envelope
@@ -74,7 +74,7 @@ class History:
         ]
         return [columns_of(held[at : at + self.chunk]) for at in range(0, len(held), self.chunk)]
 
-    def folded(self, snapshot: Snapshot, run_bytes: int) -> Folded:
+    def folded(self, snapshot: Snapshot, run_bytes: int) -> FoldedSnapshot:
         def resolve(run: Run, producer: int, clock: int) -> int:
             offset = first_beyond(run, self.columns(run), producer, clock)
             assert offset is not None
@@ -85,18 +85,18 @@ class History:
 
         return fold_snapshot(snapshot, summaries, resolve, run_bytes)
 
-    def committed(self, folded: Folded) -> list[int]:
+    def committed(self, folded: FoldedSnapshot) -> list[int]:
         found: list[int] = []
         for run in folded.runs:
             passes: CommitFilter[np.ndarray] = CommitFilter(run)
             for columns in self.columns(run.run):
-                passes.take(columns, columns.begins)
+                passes.add(columns, columns.begins)
                 found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
             passes.finish()
             found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
         return found
 
-    def committed_at_once(self, folded: Folded) -> tuple[list[int], int]:
+    def committed_at_once(self, folded: FoldedSnapshot) -> tuple[list[int], int]:
         """Return the committed messages by one pass over each run without
         repetitions, and a decision behind it.
 
@@ -107,7 +107,7 @@ class History:
         for run in fresh:
             passes: CommitFilter[Columns] = CommitFilter(CommittedRun(run.run))
             for columns in self.columns(run.run):
-                passes.take(columns, columns)
+                passes.add(columns, columns)
                 found += [b for c, mask in passes.ready() for b in c.begins[mask].tolist()]
             for columns, mask, pending in passes.undecided():
                 late = pending & committed_later(run, columns.uuids.producers, columns.uuids.clocks)

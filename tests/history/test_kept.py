@@ -21,10 +21,10 @@ from gazette.history import row_cache as kept
 from gazette.history.batch_split import split_batch
 from gazette.history.columns import MessageFormat
 from gazette.history.combine import Combiner
-from gazette.history.merge import Folded, fold_snapshot
+from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.meta_columns import META
 from gazette.history.read import fold_locally, resolver
-from gazette.history.row_cache import Keeping, read_keeping, summarise_keeping
+from gazette.history.row_cache import KeptRows, read_kept_rows, summarise_and_keep
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.scanned_batches import scanned_batches
@@ -88,27 +88,29 @@ class Subject:
         with self.access.open() as opened:
             self.snapshot = take_snapshot(opened, self.selection)
 
-    def first_pass(self, keeping: Keeping) -> tuple[Folded, dict[int, str]]:
+    def first_pass(self, kept_rows: KeptRows) -> tuple[FoldedSnapshot, dict[int, str]]:
         paths: dict[int, str] = {}
         with self.access.open() as opened:
 
             def summaries(runs: Sequence[Run]) -> list[RunSummary]:
-                found = [summarise_keeping(opened, run, keeping, self.directory) for run in runs]
+                found = [summarise_and_keep(opened, run, kept_rows, self.directory) for run in runs]
                 paths.update((summary.number, path) for summary, path in found)
                 return [summary for summary, _ in found]
 
             return fold_snapshot(self.snapshot, summaries, resolver(opened), 1), paths
 
     def second_pass(
-        self, folded: Folded, keeping: Keeping, paths: dict[int, str]
+        self, folded: FoldedSnapshot, kept_rows: KeptRows, paths: dict[int, str]
     ) -> list[dict[str, Any]]:
         with self.access.open() as opened:
             found = [
                 batch
                 for run in folded.runs
-                for batch in read_keeping(opened, run, keeping, paths.get(run.run.number, ""))
+                for batch in read_kept_rows(opened, run, kept_rows, paths.get(run.run.number, ""))
             ]
-        rows: list[dict[str, Any]] = pa.Table.from_batches(found, keeping.format.schema).to_pylist()
+        rows: list[dict[str, Any]] = pa.Table.from_batches(
+            found, kept_rows.format.schema
+        ).to_pylist()
         return rows
 
     def read_twice(self, format: RowFormat) -> list[dict[str, Any]]:
@@ -135,11 +137,11 @@ def sums(rows: list[dict[str, Any]]) -> Counter[str]:
 def test_it_is_what_reading_twice_gives(tmp_path: Path, seed: int) -> None:
     subject = Subject(tmp_path, random_fragments(seed))
     want = subject.read_twice(FORMAT)
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     assert all(paths.values())
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == want
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == want
     assert {path.suffix for path in subject.directory.iterdir()} == {".arrow"}
-    combining = Keeping(COUNTED, counted)
+    combining = KeptRows(COUNTED, counted)
     folded, paths = subject.first_pass(combining)
     assert sums(subject.second_pass(folded, combining, paths)) == sums(want)
     # Without the files, too.
@@ -152,7 +154,7 @@ def test_the_random_histories_are_kept_and_are_not(tmp_path: Path) -> None:
     late = 0
     for seed in range(60):
         subject = Subject(tmp_path / str(seed), random_fragments(seed))
-        folded, _ = subject.first_pass(Keeping(FORMAT))
+        folded, _ = subject.first_pass(KeptRows(FORMAT))
         for run in folded.runs:
             fresh[run.fresh] += 1
             late += bool(run.fates and run.fresh)
@@ -168,17 +170,17 @@ LINES = [
 def test_the_bytes_are_not_read_again(tmp_path: Path) -> None:
     """What was kept is enough, though the fragments are gone."""
     subject = Subject(tmp_path, LINES)
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     want = subject.read_twice(FORMAT)
     for path in (tmp_path / "fragments").rglob("*.zst"):
         path.unlink()
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == want
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == want
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "directory", "of another schema", "no Arrow"])
 def test_a_file_that_cannot_be_used_is_not_needed(tmp_path: Path, damage: str) -> None:
     subject = Subject(tmp_path, LINES)
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     for path in map(Path, paths.values()):
         path.unlink()
         match damage:
@@ -191,7 +193,7 @@ def test_a_file_that_cannot_be_used_is_not_needed(tmp_path: Path, damage: str) -
                     pass
             case "no Arrow":
                 path.write_bytes(b"{}\n" * 100)
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
 def test_a_disk_without_room_keeps_nothing(
@@ -200,26 +202,26 @@ def test_a_disk_without_room_keeps_nothing(
     caplog.set_level("INFO")
     subject = Subject(tmp_path, LINES)
     monkeypatch.setattr(kept, "_FREE_SHARE", 1.1)
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     assert set(paths.values()) == {""}
     assert list(subject.directory.iterdir()) == []
     assert "the disk is nearly full" in str([vars(record)["reason"] for record in caplog.records])
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
 def test_a_file_that_is_damaged_within_fails_one_attempt(tmp_path: Path) -> None:
     """Rows of it were given already. The next attempt reads the fragments."""
     subject = Subject(tmp_path, [b"".join(LINES)])
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     path = Path(paths[0])
     for cut_at in (path.stat().st_size - 1, path.stat().st_size // 2):
         path.write_bytes(path.read_bytes()[:cut_at])
         with raises(Broken, "file", journal="topic/one") as raised:
-            subject.second_pass(folded, Keeping(FORMAT), paths)
+            subject.second_pass(folded, KeptRows(FORMAT), paths)
         assert str(path) in str(raised.value)
         assert not path.exists()
-        assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
-        _, again = subject.first_pass(Keeping(FORMAT))
+        assert subject.second_pass(folded, KeptRows(FORMAT), paths) == subject.read_twice(FORMAT)
+        _, again = subject.first_pass(KeptRows(FORMAT))
         Path(again[0]).rename(path)
 
 
@@ -254,9 +256,9 @@ def test_the_oldest_files_go_where_there_is_no_room_for_all(
 def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     subject = Subject(tmp_path, LINES)
     subject.directory.write_text("not a directory")
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     assert set(paths.values()) == {""}
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == subject.read_twice(FORMAT)
 
 
 def test_a_disk_that_fills_up_keeps_nothing(tmp_path: Path) -> None:
@@ -266,11 +268,11 @@ def test_a_disk_that_fills_up_keeps_nothing(tmp_path: Path) -> None:
     with (
         subject.access.open() as opened,
         Path("/dev/full").open("wb", 0) as full,
-        kept._Writer(runs[0], Keeping(FORMAT), subject.directory) as writer,
+        kept._Writer(runs[0], KeptRows(FORMAT), subject.directory) as writer,
     ):
         (found,) = scanned_batches(opened, runs[0], FORMAT.scanned)
         writer._stream = pa.ipc.new_stream(pa.PythonFile(full), SCHEMA)
-        writer.take(found, split_batch(found.columns, runs[0]))
+        writer.add(found, split_batch(found.columns, runs[0]))
         assert writer.finish() == ""
     assert list(subject.directory.iterdir()) == []
 
@@ -279,27 +281,27 @@ def test_messages_of_another_form_are_read_twice(tmp_path: Path) -> None:
     """A word that is a number: Arrow's parser has it, and the quick pass does not."""
     odd = json_line({"word": 5, "n": 1}, build_uuid(producer(1), 9, OUTSIDE_TXN))
     subject = Subject(tmp_path, [*LINES, odd])
-    folded, paths = subject.first_pass(Keeping(FORMAT))
+    folded, paths = subject.first_pass(KeptRows(FORMAT))
     assert [bool(paths[number]) for number in range(4)] == [True, True, True, False]
-    assert subject.second_pass(folded, Keeping(FORMAT), paths) == subject.read_twice(FORMAT)
-    assert subject.second_pass(folded, Keeping(FORMAT), paths)[-1]["word"] == "5"
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths) == subject.read_twice(FORMAT)
+    assert subject.second_pass(folded, KeptRows(FORMAT), paths)[-1]["word"] == "5"
 
 
 def test_csv_is_read_twice(tmp_path: Path) -> None:
     line = ",".join([str(json.loads(LINES[0])["uuid"]), "a", "3"]).encode() + b"\n"
     subject = Subject(tmp_path, [line], MessageFormat(CONTENT_CSV))
-    keeping = Keeping(replace(FORMAT, value="csv"))
-    folded, paths = subject.first_pass(keeping)
+    kept_rows = KeptRows(replace(FORMAT, value="csv"))
+    folded, paths = subject.first_pass(kept_rows)
     assert paths == {0: ""}
-    assert subject.second_pass(folded, keeping, paths) == [{"offset": 0, "word": "a", "n": 3}]
+    assert subject.second_pass(folded, kept_rows, paths) == [{"offset": 0, "word": "a", "n": 3}]
 
 
 def test_places_only(tmp_path: Path) -> None:
     format = RowFormat("json", pa.schema([("offset", META["offset"])]), (("offset", "offset"),))
     subject = Subject(tmp_path, LINES)
-    folded, paths = subject.first_pass(Keeping(format))
+    folded, paths = subject.first_pass(KeptRows(format))
     assert all(paths.values())
-    assert subject.second_pass(folded, Keeping(format), paths) == subject.read_twice(format)
+    assert subject.second_pass(folded, KeptRows(format), paths) == subject.read_twice(format)
 
 
 def test_a_damaged_fragment_leaves_no_file(tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_a_damaged_fragment_leaves_no_file(tmp_path: Path) -> None:
     (path, *_) = sorted((tmp_path / "fragments").rglob("*.zst"))
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(Corrupt):
-        subject.first_pass(Keeping(FORMAT))
+        subject.first_pass(KeptRows(FORMAT))
     assert list(subject.directory.iterdir()) == []
 
 
@@ -325,7 +327,7 @@ def batches(*sizes: int) -> list[pa.RecordBatch]:
 
 
 def combined(combiner: Combiner, given: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    found = [batch for one in given for batch in combiner.take(one)]
+    found = [batch for one in given for batch in combiner.add(one)]
     return [*found, *combiner.finish()]
 
 

@@ -13,7 +13,7 @@ import pytest
 import gazette
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.history.columns import ColumnDecoder, MessageFormat, uuid_bytes
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.read import fold_locally, read_columns, read_envelopes
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -54,7 +54,7 @@ def taken(root: Path, **options: Any) -> tuple[Access, Snapshot]:
         return access, take_snapshot(opened, selection)
 
 
-def words(access: Access, folded: Folded) -> list[str]:
+def words(access: Access, folded: FoldedSnapshot) -> list[str]:
     with access.open() as opened:
         return [
             envelope.message.word

@@ -8,7 +8,7 @@ import pytest
 
 from gazette.errors import Broken, Invalid, Unavailable
 from gazette.spark.cluster_url import addresses_of, require_reachable
-from gazette.spark.errors import cause_in, telling
+from gazette.spark.errors import cause_in, wrap_spark_errors
 from tests.facts import raises
 
 
@@ -67,7 +67,7 @@ def test_what_a_task_raised_is_found() -> None:
 
 def test_only_errors_of_spark_are_translated() -> None:
     errors = pytest.importorskip("pyspark.errors")
-    with pytest.raises(Broken, match="another process has opened"), telling():
+    with pytest.raises(Broken, match="another process has opened"), wrap_spark_errors():
         raise errors.PySparkRuntimeError(REPORT)
-    with pytest.raises(LookupError), telling():
+    with pytest.raises(LookupError), wrap_spark_errors():
         raise LookupError("of the application")

@@ -190,7 +190,7 @@ class _Attempts:
     async def run(self) -> QueryResult[Any]:
         """Make one attempt. Raise ``Retryable`` when another may succeed."""
         if self._may_be_stale:
-            answer = await self._of_standby()
+            answer = await self._ask_standby()
             if answer is not None:
                 return answer
         resolution = await self._resolve()
@@ -261,14 +261,14 @@ class _Attempts:
         except Closed as error:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
-    async def _of_standby(self) -> QueryResult[Any] | None:
+    async def _ask_standby(self) -> QueryResult[Any] | None:
         """Return the answer of this member's standby, if there is one. While the primary does not
         answer, ask standbys of others. Else return None.
         """
         query, resolver = self._query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
-            return await self._of_ours(shard)
+            return await self._ask_own_standby(shard)
         if not self._primary_failed or query.header is not None:
             return None
         self._primary_failed = False
@@ -282,7 +282,7 @@ class _Attempts:
                 )
         return None
 
-    async def _of_ours(self, shard: Shard) -> QueryResult[Any] | None:
+    async def _ask_own_standby(self, shard: Shard) -> QueryResult[Any] | None:
         reads, max_staleness_s = shard.reads, self._query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
@@ -312,16 +312,16 @@ class _Attempts:
         was_primary = self._is_primary(header.process_id)
         async with TaskScope(f"ask {self._shard_id}") as scope:
             channel = self._peers.grpc_channel(endpoint)
-            asked = scope.spawn(self._asked(channel, header, endpoint), name="ask")
-            while not asked.done():
+            call = scope.spawn(self._ask_member(channel, header, endpoint), name="ask")
+            while not call.done():
                 change = scope.spawn(self._resolver.next_change(), name="change")
-                await asyncio.wait({asked, change}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({call, change}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
-                if not asked.done() and was_primary and not self._is_primary(header.process_id):
+                if not call.done() and was_primary and not self._is_primary(header.process_id):
                     scope.cancel()
                     raise Moved("its primary changed", shard=self._shard_id)
             scope.cancel()
-            result = asked.result()
+            result = call.result()
         if isinstance(result, GazetteError):
             raise result
         return result
@@ -330,7 +330,7 @@ class _Attempts:
         present = self._resolver.primary_of(self._shard_id)
         return present is not None and present == process_id
 
-    async def _asked(
+    async def _ask_member(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
         """Return the peer's answer, or the error that it stands for."""

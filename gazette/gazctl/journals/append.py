@@ -55,10 +55,10 @@ async def run(context: Context) -> int:
                 raise NotFound("no journal matches", selector=selector)
             appending = Appending(service, choose_by(flags.mapping, watch, context))
             size = _size_of(flags.input)
-            telling = report_stalls(
+            reports = report_stalls(
                 service, client, context.terminal, lambda: appending.bytes_appended
             )
-            scope.daemon(telling, name="waits")
+            scope.daemon(reports, name="waits")
             async with _telling_progress(context, appending, size):
                 await pool.run(_append_input, appending, flags, context)
                 await _flush(context, service, client.address)
@@ -99,7 +99,7 @@ async def _telling_progress(
     if not size:
         yield
         return
-    async with context.telling_progress("appended", lambda: (appending.bytes_appended, size)):
+    async with context.reporting_progress("appended", lambda: (appending.bytes_appended, size)):
         yield
 
 

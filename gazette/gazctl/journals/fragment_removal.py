@@ -133,7 +133,7 @@ def _within(
     return found
 
 
-def tell_removal(context: Context, removal: Removal) -> int:
+def report_removal(context: Context, removal: Removal) -> int:
     """Report what could not be removed. Return the exit code."""
     for reason in removal.denied:
         context.terminal.note(f"not permitted: {reason}")

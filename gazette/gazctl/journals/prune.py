@@ -11,7 +11,7 @@ from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsPruneFlags
 from gazette.gazctl.io.output import Table
 from gazette.gazctl.io.terminal import bytes_text
-from gazette.gazctl.journals.fragment_removal import FragmentRemover, Removal, tell_removal
+from gazette.gazctl.journals.fragment_removal import FragmentRemover, Removal, report_removal
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.list import list_journals
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -109,5 +109,5 @@ async def carry_out(
         context.terminal.note(f"{len(doomed)} fragments would be removed")
     else:
         context.terminal.note(f"{removal.removed} fragments were removed")
-    code = tell_removal(context, removal)
+    code = report_removal(context, removal)
     return 1 if any(plan.failed for plan in plans) else code

@@ -221,7 +221,7 @@ class Reading:
         if self.flags.output == "-":
             yield
             return
-        async with self.context.telling_progress("read", self._amounts):
+        async with self.context.reporting_progress("read", self._amounts):
             yield
 
     def _amounts(self) -> tuple[int, int]:

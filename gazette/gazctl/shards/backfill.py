@@ -103,13 +103,13 @@ async def run(context: Context) -> int:
         {"broker": client, "consumer": consumer}, progress, context.terminal, context.clock
     )
     async with (
-        context.telling_progress(lambda: progress.step, amounts),
+        context.reporting_progress(lambda: progress.step, amounts),
         TaskScope("waits") as scope,
     ):
         scope.daemon(waits, name="waits")
         report = await job.run(dry_run=flags.dry_run, on_begin=begun)
         scope.cancel()
-    _tell(context, flags, report, progress)
+    _report(context, flags, report, progress)
     return 0
 
 
@@ -189,7 +189,9 @@ def _offsets(text: str) -> Mapping[str, int]:
     return found
 
 
-def _tell(context: Context, flags: ShardsBackfillFlags, report: Report, progress: Progress) -> None:
+def _report(
+    context: Context, flags: ShardsBackfillFlags, report: Report, progress: Progress
+) -> None:
     if flags.format == "json":
         value: dict[str, Any] = asdict(report)
         context.terminal.write(json.dumps(value) + "\n")

@@ -181,7 +181,7 @@ async def _play(
         progress = player.progress
         return progress.bytes_read, progress.bytes_read + progress.lag_bytes
 
-    async with context.telling_progress(f"playing {hints.log}", amounts):
+    async with context.reporting_progress(f"playing {hints.log}", amounts):
         return await player.play()
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.history.merge import Folded, fold_snapshot
+from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.read import resolver, summarise_run
-from gazette.history.row_cache import Keeping, summarise_keeping
+from gazette.history.row_cache import KeptRows, summarise_and_keep
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access
@@ -58,8 +58,8 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
             require_stored(snapshot, parsed.selection)
             check_isolation(parsed, snapshot)
         format = row_format(parsed, schema, common_value(parsed, snapshot.shapes))
-        keeping = Keeping(format) if parsed.keep else None
-        _, plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, keeping)
+        kept_rows = KeptRows(format) if parsed.keep else None
+        _, plan = plan_by_spark(spark, parsed.access, snapshot, parsed.run_bytes, kept_rows)
         reader = reader.option("plan", encode_plan(plan))
     if schema is not None:
         reader = reader.schema(schema)
@@ -71,11 +71,11 @@ def plan_by_spark(
     access: Access,
     snapshot: Snapshot,
     run_bytes: int = RUN_BYTES,
-    keeping: Keeping | None = None,
-) -> tuple[Folded, Plan]:
+    kept_rows: KeptRows | None = None,
+) -> tuple[FoldedSnapshot, Plan]:
     """Run the first pass as a job: each run is summarised by a task, and the driver folds.
 
-    ``keeping``: what the tasks keep for the second pass. Raise what reading raises, as on the driver.
+    ``kept_rows``: what the tasks keep for the second pass. Raise what reading raises, as on the driver.
     """
     context = spark.sparkContext
     kept: dict[int, str] = {}
@@ -85,7 +85,7 @@ def plan_by_spark(
         kept.clear()
         if not runs:
             return []
-        tasks = context.parallelize([(access, run, keeping) for run in runs], len(runs))
+        tasks = context.parallelize([(access, run, kept_rows) for run in runs], len(runs))
         found: list[tuple[RunSummary, str]] = tasks.map(_summarise).collect()
         kept.update((summary.number, path) for summary, path in found if path)
         return [summary for summary, _ in found]
@@ -96,15 +96,15 @@ def plan_by_spark(
 
 
 @with_hints()
-def _summarise(task: tuple[Access, Run, Keeping | None]) -> tuple[RunSummary, str]:
-    access, run, keeping = task
+def _summarise(task: tuple[Access, Run, KeptRows | None]) -> tuple[RunSummary, str]:
+    access, run, kept_rows = task
     local = os.environ.get(_LOCAL_DIRECTORIES, "").split(",")[0]
     with access.open() as opened:
-        if keeping is None or not local:
+        if kept_rows is None or not local:
             found = summarise_run(opened, run), ""
         else:
-            found = summarise_keeping(
-                opened, run, keeping, Path(os.path.abspath(local)) / DIRECTORY
+            found = summarise_and_keep(
+                opened, run, kept_rows, Path(os.path.abspath(local)) / DIRECTORY
             )
     keep_imports()
     return found

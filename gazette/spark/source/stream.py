@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gazette.errors import Corrupt, Invalid, NotFound
-from gazette.history.merge import Folded
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.read import read_columns
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
 from gazette.history.snapshot_builder import require_stored, take_snapshot
@@ -99,7 +99,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._access: OpenAccess | None = None
         self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
-        self._folded: tuple[StreamOffset, StreamOffset, Folded] | None = None
+        self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
         """The batch that was planned last: its offsets, and its fold."""
         self._served: JournalName = ""
         """The last journal in the last batch of limited size."""
@@ -362,14 +362,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end: StreamOffset,
         known: Mapping[JournalName, SourceCheckpoint],
         ends: Mapping[JournalName, Offset],
-    ) -> Folded:
+    ) -> FoldedSnapshot:
         if self._folded is not None and self._folded[:2] == (start, end):
             return self._folded[2]
         return self._fold_to(known, ends)
 
     def _fold_to(
         self, known: Mapping[JournalName, SourceCheckpoint], ends: Mapping[JournalName, Offset]
-    ) -> Folded:
+    ) -> FoldedSnapshot:
         snapshot = self._snapshot(known, ends)
         check_isolation(self._options.read, snapshot)
         return fold_on_driver(self._opened(), snapshot, self._options.read)

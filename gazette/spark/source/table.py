@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat, require_uuids
 from gazette.history.combine import Combine
-from gazette.history.merge import CommittedRun, Folded, fold_snapshot
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
 from gazette.history.read import resolver, summarise_run
-from gazette.history.row_cache import Keeping, read_keeping
+from gazette.history.row_cache import KeptRows, read_kept_rows
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
@@ -65,14 +65,14 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
     run, format = partition.value, partition.format
     with with_hints(), access.open() as opened:
         if isinstance(run, CommittedRun):
-            keeping = Keeping(format, partition.combine)
-            yield from read_keeping(opened, run, keeping, partition.kept)
+            kept_rows = KeptRows(format, partition.combine)
+            yield from read_kept_rows(opened, run, kept_rows, partition.kept)
         else:
             yield from read_rows(opened, run, format)
     keep_imports()
 
 
-def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> Folded:
+def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> FoldedSnapshot:
     """Make the first pass by threads of this process."""
     with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
 

@@ -16,13 +16,13 @@ from sqlalchemy import exc
 from gazette.errors import Fenced
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName
-from gazette.stores.claims import BackfillClaim, Held
+from gazette.stores.claims import BackfillClaim, HeldState
 
 MARK: Final = "#backfill"
 """Suffix of the key of a mark. Ids of shards have no ``#``."""
 
 
-def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> Held:
+def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> HeldState:
     """Return what the table of checkpoints holds of a shard."""
     keys = (fqn, fqn + MARK)
     rows = connection.execute(
@@ -33,7 +33,9 @@ def held_in(connection: sa.Connection, table: sa.Table, fqn: str) -> Held:
     found = {row.shard_fqn: (int(row.fence), bytes(row.checkpoint)) for row in rows}
     fence, data = found.get(fqn, (0, b""))
     mark_fence, mark = found.get(fqn + MARK, (0, b""))
-    return Held(fence, Checkpoint.from_bytes(data), mark.decode("utf-8", "replace"), mark_fence)
+    return HeldState(
+        fence, Checkpoint.from_bytes(data), mark.decode("utf-8", "replace"), mark_fence
+    )
 
 
 def taken_over(fqn: str) -> Fenced:

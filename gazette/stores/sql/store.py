@@ -31,7 +31,7 @@ from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Bug, Closed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture
-from gazette.stores.claims import BackfillClaim, Held
+from gazette.stores.claims import BackfillClaim, HeldState
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
 from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
 from gazette.stores.sql.errors import TryAgain, classify, translating
@@ -231,7 +231,7 @@ class SQLStore(Store):
                 return Checkpoint.from_bytes(data)
         raise Bug("unreachable")
 
-    def held(self, shard: Shard) -> Held:
+    def held(self, shard: Shard) -> HeldState:
         """Return what the database holds of the shard. Leave the fence unchanged. Blocks. See `Claimable`."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
@@ -239,7 +239,7 @@ class SQLStore(Store):
         ):
             return held_in(connection, self._table, shard.fqn)
 
-    def claim(self, shard: Shard, claim: BackfillClaim) -> Held:
+    def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
         """Claim the state for a backfill, instead of ``restore_checkpoint``. Blocks. See `Claimable`."""
         held = self.held(shard)
         if not held.is_of(claim.token):
