@@ -1,7 +1,8 @@
-"""Things that all shards of a member share."""
+"""Things that all shards of a member share, and those that the parts of one shard share."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,16 +11,18 @@ from typing import Any
 
 from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
-from gazette.consumer.application import Application
+from gazette.consumer.application import Application, Shard
 from gazette.consumer.application_name import Owner
 from gazette.consumer.hint_keys import HintKeys
+from gazette.consumer.shard.ownership import Ownership
+from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.thread import ShardThread, WorkerFactory
 from gazette.etcd.client import Etcd
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.publisher import Publisher
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool
+from gazette.runtime.tasks import Pool, TaskScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +49,17 @@ class ShardContext:
     """Memory for bytes of all shards that wait to be appended."""
     restarts: Restarts = field(default_factory=lambda: Restarts(0))
     new_worker: WorkerFactory = ShardThread
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParts:
+    """Things that the parts of one shard of this member share."""
+
+    shard: Shard
+    """The shard as callbacks see it."""
+    progress: Progress
+    ownership: Ownership
+    scope: TaskScope
+    """Runs the shard's tasks."""
+    ended: asyncio.Event
+    """Set when the shard has ended."""

@@ -13,18 +13,16 @@ from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
 from gazette.client.append.service import AppendService
-from gazette.consumer.application import MessageProducer, Shard, Store, checked_store
+from gazette.consumer.application import MessageProducer, Store, checked_store
 from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance
-from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.context import ShardContext, ShardParts
 from gazette.consumer.shard.hints_store import (
     HintsSize,
     store_recorded_hints,
     store_recovered_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals
-from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.shard.progress import Progress
 from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
 from gazette.consumer.transaction.poison import PoisonPolicy
@@ -54,34 +52,27 @@ INBOX_BYTES: Final = 4 << 20
 
 class Primary:
     """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, if it
-    has one. ``spec`` is the specification with which the shard was created. ``scope`` runs the
-    shard's tasks. ``ended`` is set when the shard has ended. ``assignment_of`` gives its
-    assignment.
+    has one. ``spec`` is the specification with which the shard was created. ``assignment_of`` gives
+    its assignment.
     """
 
     def __init__(
         self,
         context: ShardContext,
-        shard: Shard,
+        parts: ShardParts,
         spec: ShardSpec,
-        progress: Progress,
-        scope: TaskScope,
-        ended: asyncio.Event,
         assignment_of: Callable[[], DecodedKV],
-        ownership: Ownership,
     ) -> None:
+        shard = parts.shard
         self.store: Store | None = None
         """Set on the shard's thread, once the store is made."""
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
+        self._parts = parts
         self._shard = shard
         self._spec = spec
-        self._progress = progress
-        self._scope = scope
-        self._ended = ended
         self._assignment_of = assignment_of
-        self._ownership = ownership
         brings = isinstance(context.application, MessageProducer)
         self._sources: tuple[ShardSource, ...] = () if brings else shard.spec.sources
         self._specs: dict[str, JournalSpec] = {}
@@ -91,7 +82,7 @@ class Primary:
         self._inbox: Inbox | None = None
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
-        scope.daemon(self.appends.run(), name="appends")
+        parts.scope.daemon(self.appends.run(), name="appends")
 
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and all that transactions need.
@@ -108,22 +99,24 @@ class Primary:
             # Queries wait for all of these steps, from the opening of the store on.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
-                await self._ownership.require()  # The recorder is about to fence the log's fork.
+                await (
+                    self._parts.ownership.require()
+                )  # The recorder is about to fence the log's fork.
             store = await self.thread.run(lambda: self._open_store(recovered))
             # Ask after `new_store`, which may have taken any time, and not before it.
-            await self._ownership.require()
+            await self._parts.ownership.require()
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
-        self._progress.update(read_through, {})
+        self._parts.progress.update(read_through, {})
         loop = asyncio.get_running_loop()
         self._inbox = Inbox(INBOX_BYTES, loop, self.thread.condition())
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
         # Bytes of a source before its minimum offset are never read.
-        self._progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
+        self._parts.progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
         self._transactor = self._new_transactor(self._inbox)
         return checkpoint
 
@@ -133,7 +126,7 @@ class Primary:
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
         """Do what may block and sets no fence. On the shard's thread."""
-        self._ownership.require_running()
+        self._parts.ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
             assert recovered.author is not None
@@ -157,7 +150,7 @@ class Primary:
         shard, application = self._shard, self._context.application
         hit("promotion.fencing", shard.id)
         # This step may have waited behind a callback. A fence would stop the present owner.
-        self._ownership.require_running()
+        self._parts.ownership.require_running()
         with application_code("Store.restore_checkpoint"):
             checkpoint = store.restore_checkpoint(shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
@@ -177,16 +170,11 @@ class Primary:
         context, shard = self._context, self._shard
         assert self.store is not None
         shard_io = LoopShardIO(
-            shard,
+            context,
+            self._parts,
             inbox,
-            self._progress,
             self._new_decoder,
-            self._scope,
-            self._ended,
-            context.client,
-            context.clock,
             self._poison_policy,
-            self._ownership,
             self.thread.wait,
         )
         return Transactor(
@@ -210,9 +198,9 @@ class Primary:
         client, clock = context.client, context.clock
         for decoder in self._decoders.values():
             journal, begin = decoder.journal, decoder.begin
-            missing = self._progress.missing
+            missing = self._parts.progress.missing
             reading = read_source(journal, begin, inbox, client, clock, self._shard.id, missing)
-            self._scope.spawn(reading, name=f"read {journal}")
+            self._parts.scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:
         """Run transactions on the shard's thread until the shard ends. Raise what makes the shard fail."""
@@ -223,7 +211,7 @@ class Primary:
             try:
                 transactor.run(checkpoint)
             except Closed:
-                if not self._ended.is_set():
+                if not self._parts.ended.is_set():
                     raise
 
         await self.thread.run(run)

@@ -24,7 +24,7 @@ from gazette.consumer.application import (
 from gazette.consumer.callbacks import require_instance
 from gazette.consumer.query.standby_lag import watch_lag
 from gazette.consumer.query.standby_reads import StandbyReads
-from gazette.consumer.shard.context import ShardContext
+from gazette.consumer.shard.context import ShardContext, ShardParts
 from gazette.consumer.shard.hints_store import (
     read_hints,
     usable_hints,
@@ -369,13 +369,9 @@ class Shard:
         played = context.clock.monotonic()
         primary = self._primary = Primary(
             context,
-            self,
+            ShardParts(self, self.progress, self._ownership, self._scope, self.ended),
             self._spec,
-            self.progress,
-            self._scope,
-            self.ended,
             lambda: self.assignment,
-            self._ownership,
         )
         checkpoint = await primary.open(recovered)
         self.store_ready.set()

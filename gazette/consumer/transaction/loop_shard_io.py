@@ -8,13 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from gazette.client.append.appender import AppendParams
-from gazette.client.client import Client
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.consumer import metrics
-from gazette.consumer.application import Shard
-from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.shard.progress import Progress
+from gazette.consumer.shard.context import ShardContext, ShardParts
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import decoded
@@ -24,8 +21,7 @@ from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.envelope_reader import cannot_replay
 from gazette.message.sequencer.sequencer import ReplayRange
-from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
+from gazette.runtime.tasks import OpFuture, Waiter, as_plain_error
 
 log = logging.getLogger(__name__)
 
@@ -40,32 +36,22 @@ class LoopShardIO:
 
     def __init__(
         self,
-        shard: Shard,
+        context: ShardContext,
+        parts: ShardParts,
         inbox: Inbox,
-        progress: Progress,
         new_decoder: Callable[[str, int], EnvelopeDecoder[Any]],
-        scope: TaskScope,
-        ended: asyncio.Event,
-        client: Client,
-        clock: Clock,
         poison_policy: PoisonPolicy | None,
-        ownership: Ownership,
         wait: Waiter,
     ) -> None:
-        """Create it on the loop. ``scope`` runs the tasks of the shard. ``ended`` is set when the
-        shard has ended. ``wait`` blocks the shard's thread.
-        """
-        self._wait = wait
-        self._ownership = ownership
-        self._poison_policy = poison_policy
-        self._shard = shard
+        """Create it on the loop. ``wait`` blocks its thread."""
+        self._parts = parts
+        self._shard = parts.shard
         self._inbox = inbox
-        self._progress = progress
         self._new_decoder = new_decoder
-        self._scope = scope
-        self._ended = ended
-        self._client = client
-        self._clock = clock
+        self._poison_policy = poison_policy
+        self._wait = wait
+        self._client = context.client
+        self._clock = context.clock
         self._loop = asyncio.get_running_loop()
 
     def _on_loop(self, fn: Callable[..., None], *args: Any) -> None:
@@ -105,11 +91,11 @@ class LoopShardIO:
                 future.set_exception(Closed("the shard has ended"))
 
         def start() -> None:
-            if self._ended.is_set():
+            if self._parts.ended.is_set():
                 closed()
             else:
                 # The callback runs also if the task is cancelled before it begins.
-                self._scope.spawn(run(), name=name).add_done_callback(closed)
+                self._parts.scope.spawn(run(), name=name).add_done_callback(closed)
 
         self._loop.call_soon_threadsafe(start)
         return future
@@ -157,10 +143,10 @@ class LoopShardIO:
         return future.result()
 
     def require_assigned(self) -> None:
-        self._await(self._ownership.require, "still assigned")
+        self._await(self._parts.ownership.require, "still assigned")
 
     def progress(self, read_through: dict[str, int]) -> None:
-        self._on_loop(self._progress.update, read_through, {})
+        self._on_loop(self._parts.progress.update, read_through, {})
 
     def finished(self, transaction: FinishedTransaction) -> None:
         self._on_loop(self._note_finished, transaction)
@@ -172,7 +158,7 @@ class LoopShardIO:
         log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._shard.id, "reason": reason})
 
     def _note_finished(self, transaction: FinishedTransaction) -> None:
-        self._progress.update(transaction.read_through, transaction.publish_at)
+        self._parts.progress.update(transaction.read_through, transaction.publish_at)
         fqn = self._shard.fqn
         metrics.note_read_heads(fqn, transaction.read_through)
         if transaction.phases is not None:
