@@ -404,7 +404,7 @@ async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
     slow = member.store(OTHER)
     revision = member.service.key_space.header.revision
     # The lease is renewed, and the other shard goes on.
-    session = member.service._parts.session
+    session = member.service._parts.membership.session
     assert session is not None
     for count in range(1, 3):
         expires_at = session.lease.expires_at
