@@ -223,6 +223,17 @@ def test_an_upload_of_what_was_given_out_again() -> None:
     assert story.found() == ""
 
 
+def test_an_upload_that_was_removed_before_its_offsets_were_given_out_again() -> None:
+    story = Story()
+    story.append(b"zz", 0, time=60.0)
+    story.stored(b"aaaa", 0, time=50.0)
+    assert "fragment path has other bytes" in story.found()
+    story.history.stored[0].removed = 60.1
+    assert "fragment path has other bytes" in story.found()
+    story.history.stored[0].removed = 50.1
+    assert story.found() == ""
+
+
 def test_what_was_removed_again_is_not_stored() -> None:
     story = Story()
     story.append(b"aaaa", 0)

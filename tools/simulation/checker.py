@@ -79,12 +79,14 @@ def _check_life(
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
+        # One that was removed before is no matter of what was acknowledged later.
+        until = math.inf if fragment.removed is None else fragment.removed
         yield from _mismatches(
             f"fragment {fragment.path}",
             fragment.begin,
             fragment.content,
             None,
-            kept,
+            [one for one in kept if _known_at(one) <= until],
             () if stays else gone,
         )
     yield from _registers(history, kept)
