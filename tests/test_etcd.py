@@ -228,7 +228,7 @@ async def test_an_endpoint_that_is_dead_is_passed_over(
 ) -> None:
     refusing = f"http://127.0.0.1:{free_port()}"
     for bad in (refusing, dead_end):
-        settings = settings_of(bad, etcd_server.endpoint, request_timeout_s=1.0)
+        settings = settings_of(bad, etcd_server.endpoint, request_timeout_s=3.0)
         async with await Etcd.connect(settings, SystemClock()) as etcd:
             assert await etcd.get("a") is None
 

@@ -36,8 +36,8 @@ CLOCK = SystemClock()
 ROOT = Path(__file__).parents[1]
 JOURNAL = "a/journal"
 IDLE = 1_100
-LEASE_S = 4
-HELD_S = 3 * LEASE_S
+LEASE_S = 10
+HELD_S = 1.2 * LEASE_S
 LIMITS = {"soft": "-Sn 1024", "hard": "-n 1024"}
 
 MEMBER = """

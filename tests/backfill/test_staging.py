@@ -31,6 +31,7 @@ from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 from tests.facts import raises
 
 IMPATIENT = S3Settings(connect_timeout_s=1.0, read_timeout_s=0.3, attempts=1)
+PATIENT = S3Settings(connect_timeout_s=20.0, read_timeout_s=20.0, attempts=1)
 
 
 @pytest.fixture(params=["directory", "s3", "fsspec"])
@@ -127,7 +128,8 @@ def test_a_url_that_is_no_staging_area() -> None:
 def test_errors_of_a_bucket_are_reported(
     s3_proxy: FaultProxy, tmp_path: Path, fault: dict[str, Any], kind: Any, message: str
 ) -> None:
-    staging = S3Staging(store_url(s3_proxy.endpoint, "/staging/"), IMPATIENT)
+    settings = IMPATIENT if "hold" in fault else PATIENT
+    staging = S3Staging(store_url(s3_proxy.endpoint, "/staging/"), settings)
     (tmp_path / "built").write_bytes(b"state")
     calls: list[Callable[[], object]] = [
         lambda: staging.create("run/PLAN.json", b"x"),
@@ -142,14 +144,14 @@ def test_errors_of_a_bucket_are_reported(
         assert raised.value.facts["bucket"] == BUCKET
     s3_proxy.heal()
     # Nothing was half done.
-    assert list(staging.list()) == []
+    assert list(S3Staging(store_url(s3_proxy.endpoint, "/staging/"), PATIENT).list()) == []
 
 
 def test_hiccups_of_a_bucket_are_passed_over(
     s3_proxy: FaultProxy, s3_target: tuple[str, int], tmp_path: Path
 ) -> None:
-    direct = S3Staging(store_url("http://{}:{}".format(*s3_target), "/staging/"), IMPATIENT)
-    staging = S3Staging(store_url(s3_proxy.endpoint, "/staging/"), IMPATIENT)
+    direct = S3Staging(store_url("http://{}:{}".format(*s3_target), "/staging/"), PATIENT)
+    staging = S3Staging(store_url(s3_proxy.endpoint, "/staging/"), PATIENT)
     (tmp_path / "built").write_bytes(b"state" * 1000)
     s3_proxy.fail("PUT", times=1, status=503, code="SlowDown")
     staging.put("run/states/x", tmp_path / "built")

@@ -38,7 +38,7 @@ from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get,
 from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 from tests.facts import is_advised, raises
 
-QUICK = S3Settings(connect_timeout_s=2.0, read_timeout_s=5.0, attempts=1, part_bytes=5 << 20)
+QUICK = S3Settings(connect_timeout_s=20.0, read_timeout_s=20.0, attempts=1, part_bytes=5 << 20)
 IMPATIENT = S3Settings(connect_timeout_s=0.2, read_timeout_s=0.2, attempts=1)
 PART = QUICK.part_bytes
 
@@ -360,8 +360,8 @@ def test_a_server_that_does_not_say_how_long(s3_proxy: FaultProxy, store: S3Stor
 
 def test_a_slow_response_is_waited_for(s3_proxy: FaultProxy) -> None:
     """As long as something comes."""
+    put(s3_store(s3_proxy), "path", CONTENT)
     store = s3_store(s3_proxy, IMPATIENT)
-    put(store, "path", CONTENT)
     s3_proxy.fail("GET", "path", trickle=4096)
     assert get(store, "path") == CONTENT
 
@@ -676,7 +676,7 @@ def other_put(store: S3Store, key: str) -> None:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return bytes(response.read())
 
 

@@ -36,7 +36,7 @@ class Word(Message):
 async def test_it_counts_words_published_to_its_journal(tmp_path: Path) -> None:
     """Messages are consumed through a real broker by the process that the README describes."""
     clock = SystemClock()
-    cluster = LocalCluster(ClusterSettings(tmp_path, brokers=1, zones=1, lease_ttl_s=5.0), clock)
+    cluster = LocalCluster(ClusterSettings(tmp_path, brokers=1, zones=1, lease_ttl_s=60.0), clock)
     await cluster.start()
     port, http = free_port(), free_port()
     broker = cluster.brokers[0].grpc_url
