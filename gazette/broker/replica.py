@@ -19,7 +19,7 @@ from gazette.broker.known_head import KnownHead
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
 from gazette.broker.replication.upload_gate import UploadGate
-from gazette.errors import Closed, GazetteError, Unavailable
+from gazette.errors import Closed, Conflict, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.emptied_stores import EmptiedStore, EmptiedStores
@@ -450,20 +450,14 @@ class Replica:
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of bytes that a broker set aside because it could not ask etcd.
 
-        Return False if a later primary gave their offsets out again. Raise as etcd and the store do.
+        Return False if a later primary gave their offsets out again. Raise as etcd and the store do. The
+        object aside then stays, and marks the fragment as unconfirmed if the store has it already.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
-        if await self._is_confirmed(aside):
-            placed = await active.calls.run(aside.place, active.store)
-            confirmed = False
-            try:
-                confirmed = await self._is_confirmed(aside)
-            finally:
-                if placed and not confirmed:
-                    await active.calls.run(active.store.remove, aside.fragment.content_path())
-            if confirmed:
-                await active.calls.run(active.store.remove, aside.path)
-                return True
+        if await self._is_confirmed(aside) and await self._place(aside, active):
+            await active.calls.run(active.store.remove, aside.path)
+            return True
+        await self._take_back(aside, active)
         log.error(
             "%(path)s in %(store)s is not made part of %(journal)s: its broker set it aside at exit, and "
             "a later primary gave its offsets to other bytes. "
@@ -472,6 +466,55 @@ class Replica:
             extra={"cause": f"set aside {self.journal}"},
         )
         return False
+
+    async def _place(self, aside: SetAside, active: ActiveStore) -> bool:
+        """Copy the object to the place of its fragment. Return False if a later primary has begun meanwhile.
+
+        Raise as etcd and the store do: the fragment may be there then.
+        """
+        placed, failure = True, None  # A call that fails may have put it.
+        try:
+            placed = await active.calls.run(aside.place, active.store)
+        except GazetteError as error:
+            failure = error
+        try:
+            confirmed = await self._is_confirmed(aside)
+        except Conflict:  # The journal was deleted.
+            if placed:
+                await self._take_back(aside, active)
+            raise
+        # While etcd is silent, nothing is removed: another replica may have confirmed it.
+        if confirmed and failure is not None:
+            raise failure
+        return confirmed
+
+    async def _take_back(self, aside: SetAside, active: ActiveStore) -> None:
+        """Remove the fragment if the store has it: its bytes are not the journal's. The object aside stays.
+
+        It may be there from before its broker ended. If the store fails, the next listing tries again.
+        """
+        if self.relies_on(aside.fragment):
+            return  # A later primary has completed the very same bytes at the same offsets.
+        try:
+            if await active.calls.run(aside.take_back, active.store):
+                log.warning(
+                    "removed %(path)s from %(store)s: %(journal)s has other bytes there",
+                    {
+                        "path": aside.fragment.content_path(),
+                        "store": active.url,
+                        "journal": self.journal,
+                    },
+                )
+        except GazetteError as error:
+            log.warning(
+                "%(path)s in %(store)s could not be removed (will retry): %(error)s",
+                {
+                    "path": aside.fragment.content_path(),
+                    "store": active.url,
+                    "error": error,
+                },
+                extra={"cause": f"set aside {self.journal}"},
+            )
 
     async def _is_confirmed(self, aside: SetAside) -> bool:
         await self.load_head()

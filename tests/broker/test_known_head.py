@@ -463,7 +463,8 @@ async def test_what_was_uploaded_and_could_not_be_confirmed_is_judged_by_the_nex
         assert replica.index.end_offset == 9
         assert replica.index.local
         cluster.assign(JOURNAL)
-        await until(lambda: len(stored(tmp_path)) == 4)
+        await until(lambda: len(stored(tmp_path)) == 3)
+        assert not uploaded.exists()
         cluster.assign(JOURNAL, "c")
         index = cluster["c"].replica(JOURNAL).index
         await until(lambda: index.first_refreshed)
@@ -513,26 +514,45 @@ async def test_what_was_set_aside_stays_if_its_journal_was_deleted(
     assert [one.name for one in stored(tmp_path)] == names
 
 
-async def test_a_fragment_that_could_not_be_confirmed_after_all_is_taken_back(
-    cluster: FixedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["etcd", "store", "store, and a later primary"])
+async def test_a_fragment_whose_making_fails_in_the_middle_is_judged_again(
+    cluster: FixedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """It would count as a fragment as soon as etcd falls silent between the two questions."""
+    """It is removed once a later primary has begun, and stays while that is not known: another replica may
+    have confirmed it.
+
+    Simulated seed 748911: a store put it late, and then failed.
+    """
     await cut_off(cluster, tmp_path, reset=False)
-    names = [one.name for one in stored(tmp_path)]
+    aside_only = [one.name for one in stored(tmp_path)]
     place = SetAside.place
 
-    def place_and_silence(aside: SetAside, store: BlobStore) -> bool:
-        placed = place(aside, store)
-        assert placed
-        cluster.etcd.silent = True
-        return placed
+    def failing(aside: SetAside, store: BlobStore) -> bool:
+        assert place(aside, store)
+        if what == "etcd":
+            cluster.etcd.silent = True
+            return True
+        if "later" in what:
+            head = known(cluster)
+            assert head is not None
+            cluster.etcd.change({KEY: head.begun(1 << 40, 5, 5).encode()})
+        raise Unavailable("the connection was reset")
 
-    monkeypatch.setattr(SetAside, "place", place_and_silence)
+    monkeypatch.setattr(SetAside, "place", failing)
     cluster.etcd.silent = False
     cluster.assign(JOURNAL, "b")
     replica = cluster["b"].replica(JOURNAL)
-    await until(lambda: replica.refresh_error is not None)
-    assert [one.name for one in stored(tmp_path)] == names
+    await until(lambda: replica.refresh_error is not None or replica.index.first_refreshed)
+    names = [one.name for one in stored(tmp_path)]
+    assert names == (
+        aside_only if "later" in what else sorted([*aside_only, name_of(5, b"held by a")])
+    )
+    monkeypatch.setattr(SetAside, "place", place)
+    cluster.etcd.silent = False
+    replica.list_again()
+    await until(lambda: replica.index.first_refreshed)
+    assert replica.index.end_offset == (5 if "later" in what else 14)
+    assert len(aside(cluster, tmp_path)) == ("later" in what)
 
 
 async def test_a_key_that_cannot_be_read_refuses_appends_and_keeps_what_is_not_uploaded(

@@ -79,8 +79,11 @@ def _check_life(
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
-        # One that was removed before is no matter of what was acknowledged later.
+        # One that was removed before is no matter of what was acknowledged later. Brokers do not use one that
+        # is marked, and remove it.
         until = math.inf if fragment.removed is None else fragment.removed
+        if fragment.marked and fragment.removed is not None:
+            until = -math.inf
         yield from _mismatches(
             f"fragment {fragment.path}",
             fragment.begin,

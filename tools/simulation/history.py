@@ -115,6 +115,8 @@ class Stored:
     """The process that put it."""
     removed: float | None = None
     """When it was removed again."""
+    marked: bool = False
+    """An object aside says that brokers must ask etcd if they may use it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,13 @@ _ETCD_TICK_S: Final = 1.0
 _TRACE_MAX: Final = 200_000
 
 
+def _lease_of(process: BrokerProcess) -> int | None:
+    """Return the lease under which a process may acknowledge; None before it has one."""
+    parts = None if process.service is None else process.service._parts
+    lease: Any = None if parts is None else parts.context.lease._lease
+    return None if lease is None else int(lease.id)
+
+
 class BrokerServer(Server):
     """A broker's servers on the virtual network; it has no HTTP."""
 
@@ -218,6 +225,8 @@ class World:
         """The present process of each host."""
         self.processes: list[BrokerProcess] = []
         self.announced: dict[str, BrokerProcess] = {}
+        self._leases: dict[str, int] = {}
+        """The lease of each member's key, by the member's id."""
         """Processes whose member key is in etcd, by name."""
         self.clock_offsets: dict[str, float] = {}
         self.settings: dict[str, Any] = {}
@@ -273,7 +282,7 @@ class World:
                 if event.type:
                     self._evicted(id, revision, expired=self.etcd.store.expires)
                 else:
-                    self._announced(id, revision)
+                    self._announced(id, revision, event.kv.lease)
             if key.startswith(assignments):
                 assigned[key[len(assignments) :].decode().partition("#")[0]] = None
             if not key.startswith(prefix):
@@ -335,7 +344,8 @@ class World:
         parts = None if service is None else service._parts
         return parts is not None and bool(parts.context.state.local_items)
 
-    def _announced(self, id: str, revision: int) -> None:
+    def _announced(self, id: str, revision: int, lease: int) -> None:
+        self._leases[id] = lease
         for one in self.processes:
             if one.id == id and not one.ended:
                 self.announced[one.name] = one
@@ -344,7 +354,8 @@ class World:
     def _evicted(self, id: str, revision: int, *, expired: bool) -> None:
         """Note the end of a member's lease. A member that gives it back claims that its spools are stored."""
         for name, process in self.announced.items():
-            if process.id == id:
+            # The key may be of a process that was killed: what it sent can arrive late, and its lease ends.
+            if process.id == id and _lease_of(process) == self._leases[id]:
                 self.history.evicted.setdefault(name, self.loop.now)
                 self.history.members[name] = (self.history.members[name][0], revision)
                 if expired and not process.has_persisted:
@@ -374,6 +385,7 @@ class World:
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
             return
+        marked = any(one.startswith(f"{path}.unconfirmed-") for one in self.buckets[bucket].objects)
         fragment = Fragment.parse(journal, name)
         file = DecodedFile(io.BytesIO(content), FragmentDecoder(fragment, start=fragment.begin))
         decoded = b""
@@ -382,6 +394,7 @@ class World:
         self.history.stored.append(
             Stored(self.loop.now, bucket, journal, fragment.begin, fragment.end, decoded, path, by)
         )
+        self.history.stored[-1].marked = marked
 
     # Brokers.
 
