@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
 
 setup: $(DEV_STAMP)
 
@@ -142,6 +142,11 @@ sim-plants: $(DEV_STAMP)
 # The same with members of an application that folds its input, whose threads take turns in virtual time.
 sim-consumers: $(DEV_STAMP)
 	$(BIN)/python -m tools.simulation --consumers --seeds $(SEEDS) $(ARGS)
+
+# A test of HTTP/2 for servers by others, against ours: `go install github.com/summerwind/h2spec/cmd/h2spec@latest` makes the program.
+H2SPEC ?= h2spec
+h2spec: $(DEV_STAMP)
+	$(BIN)/python -m tools.h2spec $(H2SPEC) $(ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

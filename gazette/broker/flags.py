@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gazette.blobs.fsspec import check_protocols
@@ -11,6 +11,8 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.config.groups import check_directory
 from gazette.config.member import MemberFlags
 from gazette.config.schema import duration, setting
+from gazette.errors import Invalid
+from gazette.net.server import GRPCIO, HTTP2, ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,9 @@ class BrokerFlags(MemberFlags):
     )
     auto_suspend: bool = setting(False, "suspend journals without appends")
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
+    transport: str = setting(
+        GRPCIO, "what serves gRPC: grpcio, or http2, which is our own and costs less per call"
+    )
     drain_timeout: float = duration(
         "30s", "at exit, longest wait for a hand-off when no other broker could take over"
     )
@@ -65,6 +70,16 @@ class BrokerFlags(MemberFlags):
             drain_timeout_max_s=self.drain_timeout_max,
             persist_timeout_s=self.persist_timeout,
         )
+
+    def server_settings(self, default_host: str) -> ServerSettings:
+        """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
+        if self.transport not in (GRPCIO, HTTP2):
+            raise Invalid(
+                f'unknown transport "{self.transport}" (expected {GRPCIO} or {HTTP2})',
+                path="broker.transport",
+            )
+        settings = MemberFlags.server_settings(self, default_host)
+        return replace(settings, transport=self.transport)
 
     def peer_tls(self) -> TlsSettings | None:
         return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)

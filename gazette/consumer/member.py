@@ -185,7 +185,8 @@ class ConsumerMember:
     @property
     def grpc_server(self) -> grpc.aio.Server:
         """See `ConsumerService.grpc_server`."""
-        return self.server.grpc
+        grpcio: grpc.aio.Server = self.server.grpc
+        return grpcio
 
     def add_route(
         self,

@@ -215,6 +215,14 @@ def _code(code: Any) -> Any:
     return next((one for one in grpc.StatusCode if one.value[0] == code), code)
 
 
+def measured_handler(name: str, handler: Any, clock: Clock) -> Any:
+    """Return a method's handler with the counting around it. Its function is a coroutine in any case.
+
+    It writes responses by the call's ``write`` if there may be several.
+    """
+    return _Method(name, handler, clock).handler
+
+
 class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts all calls. Install it first, so that calls which other interceptors refuse are counted, too."""
 

@@ -45,7 +45,7 @@ class Acceptor:
 
     ``connect`` gets a function, which its protocol calls once the connection is made: from then on ``count``
     includes it. At ``limit`` connections ``make_room`` is called to close an idle one. If it cannot, the new
-    connection is answered 503 and closed.
+    connection is sent ``refusal`` and closed.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Acceptor:
         count: Callable[[], int],
         make_room: Callable[[], bool],
         tls: ssl.SSLContext | None,
+        refusal: bytes = _REFUSAL,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
@@ -67,6 +68,7 @@ class Acceptor:
         self._count = count
         self._make_room = make_room
         self._tls = tls
+        self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self._starting: dict[asyncio.Task[None], None] = {}
         """In the order of their beginning."""
@@ -185,7 +187,7 @@ class Acceptor:
         with contextlib.suppress(OSError), connection:
             connection.setblocking(False)
             if self._tls is None:
-                connection.send(_REFUSAL)
+                connection.send(self._refusal)
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1 << 16)  # Unread bytes would reset the connection.
 

@@ -148,8 +148,8 @@ class ReloadedTls:
         log.info("certificates were replaced: %(file)s", {"file": self._files.cert_file})
         return True
 
-    def context(self) -> ssl.SSLContext:
-        """Return a context for HTTP that replaces itself once there are new files.
+    def context(self, protocol: str = "http/1.1") -> ssl.SSLContext:
+        """Return a context for a protocol of ALPN, which replaces itself once there are new files.
 
         Raise ``Invalid`` for files that do not fit together.
         """
@@ -168,7 +168,7 @@ class ReloadedTls:
                 hint="Use PEM files that this user can read: a certificate or a chain, its key, and "
                 "optionally certificates of a CA.",
             ) from error
-        current.set_alpn_protocols(["http/1.1"])
+        current.set_alpn_protocols([protocol])
 
         def on_hello(
             connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
@@ -176,7 +176,7 @@ class ReloadedTls:
             nonlocal current
             if self.changed():
                 try:
-                    current = self.context()
+                    current = self.context(protocol)
                 except Invalid as error:
                     log.warning("the former certificates stay in use: %(error)s", {"error": error})
             connection.context = current

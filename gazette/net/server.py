@@ -16,6 +16,7 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from gazette.net.grpc_metrics import MetricsInterceptor
+from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http_guard import is_loopback
 from gazette.net.http_server import (
     UNIX_PREFIX,
@@ -35,6 +36,10 @@ from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
+GRPCIO: Final = "grpcio"
+"""The transport of the package `grpcio`."""
+HTTP2: Final = "http2"
+"""Our own transport: `gazette.net.http2`."""
 KEEPALIVE_S: Final = 10.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
 _HANDSHAKE_S: Final = 10.0
@@ -60,6 +65,8 @@ class ServerSettings:
     tls: TlsFiles | None = None
     max_recv_bytes: int = 4_194_304
     graceful_stop_s: float = 15.0
+    transport: str = GRPCIO
+    """`GRPCIO` or `HTTP2`: what serves gRPC."""
     limits: ConnectionLimits | None = None
     """Connections of each port; None: as many as the limit of open files permits."""
 
@@ -142,18 +149,23 @@ def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]
 
 
 class Server:
-    """A gRPC and an HTTP server. Binds both ports first, so that the endpoint is known; serves once started.
-
-    ``grpc`` takes servicers until ``start_grpc``.
-    """
+    """A gRPC and an HTTP server. Bind both first, so that the endpoint is known; then start them."""
 
     def __init__(self, clock: Clock, settings: ServerSettings) -> None:
         self.settings = settings
         self._limits = settings.limits or ConnectionLimits.of_process()
-        self.grpc = grpc.aio.server(
-            options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
-            interceptors=[MetricsInterceptor(clock)],
-        )
+        self._http2: GrpcServer | None = None
+        self.grpc: Any = None
+        """What takes handlers until ``start_grpc``: a server of the transport."""
+        if settings.transport == HTTP2:
+            self.grpc = self._http2 = GrpcServer(
+                clock, max_recv_bytes=settings.max_recv_bytes, limit=self._limits.grpc
+            )
+        else:
+            self.grpc = grpc.aio.server(
+                options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
+                interceptors=[MetricsInterceptor(clock)],
+            )
         self.endpoint = ""
         """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
         self.http_endpoint = ""
@@ -174,11 +186,22 @@ class Server:
         settings = self.settings
         if settings.port.startswith(UNIX_PREFIX):
             path = settings.port.removeprefix(UNIX_PREFIX)
-            clear_stale_socket(path)
-            self._add_port(f"unix:{path}", settings.port, None)
+            if self._http2 is not None:
+                self._http2.listen(bind_unix(path), None)
+            else:
+                clear_stale_socket(path)
+                self._add_port(f"unix:{path}", settings.port, None)
             self.endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
             return -1
         wanted = port_number(settings.port, "port")
+        if self._http2 is not None:
+            listener = bind_tcp(settings.bind_host, wanted)
+            self._http2.listen(
+                listener, None if settings.tls is None else ReloadedTls(settings.tls)
+            )
+            port = int(listener.getsockname()[1])
+            self.endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
+            return port
         if wanted:
             # gRPC's core reports a port in use on stderr and by an unspecific error: ask the kernel first.
             bind_tcp(settings.bind_host, wanted).close()
@@ -191,8 +214,8 @@ class Server:
     def _add_port(self, address: str, name: str, tls: TlsFiles | None) -> int:
         try:
             if tls is None:
-                return self.grpc.add_insecure_port(address)
-            return self.grpc.add_secure_port(address, _credentials(ReloadedTls(tls)))
+                return int(self.grpc.add_insecure_port(address))
+            return int(self.grpc.add_secure_port(address, _credentials(ReloadedTls(tls))))
         except RuntimeError as error:
             raise cannot_listen(name, OSError(0, str(error).partition(";")[0])) from error
 

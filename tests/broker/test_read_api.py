@@ -23,6 +23,7 @@ from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.codecs.codec import new_compressor
 from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
+from gazette.net.server import GRPCIO, HTTP2
 from gazette.protocol.content import Content, content_response, decode_read, encode_read
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
@@ -40,9 +41,13 @@ from tests.facts import call_refused
 JOURNAL = "a/journal"
 
 
-@pytest.fixture
-async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+@pytest.fixture(params=[GRPCIO, HTTP2])
+async def broker(
+    etcd: Etcd, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[BrokerFixture]:
+    async with await BrokerFixture.start(
+        etcd, tmp_path, server={"transport": request.param}, lease_ttl_s=60.0
+    ) as broker:
         yield broker
 
 
@@ -591,7 +596,10 @@ async def test_callers_whose_connection_ends_in_the_middle(
     port = int(broker.endpoint.rpartition(":")[2])
     async with TcpProxy("127.0.0.1", port) as proxy:
         for _ in range(10):
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
+            # With small windows, so that a read is never over when it is cut off.
+            async with grpc.aio.insecure_channel(
+                f"127.0.0.1:{proxy.port}", options=[("grpc.http2.bdp_probe", 0)]
+            ) as channel:
                 calls = [
                     JournalStub(channel).Read(broker_pb2.ReadRequest(journal=JOURNAL))
                     for _ in range(4)

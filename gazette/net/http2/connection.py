@@ -1,0 +1,756 @@
+"""One HTTP/2 connection, of a server or of a client, without its socket (RFC 9113).
+
+Bytes go in by ``receive``, and out by the function it is given; what they mean goes to the listener of each
+stream. Nothing waits here: a stream that may not send now is called back (``on_room``).
+
+Bounds: a stream's peer may send `STREAM_BYTES` ahead of what its listener has consumed. A connection's peer
+may send `HELD_BYTES` ahead of all listeners together. Header blocks, open streams and frames without
+content are bounded as well (`headers`, `flood_credit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+from gazette.errors import Broken, Closed, GazetteError, Unavailable
+from gazette.net.http2 import frames as fr
+from gazette.net.http2.flood_credit import FloodCredit
+from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
+from gazette.net.http2.headers import (
+    BLOCK_BYTES_MAX,
+    BLOCK_FRAMES_MAX,
+    LIST_BYTES_MAX,
+    Fields,
+    HeaderDecoder,
+    RequestHead,
+    check_trailers,
+)
+
+STREAM_BYTES: Final = 1 << 22
+"""Bytes. At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
+FIRST_BYTES: Final = 1 << 19
+"""What a peer may send on a stream of which nothing was consumed yet."""
+CONNECTION_BYTES: Final = 1 << 23
+HELD_BYTES: Final = 1 << 25
+STREAMS_MAX: Final = 10_000
+"""Streams of one connection whose handlers run. A broker may pass on the reads of many clients by one."""
+_RESETS_KEPT: Final = 1_000
+"""Streams that we reset, of which the peer may not know yet."""
+
+BytesLike: TypeAlias = bytes | memoryview
+
+
+class StreamListener(Protocol):
+    """What takes the parts of one stream, in order. Called by ``receive``, and must not block."""
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        """Take the head of an answer, or trailers. A request's head made the listener."""
+        ...
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        """Take content, and call ``Http2Stream.consume`` once it is not held any more."""
+        ...
+
+    def on_fault(self, error: GazetteError) -> None:
+        """Learn that the stream is over before both sides have ended it."""
+        ...
+
+    def on_room(self) -> None:
+        """Learn that more may be sent. Called once after a ``send`` that did not take everything."""
+        ...
+
+
+Accept: TypeAlias = Callable[["Http2Stream", RequestHead, bool], StreamListener]
+"""Begins a stream of the peer, by its head. The last argument is True if no content follows."""
+
+
+class Http2Stream:
+    """One stream. Its owner calls ``release`` when nothing works for it any more."""
+
+    __slots__ = (
+        "_connection",
+        "_expected",
+        "_granted",
+        "_held",
+        "_released",
+        "id",
+        "listener",
+        "local_ended",
+        "remote_ended",
+        "window",
+    )
+
+    def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
+        self.id = id
+        self.listener: StreamListener = _NOBODY
+        self.window = window
+        """Bytes that the peer takes."""
+        self.local_ended = False
+        self.remote_ended = False
+        self._connection = connection
+        self._granted = FIRST_BYTES
+        """Bytes that the peer may still send."""
+        self._held = 0
+        """Bytes that were passed on and are not consumed."""
+        self._expected: int | None = None
+        """Content that the head has announced and that has not arrived."""
+        self._released = False
+
+    @property
+    def over(self) -> bool:
+        """True once the stream has ended on both sides, or was reset."""
+        return self.local_ended and self.remote_ended
+
+    def send_fields(self, block: bytes, *, ended: bool) -> None:
+        """Send a header block. Do nothing if this side has ended."""
+        self._connection.send_fields(self, block, ended=ended)
+
+    def send(self, content: memoryview, *, ended: bool) -> int:
+        """Send what may be sent now, and return how many bytes that is; with all of it, ``ended``.
+
+        ``on_room`` follows if that is not everything. Raise ``Closed`` if this side has ended.
+        """
+        return self._connection.send(self, content, ended=ended)
+
+    def consume(self, length: int) -> None:
+        """Let the peer send as many bytes more, which the listener has received and does not hold."""
+        self._connection.consume(self, length)
+
+    def reset(self, code: FaultCode) -> None:
+        """End the stream at once on both sides. Do nothing if it has ended."""
+        self._connection.reset(self, code)
+
+    def release(self) -> None:
+        """Give up the stream's place among those that run. May be repeated."""
+        if not self._released:
+            self._released = True
+            self._connection.released()
+
+
+class _Nobody:
+    """The listener of a stream that has none yet."""
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        pass
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        pass
+
+    def on_fault(self, error: GazetteError) -> None:
+        pass
+
+    def on_room(self) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+class Http2Connection:
+    """The state of one connection. Loop-bound.
+
+    ``write`` takes bytes for the peer, in order. ``accept`` makes it a server; without it, it is a client.
+    Call ``begin`` first. When ``receive`` raises, its caller closes the connection: the peer knows why.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[BytesLike], None],
+        monotonic: Callable[[], float],
+        accept: Accept | None = None,
+    ) -> None:
+        self._write = write
+        self._monotonic = monotonic
+        self._accept = accept
+        self._decoder = HeaderDecoder()
+        self._credit = FloodCredit(monotonic())
+        self._streams: dict[int, Http2Stream] = {}
+        self._reset: dict[int, None] = {}
+        self._rest = b""
+        """The beginning of a frame whose end has not arrived."""
+        self._preface = fr.PREFACE if accept is not None else b""
+        self._data_left = 0
+        """Content of a DATA frame that has not arrived."""
+        self._data_flags = 0
+        self._data_of: Http2Stream | None = None
+        self._block: list[bytes] = []
+        self._block_of = 0
+        """The stream whose header block goes on; 0 for none."""
+        self._block_flags = 0
+        self._window = fr.WINDOW_DEFAULT
+        """Bytes that the peer takes on all streams together."""
+        self._granted = fr.WINDOW_DEFAULT
+        self._held = 0
+        self._first_window = fr.WINDOW_DEFAULT
+        self._frame_bytes = fr.FRAME_BYTES_MIN
+        self._last = 0
+        """The peer's last stream."""
+        self._next = 1
+        """Our next stream; of a client."""
+        self._waiting: dict[Http2Stream, None] = {}
+        """Streams that wait for room, in order."""
+        self._paused = False
+        self.running = 0
+        """Streams that were begun and not released."""
+        self.peer_streams_max = 1 << 31
+        """Streams that a client may have open at a time."""
+        self.settled = False
+        """True once the peer's settings have arrived."""
+        self.draining = False
+        """True once the peer, or this side, begins no more streams."""
+        self.on_ack: Callable[[bytes], None] | None = None
+        """Called with the payload of each answer to a ping."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when streams have ended or were released, and when the peer's settings change."""
+
+    # -- this side
+
+    def begin(self) -> None:
+        """Send what a connection begins with."""
+        if self._accept is None:
+            self._write(fr.PREFACE)
+        ours = {
+            fr.INITIAL_WINDOW_SIZE: FIRST_BYTES,
+            fr.MAX_HEADER_LIST_SIZE: LIST_BYTES_MAX,
+        }
+        if self._accept is None:
+            ours[fr.ENABLE_PUSH] = 0
+        else:
+            ours[fr.MAX_CONCURRENT_STREAMS] = STREAMS_MAX
+        self._write(fr.settings(ours))
+        self._grant()
+
+    @property
+    def streams(self) -> int:
+        """Number of streams that are open."""
+        return len(self._streams)
+
+    def ping(self, payload: bytes) -> None:
+        """Ask for an answer with the same eight bytes."""
+        self._write(fr.ping(payload))
+
+    def drain(self, *, last: bool = False) -> None:
+        """Tell the peer to begin no more streams. With ``last``, refuse those that it begins from now on.
+
+        Between the two a peer may not know yet. It may repeat what was refused.
+        """
+        self.draining = self.draining or last
+        self._write(fr.goaway(self._last if last else fr.WINDOW_MAX, FaultCode.NO_ERROR))
+
+    def open(self, block: bytes, listener: StreamListener, *, ended: bool) -> Http2Stream:
+        """Begin a stream of a client. Raise ``Unavailable`` if the connection takes no more."""
+        if self.draining or self._next > fr.WINDOW_MAX:
+            raise Unavailable("the connection takes no more calls")
+        stream = self._streams[self._next] = Http2Stream(self, self._next, self._first_window)
+        stream.listener = listener
+        self._next += 2
+        self.running += 1
+        self.send_fields(stream, block, ended=ended)
+        return stream
+
+    def send_fields(self, stream: Http2Stream, block: bytes, *, ended: bool) -> None:
+        """See ``Http2Stream.send_fields``."""
+        if stream.local_ended:
+            return
+        flags, kind = fr.END_STREAM if ended else 0, fr.HEADERS
+        limit = self._frame_bytes
+        while len(block) > limit:
+            self._write(fr.frame(kind, flags, stream.id, block[:limit]))
+            block, flags, kind = block[limit:], 0, fr.CONTINUATION
+        self._write(fr.frame(kind, flags | fr.END_HEADERS, stream.id, block))
+        if ended:
+            self._end_local(stream)
+
+    def send(self, stream: Http2Stream, content: memoryview, *, ended: bool) -> int:
+        """See ``Http2Stream.send``."""
+        if stream.local_ended:
+            raise Closed("the stream has ended")
+        length, at = content.nbytes, 0
+        room = 0 if self._paused else max(0, min(length, stream.window, self._window))
+        while at < room:
+            end = min(at + self._frame_bytes, room)
+            flags = fr.END_STREAM if ended and end == length else 0
+            self._write(fr.head(end - at, fr.DATA, flags, stream.id))
+            self._write(content[at:end])
+            self._credit.earn()
+            at = end
+        stream.window -= at
+        self._window -= at
+        if at < length:
+            self._waiting[stream] = None
+        elif ended:
+            if not length:
+                self._write(fr.frame(fr.DATA, fr.END_STREAM, stream.id))
+            self._end_local(stream)
+        return at
+
+    def consume(self, stream: Http2Stream, length: int) -> None:
+        """See ``Http2Stream.consume``."""
+        self._held -= length
+        stream._held -= length
+        self._grant()
+        if stream.remote_ended:
+            return
+        room = STREAM_BYTES - stream._held - stream._granted
+        if room >= STREAM_BYTES // 4:
+            stream._granted += room
+            self._write(fr.window_update(stream.id, room))
+
+    def reset(self, stream: Http2Stream, code: FaultCode) -> None:
+        """See ``Http2Stream.reset``."""
+        if stream.over:
+            return
+        stream.local_ended = stream.remote_ended = True
+        self._write(fr.rst_stream(stream.id, code))
+        self._reset[stream.id] = None
+        if len(self._reset) > _RESETS_KEPT:
+            del self._reset[next(iter(self._reset))]
+        self._forget(stream)
+
+    def released(self) -> None:
+        """Count a stream as one that does not run any more."""
+        self.running -= 1
+        self._changed()
+
+    def pause(self) -> None:
+        """Send no more content: the socket takes no more."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Send content again."""
+        self._paused = False
+        self._give_room()
+
+    def lose(self, error: GazetteError) -> None:
+        """End all streams with ``error``: the socket is gone."""
+        self.draining = True
+        streams, self._streams = list(self._streams.values()), {}
+        self._waiting.clear()
+        for stream in streams:
+            stream.local_ended = stream.remote_ended = True
+            stream.listener.on_fault(error)
+        self._changed()
+
+    # -- the peer
+
+    def receive(self, data: bytes) -> None:
+        """Take what has arrived. Raise ``ConnectionFault`` if the peer broke a rule of the connection."""
+        try:
+            self._receive(data)
+        except ConnectionFault as fault:
+            self._write(fr.goaway(self._last, fault.code, str(fault)))
+            raise
+
+    def _receive(self, data: bytes) -> None:
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        at, end = 0, len(data)
+        if self._preface:
+            expected = self._preface
+            if not expected.startswith(data[: len(expected)]):
+                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the client does not speak HTTP/2")
+            if end < len(expected):
+                self._rest = data
+                return
+            at, self._preface = len(expected), b""
+        while at < end:
+            if self._data_left:
+                part = min(self._data_left, end - at)
+                self._data_left -= part
+                self._on_content(memoryview(data)[at : at + part])
+                at += part
+                continue
+            if end - at < fr.HEAD_BYTES:
+                break
+            length, kind, flags, stream = fr.read_head(data, at)
+            self._check_head(length, kind, stream)
+            begin = at + fr.HEAD_BYTES
+            if kind == fr.DATA and length and not flags & fr.PADDED:
+                self._begin_data(length, flags, stream)
+                self._data_left = length
+                at = begin
+                continue
+            if end - begin < length:
+                break
+            at = begin + length
+            try:
+                self._on_frame(kind, flags, stream, data[begin:at])
+            except StreamFault as fault:
+                self._on_stream_fault(fault)
+        if at < end:
+            self._rest = data[at:]
+
+    def _check_head(self, length: int, kind: int, stream: int) -> None:
+        if length > fr.FRAME_BYTES_MIN:
+            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "a frame is too large")
+        if self._block_of and (kind != fr.CONTINUATION or stream != self._block_of):
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a header block was interrupted")
+        if not self.settled and kind != fr.SETTINGS:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+
+    def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        match kind:
+            case fr.DATA:
+                self._on_whole_data(flags, stream, payload)
+            case fr.HEADERS:
+                self._on_headers(flags, stream, payload)
+            case fr.CONTINUATION:
+                self._on_continuation(flags, stream, payload)
+            case fr.WINDOW_UPDATE:
+                self._on_window_update(stream, payload)
+            case fr.SETTINGS:
+                self._on_settings(flags, stream, payload)
+            case fr.PING:
+                self._on_ping(flags, stream, payload)
+            case fr.RST_STREAM:
+                self._on_rst_stream(stream, payload)
+            case fr.GOAWAY:
+                self._on_goaway(stream, payload)
+            case fr.PRIORITY:
+                self._on_priority(stream, payload)
+            case fr.PUSH_PROMISE:
+                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PUSH_PROMISE is not accepted")
+            case _:
+                self._spend()
+
+    def _on_stream_fault(self, fault: StreamFault) -> None:
+        self._spend()
+        stream = self._streams.get(fault.stream)
+        if stream is None:
+            self._write(fr.rst_stream(fault.stream, fault.code))
+            return
+        self.reset(stream, fault.code)
+        stream.listener.on_fault(fault)
+
+    def _spend(self) -> None:
+        self._credit.spend(self._monotonic())
+
+    # Content.
+
+    def _begin_data(self, length: int, flags: int, number: int) -> None:
+        """Check a DATA frame by its head, and charge it to both windows."""
+        self._data_of, self._data_flags = None, flags
+        self._granted -= length
+        if self._granted < 0:
+            raise ConnectionFault(
+                FaultCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded"
+            )
+        stream = self._stream_of(number, "DATA")
+        try:
+            if stream is None:
+                if number in self._reset:
+                    return
+                raise StreamFault(
+                    number, FaultCode.STREAM_CLOSED, "DATA for a stream that has ended"
+                )
+            if stream.remote_ended:
+                raise StreamFault(
+                    number, FaultCode.STREAM_CLOSED, "DATA behind the end of a stream"
+                )
+            stream._granted -= length
+            if stream._granted < 0:
+                text = "the stream's window is exceeded"
+                raise StreamFault(number, FaultCode.FLOW_CONTROL_ERROR, text)
+        except StreamFault as fault:
+            self._on_stream_fault(fault)
+            return
+        self._data_of = stream
+        if length:
+            self._credit.earn()
+
+    def _on_content(self, content: memoryview) -> None:
+        """Pass on a part of a DATA frame that is not padded."""
+        stream = self._data_of
+        if stream is None or stream.remote_ended:  # It may have been reset between two parts.
+            self._grant()
+            return
+        ended = bool(self._data_flags & fr.END_STREAM) and not self._data_left
+        try:
+            self._deliver(stream, content, ended=ended)
+        except StreamFault as fault:
+            self._on_stream_fault(fault)
+
+    def _on_whole_data(self, flags: int, number: int, payload: bytes) -> None:
+        """Take a DATA frame that is empty or padded."""
+        content = fr.without_padding(payload, flags)
+        if not content and not flags & fr.END_STREAM:
+            self._spend()
+        self._begin_data(len(payload), flags, number)
+        stream = self._data_of
+        if stream is None:
+            self._grant()
+            return
+        padding = len(payload) - len(content)
+        self._held += padding
+        stream._held += padding
+        self._deliver(stream, memoryview(content), ended=bool(flags & fr.END_STREAM))
+        if padding:
+            self.consume(stream, padding)
+
+    def _deliver(self, stream: Http2Stream, content: memoryview, *, ended: bool) -> None:
+        length = content.nbytes
+        if stream._expected is not None:
+            stream._expected -= length
+            if stream._expected < 0 or (ended and stream._expected):
+                text = "the content is not as long as its head says"
+                raise StreamFault(stream.id, FaultCode.PROTOCOL_ERROR, text)
+        self._held += length
+        stream._held += length
+        if ended:
+            stream.remote_ended = True
+        stream.listener.on_data(content, ended=ended)
+        self._grant()
+        if ended:
+            self._end_remote(stream)
+
+    def _grant(self) -> None:
+        """Let the peer send more on the connection, if what is held permits."""
+        room = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
+        if room >= CONNECTION_BYTES // 4:
+            self._granted += room
+            self._write(fr.window_update(0, room))
+
+    # Headers.
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS has no stream")
+        block = fr.without_padding(payload, flags)
+        itself = False
+        if flags & fr.PRIORITIZED:
+            if len(block) < 5:
+                raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "HEADERS has no whole priority")
+            itself = fr.read_long(block[:4], "HEADERS") & fr.WINDOW_MAX == number
+            block = block[5:]
+        self._block, self._block_of, self._block_flags = [block], number, flags
+        if flags & fr.END_HEADERS:
+            self._end_block(depends_on_itself=itself)
+        elif itself:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a stream depends on itself")
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if not self._block_of:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "CONTINUATION continues nothing")
+        self._block.append(payload)
+        if len(self._block) > BLOCK_FRAMES_MAX or sum(map(len, self._block)) > BLOCK_BYTES_MAX:
+            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "a header block is too large")
+        if flags & fr.END_HEADERS:
+            self._end_block()
+
+    def _end_block(self, *, depends_on_itself: bool = False) -> None:
+        number, flags = self._block_of, self._block_flags
+        block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
+        self._block, self._block_of = [], 0
+        fields = self._decoder.decode(
+            block
+        )  # Also of a stream that is refused: the table follows it.
+        ended = bool(flags & fr.END_STREAM)
+        stream = self._streams.get(number)
+        if depends_on_itself:
+            if stream is None:
+                self._last = max(self._last, number)
+            raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a stream depends on itself")
+        if stream is not None:
+            self._on_later_fields(stream, fields, ended=ended)
+        elif self._accept is not None:
+            self._begin_stream(number, fields, ended=ended)
+        elif number not in self._reset and (not number % 2 or number >= self._next):
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS for a stream that is not ours")
+
+    def _begin_stream(self, number: int, fields: Fields, *, ended: bool) -> None:
+        assert self._accept is not None
+        if number in self._reset:
+            return
+        if not number % 2:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a client begins an even stream")
+        if number <= self._last:
+            raise ConnectionFault(FaultCode.STREAM_CLOSED, "HEADERS for a stream that has ended")
+        self._last = number
+        if self.draining or self.running >= STREAMS_MAX:
+            raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
+        request = RequestHead.of(number, fields)
+        if ended and request.content_length:
+            text = "the content is not as long as its head says"
+            raise StreamFault(number, FaultCode.PROTOCOL_ERROR, text)
+        stream = self._streams[number] = Http2Stream(self, number, self._first_window)
+        stream._expected = request.content_length
+        stream.remote_ended = ended
+        self.running += 1
+        stream.listener = self._accept(stream, request, ended)
+
+    def _on_later_fields(self, stream: Http2Stream, fields: Fields, *, ended: bool) -> None:
+        number = stream.id
+        if stream.remote_ended:
+            raise StreamFault(number, FaultCode.STREAM_CLOSED, "HEADERS behind the end of a stream")
+        if self._accept is not None:
+            if not ended:
+                raise StreamFault(
+                    number, FaultCode.PROTOCOL_ERROR, "trailers do not end the stream"
+                )
+            check_trailers(number, fields)
+        if ended and stream._expected:
+            text = "the content is not as long as its head says"
+            raise StreamFault(number, FaultCode.PROTOCOL_ERROR, text)
+        stream.remote_ended = ended
+        stream.listener.on_fields(fields, ended=ended)
+        if ended:
+            self._end_remote(stream)
+
+    # Other frames.
+
+    def _on_window_update(self, number: int, payload: bytes) -> None:
+        self._spend()
+        increment = fr.read_long(payload, "WINDOW_UPDATE") & fr.WINDOW_MAX
+        if not number:
+            if not increment:
+                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a window grows by nothing")
+            self._window += increment
+            if self._window > fr.WINDOW_MAX:
+                raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
+            self._give_room()
+            return
+        stream = self._stream_of(number, "WINDOW_UPDATE")
+        if not increment:
+            raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a window grows by nothing")
+        if stream is None:
+            return
+        stream.window += increment
+        if stream.window > fr.WINDOW_MAX:
+            raise StreamFault(number, FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
+        if stream in self._waiting and not self._paused and self._window > 0:
+            del self._waiting[stream]
+            stream.listener.on_room()
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        self._spend()
+        if number:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "SETTINGS has a stream")
+        if flags & fr.ACK:
+            if payload:
+                raise ConnectionFault(
+                    FaultCode.FRAME_SIZE_ERROR, "an answer to SETTINGS has payload"
+                )
+            if not self.settled:
+                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            return
+        for key, value in fr.read_settings(payload):
+            if key == fr.INITIAL_WINDOW_SIZE:
+                self._change_windows(value)
+            elif key == fr.MAX_FRAME_SIZE:
+                self._frame_bytes = value
+            elif key == fr.MAX_CONCURRENT_STREAMS:
+                self.peer_streams_max = value
+        self.settled = True
+        self._write(fr.frame(fr.SETTINGS, fr.ACK, 0))
+        self._give_room()
+        self._changed()
+
+    def _change_windows(self, size: int) -> None:
+        change, self._first_window = size - self._first_window, size
+        for stream in self._streams.values():
+            stream.window += change
+            if stream.window > fr.WINDOW_MAX:
+                raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PING has a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "PING does not have 8 bytes")
+        if flags & fr.ACK:
+            if self.on_ack is not None:
+                self.on_ack(payload)
+            return
+        self._spend()
+        self._write(fr.ping(payload, ack=True))
+
+    def _on_rst_stream(self, number: int, payload: bytes) -> None:
+        self._spend()
+        code = fr.read_long(payload, "RST_STREAM")
+        stream = self._stream_of(number, "RST_STREAM")
+        if stream is None:
+            return
+        stream.local_ended = stream.remote_ended = True
+        self._forget(stream)
+        stream.listener.on_fault(_reset_by_peer(number, code))
+
+    def _on_goaway(self, number: int, payload: bytes) -> None:
+        self._spend()
+        if number:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "GOAWAY has a stream")
+        if len(payload) < 8:
+            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "GOAWAY is cut short")
+        self.draining = True
+        last = fr.read_long(payload[:4], "GOAWAY") & fr.WINDOW_MAX
+        code = fr.read_long(payload[4:8], "GOAWAY")
+        if self._accept is None:
+            for stream in [one for one in self._streams.values() if one.id > last]:
+                stream.local_ended = stream.remote_ended = True
+                self._forget(stream)
+                stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
+            if code != FaultCode.NO_ERROR:
+                text = payload[8:].decode(errors="replace")
+                raise ConnectionFault(
+                    FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
+                )
+        self._changed()
+
+    def _on_priority(self, number: int, payload: bytes) -> None:
+        self._spend()
+        if not number:
+            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PRIORITY has no stream")
+        if len(payload) != 5:
+            raise StreamFault(number, FaultCode.FRAME_SIZE_ERROR, "PRIORITY does not have 5 bytes")
+        if fr.read_long(payload[:4], "PRIORITY") & fr.WINDOW_MAX == number:
+            raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a stream depends on itself")
+
+    # Streams.
+
+    def _stream_of(self, number: int, name: str) -> Http2Stream | None:
+        """Return the stream of a frame; None if it has ended. Raise ``ConnectionFault`` if it never began."""
+        stream = self._streams.get(number)
+        if stream is None:
+            ours = self._next if self._accept is None else self._last + 1
+            if not number or number >= ours or not number % 2:
+                text = f"{name} for a stream that never began"
+                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, text)
+        return stream
+
+    def _end_local(self, stream: Http2Stream) -> None:
+        stream.local_ended = True
+        if stream.remote_ended:
+            self._forget(stream)
+
+    def _end_remote(self, stream: Http2Stream) -> None:
+        stream.remote_ended = True
+        if stream.local_ended:
+            self._forget(stream)
+
+    def _forget(self, stream: Http2Stream) -> None:
+        self._waiting.pop(stream, None)
+        if self._streams.pop(stream.id, None) is not None:
+            self._changed()
+
+    def _give_room(self) -> None:
+        """Call back the streams that wait for room, for as long as there is some."""
+        for stream in list(self._waiting):
+            if self._paused or self._window <= 0:
+                return
+            if stream.window > 0 and stream in self._waiting:
+                del self._waiting[stream]
+                stream.listener.on_room()
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+
+def _reset_by_peer(number: int, code: int) -> GazetteError:
+    try:
+        name = FaultCode(code).name
+    except ValueError:
+        name = str(code)
+    if code == FaultCode.REFUSED_STREAM:
+        return Unavailable("the peer took no more calls", code=name, stream=number)
+    return Broken("the peer has reset the stream", code=name, stream=number)

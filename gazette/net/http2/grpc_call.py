@@ -1,0 +1,252 @@
+"""One call of a gRPC server: the listener of its stream, and the context of its handler.
+
+The handler sees what `grpc.aio.ServicerContext` gives it. A caller that goes away, or whose time is up,
+cancels the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from gazette.errors import Broken, Closed, GazetteError, TooLarge
+from gazette.net.http2.connection import BytesLike, Http2Stream
+from gazette.net.http2.frames import FaultCode
+from gazette.net.http2.headers import Fields, RequestHead, encode_fields
+from gazette.net.http2.messages import MessageQueue, prefixed
+from gazette.net.http2.metadata import (
+    EOF,
+    HEAD_BLOCK,
+    OK_BLOCK,
+    Metadata,
+    fields_of,
+    metadata_of,
+    trailers,
+)
+
+
+class RequestsEnded(Exception):
+    """No more requests follow."""
+
+
+class GrpcCall:
+    """A call from its head to its trailers. Loop-bound; ``task`` is set by its server.
+
+    As an iterator it gives decoded requests. One task at a time may read, and one may write.
+    """
+
+    __slots__ = (
+        "_code",
+        "_deadline",
+        "_details",
+        "_ended",
+        "_fault",
+        "_head_sent",
+        "_metadata",
+        "_queue",
+        "_reading",
+        "_request",
+        "_room",
+        "_stream",
+        "_trailing",
+        "decode",
+        "encode",
+        "task",
+    )
+
+    def __init__(self, stream: Http2Stream, request: RequestHead, queue: MessageQueue) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.decode: Callable[[bytes], Any] | None = None
+        self.encode: Callable[[Any], bytes] | None = None
+        self._stream = stream
+        self._request = request
+        self._queue = queue
+        self._metadata: Metadata | None = None
+        self._reading: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._ended = stream.remote_ended
+        self._fault: GazetteError | None = None
+        self._head_sent = False
+        self._code: grpc.StatusCode | None = None
+        self._details = ""
+        self._trailing: Metadata = ()
+        self._deadline: float | None = None
+
+    # -- what arrives
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        del fields  # Clients of gRPC have no trailers: they end a stream.
+        if ended:
+            self._end()
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        length = len(content)
+        if self._fault is None and length:
+            try:
+                consumed = self._queue.feed(memoryview(content))
+            except GazetteError as error:
+                self._fault = error
+                consumed = length
+            if consumed:
+                self._stream.consume(consumed)
+            _wake(self._reading)
+        elif length:
+            self._stream.consume(length)
+        if ended:
+            self._end()
+
+    def on_fault(self, error: GazetteError) -> None:
+        if self._fault is None:
+            self._fault = error
+        _wake(self._room)
+        if self.task is not None:
+            self.task.cancel()
+
+    def on_room(self) -> None:
+        _wake(self._room)
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._fault is None and self._queue.is_cut:
+            self._fault = Broken("the last message is cut short")
+        _wake(self._reading)
+
+    # -- what the handler uses
+
+    async def read(self) -> Any:
+        """Return the next request, decoded; ``grpc.aio.EOF`` at the end.
+
+        Raise ``TooLarge`` or ``Invalid`` for one that is not taken, and what decoding raises.
+        """
+        queue = self._queue
+        while not queue:
+            if self._fault is not None:
+                raise self._fault
+            if self._ended:
+                return EOF
+            self._reading = asyncio.get_running_loop().create_future()
+            try:
+                await self._reading
+            finally:
+                self._reading = None
+        message, consumed = queue.take()
+        if consumed:
+            self._stream.consume(consumed)
+        return message if self.decode is None else self.decode(message)
+
+    def __aiter__(self) -> GrpcCall:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await self.read()
+        if request is EOF:
+            raise StopAsyncIteration
+        return request
+
+    async def write(self, response: Any) -> None:
+        """Send a response, once the caller and the socket take it. Raise ``CancelledError`` if it is gone."""
+        message = response if self.encode is None else self.encode(response)
+        if not self._head_sent:
+            self._send_head(())
+        content = memoryview(prefixed(message))
+        while True:
+            try:
+                sent = self._stream.send(content, ended=False)
+            except Closed as error:
+                raise asyncio.CancelledError("the caller is gone") from error
+            if sent == content.nbytes:
+                return
+            content = content[sent:]
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Send the head of the answer now. Do nothing if it was sent."""
+        if not self._head_sent:
+            self._send_head(tuple(metadata))
+
+    def invocation_metadata(self) -> Metadata:
+        """Return the caller's metadata."""
+        if self._metadata is None:
+            self._metadata = metadata_of(self._request.fields)
+        return self._metadata
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """Set what is sent at the end, besides the status."""
+        self._trailing = tuple(metadata)
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the status of a call that does not raise."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """Set the text of that status."""
+        self._details = details
+
+    def code(self) -> grpc.StatusCode | None:
+        """Return the status that was set; None before that."""
+        return self._code
+
+    def details(self) -> str:
+        """Return the text of the status that was set."""
+        return self._details
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> NoReturn:
+        """End the call with a status. Raise ``AbortError``, which must leave the handler."""
+        self._code, self._details = code, details
+        if trailing_metadata:
+            self._trailing = tuple(trailing_metadata)
+        raise grpc.aio.AbortError(details)
+
+    # -- what the server uses
+
+    @property
+    def fault(self) -> GazetteError | None:
+        """Why requests end before their end; None if they do not."""
+        return self._fault
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the caller has gone."""
+        return self._stream.over
+
+    def finish(self, code: grpc.StatusCode, details: str = "") -> None:
+        """End the call. Do nothing if the caller has gone."""
+        stream = self._stream
+        if not stream.local_ended:
+            ok = code is grpc.StatusCode.OK and not details and not self._trailing
+            block = OK_BLOCK if ok else encode_fields(trailers(code, details, self._trailing))
+            if not self._head_sent:
+                block = HEAD_BLOCK + block
+            stream.send_fields(block, ended=True)
+        if not stream.remote_ended:
+            stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
+        stream.release()
+
+    def _send_head(self, metadata: Metadata) -> None:
+        self._head_sent = True
+        block = HEAD_BLOCK
+        if metadata:
+            block += encode_fields(fields_of(metadata))
+        self._stream.send_fields(block, ended=False)
+
+
+def status_of_fault(error: GazetteError) -> grpc.StatusCode:
+    """Return the status of a call whose requests could not be taken."""
+    if isinstance(error, TooLarge):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+    return grpc.StatusCode.INTERNAL
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,485 @@
+"""A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does, and runs one task per call.
+
+It costs a third of what gRPC's core and its event loop cost per call (docs/performance.md). Each connection
+is a protocol of asyncio that gives bytes to `connection`, and calls to the handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import grpc
+import grpc.aio
+
+from gazette.errors import Closed, GazetteError
+from gazette.net.grpc_metrics import measured_handler
+from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream, StreamListener
+from gazette.net.http2.frames import ConnectionFault
+from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
+from gazette.net.http2.headers import Fields, RequestHead, encode_fields
+from gazette.net.http2.messages import ENCODINGS, MessageQueue
+from gazette.net.http2.metadata import CONTENT_TYPE, EOF, timeout_of
+from gazette.net.http_accept import Acceptor
+from gazette.net.http_server import ReloadedTls
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+FIRST_FRAMES_S: Final = 10.0
+"""Seconds from the connection to the peer's settings."""
+KEEPALIVE_S: Final = 10.0
+"""Seconds of silence after which a peer with open calls is asked if it is there, and then given up."""
+IDLE_S: Final = 600.0
+"""Seconds without a call after which a connection is ended."""
+STALL_S: Final = 60.0
+"""Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
+_CLOSING_S: Final = 5.0
+"""Seconds that a peer gets to take the last bytes of a connection."""
+_DRAIN_S: Final = 0.5
+"""Seconds in which calls are still taken that clients began before they learned of the end."""
+_FLUSH_BYTES: Final = 1 << 16
+_PING: Final = b"gazette\x01"
+_NOT_GRPC: Final = (
+    b"This port serves gRPC by HTTP/2. For the HTTP gateway and /debug use HTTP/1.1.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method as it is served: its handler, with the counting around it."""
+
+    call: Any
+    request_streaming: bool
+    response_streaming: bool
+    decode: Any
+    encode: Any
+
+
+class _Details(NamedTuple):
+    """What generic handlers look a method up by."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str], ...] = ()
+
+
+class GrpcServer:
+    """Serves handlers to at most ``limit`` connections. Loop-bound.
+
+    ``max_recv_bytes`` bounds a request. Use ``listen``, then ``start``, then ``stop``.
+    """
+
+    def __init__(self, clock: Clock, *, max_recv_bytes: int, limit: int) -> None:
+        self._clock = clock
+        self._scope = TaskScope("grpc")
+        self._max_recv_bytes = max_recv_bytes
+        self._limit = limit
+        self._listener: socket.socket | None = None
+        self._tls: ReloadedTls | None = None
+        self._acceptor: Acceptor | None = None
+        self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self._methods: dict[bytes, _Method] = {}
+        self.connections: dict[Http2Protocol, None] = {}
+        """In the order in which they were made."""
+        self._calls: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    def add_generic_rpc_handlers(
+        self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]
+    ) -> None:
+        """Serve the methods of ``handlers``, too. The first that knows a method has it."""
+        self._handlers += handlers
+
+    def listen(self, listener: socket.socket, tls: ReloadedTls | None) -> None:
+        """Take over a listening socket. Before ``start``, connections wait."""
+        self._listener, self._tls = listener, tls
+
+    async def start(self) -> None:
+        """Accept connections."""
+        assert self._listener is not None, "listen() comes first"
+        self._acceptor = Acceptor(
+            self._listener,
+            self._scope,
+            self.connect,
+            limit=self._limit,
+            count=lambda: len(self.connections),
+            make_room=self._make_room,
+            tls=None if self._tls is None else self._tls.context("h2"),
+            refusal=b"",
+        )
+        self._acceptor.start()
+
+    def connect(self, made: Callable[[], None] = lambda: None) -> Http2Protocol:
+        """Make the protocol of a new connection. It calls ``made`` once the connection is made."""
+        return Http2Protocol(self, made)
+
+    def _make_room(self) -> bool:
+        """End the connection that has gone longest without a call."""
+        idle = [one for one in self.connections if not one.is_busy and not one.is_closing]
+        if not idle:
+            return False
+        min(idle, key=lambda one: one.busy_at).give_up()
+        return True
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, let those that run end within ``grace_s``, then cancel them.
+
+        Calls that clients began before they learned of it are taken for a moment. Cancellation: as if the
+        grace was over.
+        """
+        try:
+            async with asyncio.timeout(grace_s):
+                if self._acceptor is not None:
+                    await self._acceptor.stop()
+                for connection in list(self.connections):
+                    connection.drain(last=False)
+                await self._wait(min(_DRAIN_S, grace_s / 2))
+                for connection in list(self.connections):
+                    connection.drain(last=True)
+                await self._wait(None)
+        except TimeoutError:
+            log.debug("%(count)d calls are cut off", {"count": len(self._calls)})
+        finally:
+            self._stop_listening()
+            for task in list(self._calls):
+                task.cancel("the server stops")
+            try:
+                if self._calls:
+                    await asyncio.wait(set(self._calls), timeout=_CLOSING_S)
+            finally:
+                for connection in list(self.connections):
+                    connection.close()
+                self._stopped.set()
+
+    def _stop_listening(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._acceptor = self._listener = None
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Return once no connection has a call, or after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(one.is_busy for one in self.connections):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def wait_for_termination(self) -> None:
+        """Return once ``stop`` has ended all calls."""
+        await self._stopped.wait()
+
+    def changed(self) -> None:
+        """Note that a call or a connection has ended."""
+        self._changed.set()
+
+    def lost(self, connection: Http2Protocol) -> None:
+        """Forget a connection."""
+        self.connections.pop(connection, None)
+        self._changed.set()
+
+    # -- calls
+
+    def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
+        """Begin a call."""
+        del ended
+        fields = dict(request.fields)
+        if request.method != b"POST" or not fields.get(b"content-type", b"").startswith(
+            CONTENT_TYPE
+        ):
+            return _refused(stream)
+        encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
+        call = GrpcCall(stream, request, MessageQueue(self._max_recv_bytes, encoding))
+        method = self._method(request.path)
+        if method is None:
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            return call
+        if encoding not in ENCODINGS:
+            call.finish(grpc.StatusCode.UNIMPLEMENTED, f"messages cannot be encoded by {encoding}")
+            return call
+        try:
+            timeout_s = timeout_of(request.fields)
+        except ValueError as error:
+            call.finish(grpc.StatusCode.INTERNAL, str(error))
+            return call
+        call.decode, call.encode = method.decode, method.encode
+        task = self._scope.spawn(
+            self._run(call, method, timeout_s), name=request.path.decode("latin-1")
+        )
+        call.task = task
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return call
+
+    def _method(self, path: bytes) -> _Method | None:
+        method = self._methods.get(path)
+        if method is None:
+            name = path.decode("latin-1")
+            for handler in self._handlers:
+                found = handler.service(_Details(name))  # type: ignore[arg-type]
+                if found is not None:
+                    method = self._methods[path] = _measured(name, found, self._clock)
+                    break
+        return method
+
+    async def _run(self, call: GrpcCall, method: _Method, timeout_s: float | None) -> None:
+        """Run a call to its end. Only a cancellation from outside is raised."""
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                request = call if method.request_streaming else await _only_request(call)
+                response = await method.call(request, call)
+                if not method.response_streaming:
+                    await call.write(response)
+            call.finish(call.code() or grpc.StatusCode.OK, call.details())
+        except grpc.aio.AbortError:
+            call.finish(call.code() or grpc.StatusCode.UNKNOWN, call.details())
+        except TimeoutError as error:
+            if deadline.expired():
+                call.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            else:
+                self._defect(call, error)
+        except asyncio.CancelledError:
+            if not call.is_over:
+                call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                raise
+            call.finish(grpc.StatusCode.CANCELLED)
+        except GazetteError as error:
+            if error is not call.fault:
+                self._defect(call, error)
+            else:
+                call.finish(status_of_fault(error), str(error))
+        except Exception as error:  # noqa: BLE001 - one handler's defect must not end the server
+            self._defect(call, error)
+
+    def _defect(self, call: GrpcCall, error: Exception) -> None:
+        log.error("a handler of gRPC has failed: %(error)r", {"error": error}, exc_info=error)
+        call.finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+
+
+async def _only_request(call: GrpcCall) -> Any:
+    request = await call.read()
+    if request is EOF:
+        await call.abort(grpc.StatusCode.INTERNAL, "the call has no request")
+    if await call.read() is not EOF:
+        await call.abort(grpc.StatusCode.INTERNAL, "the call has more than one request")
+    return request
+
+
+def _measured(name: str, handler: Any, clock: Clock) -> _Method:
+    served = measured_handler(name, handler, clock)
+    kinds = (served.unary_unary, served.unary_stream, served.stream_unary, served.stream_stream)
+    (call,) = (kind for kind in kinds if kind is not None)
+    return _Method(
+        call,
+        bool(served.request_streaming),
+        bool(served.response_streaming),
+        served.request_deserializer,
+        served.response_serializer,
+    )
+
+
+class _Ignoring:
+    """Listens to a request that is answered already."""
+
+    def __init__(self, stream: Http2Stream, content: bytes) -> None:
+        self._stream = stream
+        self._content = memoryview(content)
+
+    def answer(self) -> None:
+        """Send as much of the content as may be sent now."""
+        stream = self._stream
+        if not stream.local_ended:
+            self._content = self._content[stream.send(self._content, ended=True) :]
+        if stream.local_ended:
+            stream.release()
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        """Ignore trailers."""
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        """Ignore content."""
+        del ended
+        self._stream.consume(len(content))
+
+    def on_fault(self, error: GazetteError) -> None:
+        """Give the stream up."""
+        self._stream.release()
+
+    def on_room(self) -> None:
+        """Send more."""
+        self.answer()
+
+
+def _refused(stream: Http2Stream) -> StreamListener:
+    """Answer a request that is not of gRPC, in words."""
+    head = [(b":status", b"415"), (b"content-type", b"text/plain; charset=utf-8")]
+    stream.send_fields(encode_fields(head), ended=False)
+    listener = _Ignoring(stream, _NOT_GRPC)
+    listener.answer()
+    return listener
+
+
+class Http2Protocol(asyncio.Protocol):
+    """The socket of one connection of a server. What is sent within a turn of the loop goes out at once."""
+
+    def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
+        self._server = server
+        self._made = made
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connection = Http2Connection(self._write, self._loop.time, server.accept)
+        self._connection.on_change = self._on_change
+        self._connection.on_ack = self._on_ack
+        self._out: list[BytesLike] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._heard_at = self._loop.time()
+        self.busy_at = self._heard_at
+        """The loop's time at which the last call ended."""
+        self._stalled_at: float | None = None
+        self._pinged = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_closing(self) -> bool:
+        """Return True once the connection takes nothing more."""
+        return self._closing
+
+    def give_up(self) -> None:
+        """End the connection of a client that makes no calls: it may connect again."""
+        self._connection.drain(last=True)
+        self.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while calls run, or answers are on their way to the socket."""
+        return self._connection.running > 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections[self] = None
+        self._made()
+        self._connection.begin()
+        self._timer = self._loop.call_later(FIRST_FRAMES_S, self._check)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at, self._pinged = self._loop.time(), False
+        if self._closing:
+            return
+        try:
+            self._connection.receive(data)
+        except ConnectionFault as fault:
+            log.debug("a connection is ended: %(fault)s", {"fault": fault})
+            self.close()
+        self._flush()
+
+    def eof_received(self) -> bool:
+        return (
+            False  # The transport is closed: a client that has ended its side cannot be answered.
+        )
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport, self._closing = None, True
+        self._connection.lose(Closed(f"the caller's connection has ended: {error or 'closed'}"))
+        self._server.lost(self)
+
+    def pause_writing(self) -> None:
+        self._stalled_at = self._loop.time()
+        self._connection.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled_at = None
+        self._connection.resume()
+
+    def drain(self, *, last: bool) -> None:
+        """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
+        if not self._closing:
+            self._connection.drain(last=last)
+            if last and not self.is_busy:
+                self.close()
+
+    def close(self) -> None:
+        """End the connection once the client has taken what was sent, within a short time."""
+        if self._closing:
+            return
+        self._closing = True
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+            self._set_timer(_CLOSING_S, self.abort)
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, content: BytesLike) -> None:
+        self._out.append(content)
+        self._out_bytes += len(content)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._out:
+            return
+        content = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out, self._out_bytes = [], 0
+        if self._transport is not None:
+            self._transport.write(content)
+
+    def _on_change(self) -> None:
+        if not self._connection.running:
+            self.busy_at = self._loop.time()
+            if self._connection.draining and not self._connection.streams:
+                self._loop.call_soon(self.close)
+        self._server.changed()
+
+    def _on_ack(self, payload: bytes) -> None:
+        """Ignore the answer: anything that is heard shows that the client is there."""
+
+    def _check(self) -> None:
+        """Give up a client that is silent, or takes nothing. End a connection that is not used."""
+        now = self._loop.time()
+        if not self._connection.settled:
+            self.close()
+            return
+        if self._stalled_at is not None and now - self._stalled_at >= STALL_S:
+            log.debug("a client reads nothing of its answers: its connection is cut off")
+            self.abort()
+            return
+        if self._connection.streams:
+            silent_s = now - self._heard_at
+            if self._pinged and silent_s >= KEEPALIVE_S:
+                log.debug("a client does not answer: its connection is cut off")
+                self.abort()
+                return
+            if silent_s >= KEEPALIVE_S:
+                self._pinged = True
+                self._connection.ping(_PING)
+        elif not self.is_busy and now - self.busy_at >= IDLE_S:
+            self.give_up()
+            return
+        self._set_timer(KEEPALIVE_S, self._check)
+
+    def _set_timer(self, seconds: float, callback: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, callback)

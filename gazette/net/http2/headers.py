@@ -1,0 +1,157 @@
+"""Header lists of HTTP/2: compressed blocks in both directions, and the rules for requests (RFC 9113, 8).
+
+A block is decoded by `hpack`, with a bound on what it may become. Blocks that we send use no table: each
+field is written as it is, so most of them can be made once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import hpack
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
+
+Fields: TypeAlias = list[tuple[bytes, bytes]]
+
+LIST_BYTES_MAX: Final = 1 << 16
+"""Size of the header list of one request: names, values, and 32 bytes for each field."""
+BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
+"""Size of its compressed form, over all its frames."""
+BLOCK_FRAMES_MAX: Final = 16
+
+_REFERENCE: Final = 0x80
+"""No byte of a reference to one of the first 126 entries is below it (RFC 7541, 6.1)."""
+_KNOWN_MAX: Final = 64
+
+_OF_THE_CONNECTION: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_NEEDED: Final = (b":method", b":scheme", b":path")
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE: Final = re.compile(rb"[\x00\r\n]")
+
+
+class HeaderDecoder:
+    """Decodes the header blocks of one peer, in order: each may change the table for the next."""
+
+    def __init__(self) -> None:
+        self._decoder = hpack.Decoder(max_header_list_size=LIST_BYTES_MAX)
+        self._known: dict[bytes, Fields] = {}
+        """Blocks of references to the table, as they are until the table changes."""
+
+    def decode(self, block: bytes) -> Fields:
+        """Return the fields of a block. Raise ``ConnectionFault``: what follows cannot be decoded."""
+        fields = self._known.get(block)
+        if fields is not None:
+            return fields
+        fields = self._checked(block)
+        if block and min(block) < _REFERENCE:
+            self._known.clear()
+        elif len(self._known) < _KNOWN_MAX:
+            self._known[block] = fields
+        return fields
+
+    def _checked(self, block: bytes) -> Fields:
+        try:
+            return [(bytes(name), bytes(value)) for name, value in self._decode(block)]
+        except OversizedHeaderListError as error:
+            text = f"a header list is larger than {LIST_BYTES_MAX} bytes"
+            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, text) from error
+        except (HPACKError, IndexError, ValueError) as error:
+            text = f"a header block cannot be decoded: {error}"
+            raise ConnectionFault(FaultCode.COMPRESSION_ERROR, text) from error
+
+    def _decode(self, block: bytes) -> Iterable[tuple[bytes, bytes]]:
+        return self._decoder.decode(block, raw=True)
+
+
+def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a block that has the fields as they are, and changes no table (RFC 7541, 6.2.2)."""
+    out = bytearray()
+    for name, value in fields:
+        out.append(0)
+        _write_text(out, name)
+        _write_text(out, value)
+    return bytes(out)
+
+
+def _write_text(out: bytearray, text: bytes) -> None:
+    length = len(text)
+    if length < 0x7F:
+        out.append(length)
+    else:
+        out.append(0x7F)
+        length -= 0x7F
+        while length > 0x7F:
+            out.append(length & 0x7F | 0x80)
+            length >>= 7
+        out.append(length)
+    out += text
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The fields of a request: those that name its target, and the others in order."""
+
+    method: bytes
+    path: bytes
+    authority: bytes
+    fields: Fields
+    content_length: int | None = None
+
+    @classmethod
+    def of(cls, stream: int, fields: Fields) -> RequestHead:
+        """Check the header list of a request. Raise ``StreamFault`` if it is malformed."""
+        pseudo: dict[bytes, bytes] = {}
+        plain: Fields = []
+        for name, value in fields:
+            if name[:1] != b":":
+                check_field(stream, name, value)
+                plain.append((name, value))
+            elif name not in _PSEUDO or name in pseudo or plain or _BAD_VALUE.search(value):
+                raise _malformed(stream, "a pseudo-header is unknown, repeated or misplaced")
+            else:
+                pseudo[name] = value
+        if any(not pseudo.get(name) for name in _NEEDED):
+            raise _malformed(stream, "a request has no method, scheme or path")
+        return cls(
+            pseudo[b":method"],
+            pseudo[b":path"],
+            pseudo.get(b":authority", b""),
+            plain,
+            _length_of(stream, plain),
+        )
+
+
+def check_trailers(stream: int, fields: Fields) -> None:
+    """Check the trailers of a request. Raise ``StreamFault`` if they are malformed."""
+    for name, value in fields:
+        check_field(stream, name, value)
+
+
+def check_field(stream: int, name: bytes, value: bytes) -> None:
+    """Check a plain field. Raise ``StreamFault``."""
+    if not _NAME.fullmatch(name) or _BAD_VALUE.search(value):
+        raise _malformed(stream, "a header's name or value has a forbidden character")
+    if name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):
+        raise _malformed(stream, "a header belongs to HTTP/1.1")
+
+
+def _length_of(stream: int, fields: Fields) -> int | None:
+    values = {value for name, value in fields if name == b"content-length"}
+    if not values:
+        return None
+    value = values.pop()
+    if values or not value.isdigit() or len(value) > len(str(1 << 63)):
+        raise _malformed(stream, "the content length is no number")
+    return int(value)
+
+
+def _malformed(stream: int, text: str) -> StreamFault:
+    return StreamFault(stream, FaultCode.PROTOCOL_ERROR, text)

@@ -1,0 +1,130 @@
+"""Metadata of gRPC calls as headers, statuses as trailers, and the time that a caller gives a call. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from gazette.net.http2.headers import Fields, encode_fields
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What a read returns behind the last message."""
+CONTENT_TYPE: Final = b"application/grpc"
+_STATUS_200: Final = b"\x88"
+"""The field ``:status: 200``, by its place in the static table."""
+HEAD_BLOCK: Final = _STATUS_200 + encode_fields([(b"content-type", CONTENT_TYPE)])
+"""The head of each answer that has a message."""
+OK_BLOCK: Final = encode_fields([(b"grpc-status", b"0")])
+"""The trailers of a call that ended well."""
+
+_OF_THE_PROTOCOL: Final = frozenset(
+    {
+        b"te",
+        b"content-type",
+        b"content-length",
+        b"grpc-timeout",
+        b"grpc-encoding",
+        b"grpc-accept-encoding",
+        b"grpc-message-type",
+    }
+)
+_BINARY: Final = b"-bin"
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_PLAIN: Final = re.compile(rb"[ -~]*")
+_STATUS_OF_HTTP: Final = {
+    b"400": grpc.StatusCode.INTERNAL,
+    b"401": grpc.StatusCode.UNAUTHENTICATED,
+    b"403": grpc.StatusCode.PERMISSION_DENIED,
+    b"404": grpc.StatusCode.UNIMPLEMENTED,
+}
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def metadata_of(fields: Fields) -> Metadata:
+    """Return what the application sees of a call's headers, without binary values that are no base64."""
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name in _OF_THE_PROTOCOL:
+            continue
+        key = name.decode("ascii")
+        if not name.endswith(_BINARY):
+            metadata.append((key, value.decode("latin-1")))
+            continue
+        for part in value.split(b","):
+            try:
+                padded = part.strip() + b"=" * (-len(part.strip()) % 4)
+                metadata.append((key, base64.b64decode(padded, validate=True)))
+            except binascii.Error:
+                continue
+    return tuple(metadata)
+
+
+def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
+    """Return metadata as headers. Raise ``ValueError`` for text that is no header."""
+    fields: Fields = []
+    for key, value in metadata:
+        name = key.encode("ascii")
+        if name.endswith(_BINARY):
+            data = value.encode() if isinstance(value, str) else value
+            fields.append((name, base64.b64encode(data).rstrip(b"=")))
+            continue
+        text = value.encode("ascii") if isinstance(value, str) else value
+        if not _PLAIN.fullmatch(text):
+            raise ValueError(f"metadata {key} has a character that headers cannot have")
+        fields.append((name, text))
+    return fields
+
+
+def timeout_of(fields: Fields) -> float | None:
+    """Return the seconds that the caller gives a call; None without a limit. Raise ``ValueError``."""
+    for name, value in fields:
+        if name == b"grpc-timeout":
+            match = _TIMEOUT.fullmatch(value)
+            if match is None:
+                raise ValueError("grpc-timeout is not a number with a unit")
+            return int(match[1]) * _SECONDS[match[2]]
+    return None
+
+
+def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:
+    """Return the trailers that end a call."""
+    fields: Fields = [(b"grpc-status", str(code.value[0]).encode())]
+    if details:
+        fields.append((b"grpc-message", _quoted(details)))
+    return fields + fields_of(metadata)
+
+
+def status_of(fields: Fields) -> tuple[grpc.StatusCode, str]:
+    """Return code and details of the trailers by which a server ended a call."""
+    found = dict(fields)
+    status = found.get(b"grpc-status")
+    if status is None:
+        http = found.get(b":status", b"")
+        code = _STATUS_OF_HTTP.get(http, grpc.StatusCode.UNKNOWN)
+        return code, f"the server does not speak gRPC (status {http.decode('latin-1')} of HTTP)"
+    code = _CODES.get(int(status) if status.isdigit() else -1, grpc.StatusCode.UNKNOWN)
+    return code, _unquoted(found.get(b"grpc-message", b""))
+
+
+def _quoted(text: str) -> bytes:
+    """Return text with the bytes percent-encoded that a header cannot have."""
+    data = text.encode()
+    if _PLAIN.fullmatch(data) and b"%" not in data:
+        return data
+    return b"".join(
+        bytes([one]) if 0x20 <= one <= 0x7E and one != 0x25 else b"%%%02X" % one for one in data
+    )
+
+
+def _unquoted(value: bytes) -> str:
+    decoded = re.sub(rb"%([0-9A-Fa-f]{2})", lambda match: bytes([int(match[1], 16)]), value)
+    return decoded.decode(errors="replace")

@@ -1,0 +1,229 @@
+"""The pure parts of our HTTP/2: messages, metadata, header blocks and the guard against floods."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+
+import grpc
+import hpack
+import pytest
+
+from gazette.errors import Invalid, TooLarge
+from gazette.net.http2.flood_credit import CREDIT_MAX, CREDIT_PER_S, FloodCredit
+from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
+from gazette.net.http2.headers import (
+    LIST_BYTES_MAX,
+    Fields,
+    HeaderDecoder,
+    RequestHead,
+    encode_fields,
+)
+from gazette.net.http2.messages import MessageQueue, prefixed
+from gazette.net.http2.metadata import fields_of, metadata_of, status_of, timeout_of, trailers
+
+REQUEST: Fields = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/a.Service/Method"),
+    (b":authority", b"here"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+]
+
+
+# Messages.
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_are_whole_however_they_are_cut(seed: int) -> None:
+    """And each of their bytes is consumed once, when it is not held any more."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((0, 1, 4, 5, 6, 100, 70_000, 300_000)) for _ in range(12)]
+    messages = [rng.randbytes(size) for size in sizes]
+    content = b"".join(map(prefixed, messages))
+    queue, taken, consumed, at = MessageQueue(1 << 20), [], 0, 0
+    while at < len(content):
+        size = rng.choice((1, 3, 5, 17, 16_384, 200_000))
+        consumed += queue.feed(memoryview(content)[at : at + size])
+        at += size
+        assert consumed <= at
+        while queue and rng.random() < 0.5:
+            message, cost = queue.take()
+            taken.append(message)
+            consumed += cost
+    while queue:
+        message, cost = queue.take()
+        taken.append(message)
+        consumed += cost
+    assert taken == messages
+    assert consumed == len(content)
+    assert not queue.is_cut
+
+
+def test_a_large_message_is_consumed_as_it_arrives() -> None:
+    """It need not fit into a window of the stream."""
+    queue = MessageQueue(4 << 20)
+    content = prefixed(bytes(4 << 20))
+    assert queue.feed(memoryview(content)[: 1 << 20]) == 1 << 20
+    assert queue.is_cut
+
+
+def test_messages_beyond_the_limit_are_refused_by_their_head() -> None:
+    queue = MessageQueue(1000)
+    with pytest.raises(TooLarge):
+        queue.feed(memoryview(prefixed(bytes(1001))[:5]))
+
+
+def compressed(message: bytes) -> memoryview:
+    return memoryview(b"\x01" + prefixed(message)[1:])
+
+
+def test_compressed_messages() -> None:
+    for encoding, data in (
+        ("gzip", gzip.compress(b"x" * 99)),
+        ("deflate", zlib.compress(b"x" * 99)),
+    ):
+        queue = MessageQueue(1000, encoding)
+        queue.feed(compressed(data))
+        assert queue.take()[0] == b"x" * 99
+        # Case: it is small only while it is compressed.
+        with pytest.raises(TooLarge):
+            MessageQueue(98, encoding).feed(compressed(data))
+        for damaged in (data[:-5], b"damaged"):
+            with pytest.raises(Invalid):
+                MessageQueue(1000, encoding).feed(compressed(damaged))
+    with pytest.raises(Invalid):
+        MessageQueue(1000).feed(compressed(b"x"))
+
+
+# Metadata.
+
+
+def test_metadata_goes_and_comes_back() -> None:
+    metadata = (("a-key", "value"), ("a-bin", b"\x00\xff"), ("b-bin", b""))
+    assert metadata_of(fields_of(metadata)) == metadata
+    assert metadata_of([(b"te", b"trailers"), (b"grpc-timeout", b"1S"), (b"x", b"y")]) == (
+        ("x", "y"),
+    )
+    # Case: several binary values in one field, and one that is no base64.
+    assert metadata_of([(b"a-bin", b"AA==,AQ,!")]) == (("a-bin", b"\x00"), ("a-bin", b"\x01"))
+    with pytest.raises(ValueError):
+        fields_of((("key", "line\n"),))
+
+
+def test_the_time_of_a_call() -> None:
+    times = {b"2H": 7200.0, b"3M": 180.0, b"4S": 4.0, b"5m": 0.005, b"6u": 6e-6, b"8n": 8e-9}
+    assert {text: timeout_of([(b"grpc-timeout", text)]) for text in times} == times
+    assert timeout_of([(b"x", b"1S")]) is None
+    for text in (b"", b"S", b"1", b"-1S", b"123456789S", b"1s"):
+        with pytest.raises(ValueError):
+            timeout_of([(b"grpc-timeout", text)])
+
+
+@pytest.mark.parametrize("details", ["", "plain", "100 %", "line\nline", "ünïcode 🙂", "%41"])
+def test_statuses_go_and_come_back(details: str) -> None:
+    fields = trailers(grpc.StatusCode.ABORTED, details, (("k", "v"),))
+    assert status_of(fields) == (grpc.StatusCode.ABORTED, details)
+    assert metadata_of(fields)[-1] == ("k", "v")
+
+
+def test_answers_of_servers_that_do_not_speak_grpc() -> None:
+    assert status_of([(b":status", b"404")])[0] is grpc.StatusCode.UNIMPLEMENTED
+    assert status_of([(b":status", b"502")])[0] is grpc.StatusCode.UNKNOWN
+    assert status_of([(b"grpc-status", b"99")])[0] is grpc.StatusCode.UNKNOWN
+
+
+# Header blocks.
+
+
+def test_blocks_without_a_table_are_read_by_others() -> None:
+    fields = [*REQUEST, (b"long", b"v" * 100_000), (b"127", b"v" * 127), (b"e", b"")]
+    decoded = hpack.Decoder(max_header_list_size=1 << 20).decode(encode_fields(fields), raw=True)
+    assert [tuple(field) for field in decoded] == fields
+
+
+def test_blocks_are_read_with_their_table_as_it_changes() -> None:
+    """Blocks of references are remembered, but not over a change of the table."""
+    encoder, decoder = hpack.Encoder(), HeaderDecoder()
+    rng = random.Random(1)
+    for _ in range(500):
+        fields = [*REQUEST, (b"x-%d" % rng.randrange(60), b"%d" % rng.randrange(3))]
+        assert decoder.decode(encoder.encode(fields)) == fields
+
+
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        (b"\x80", FaultCode.COMPRESSION_ERROR),
+        (b"\xff\xff\xff\xff\x0f", FaultCode.COMPRESSION_ERROR),
+        (b"\x00\x05ab", FaultCode.COMPRESSION_ERROR),
+        (b"\x3f\xe1\xff\x7f", FaultCode.COMPRESSION_ERROR),
+        (encode_fields([(b"a", bytes(LIST_BYTES_MAX))]), FaultCode.ENHANCE_YOUR_CALM),
+    ],
+)
+def test_blocks_that_cannot_be_read(block: bytes, code: FaultCode) -> None:
+    with pytest.raises(ConnectionFault) as caught:
+        HeaderDecoder().decode(block)
+    assert caught.value.code is code
+
+
+def test_a_small_block_cannot_become_a_large_list() -> None:
+    """A bomb: one large entry of the table, and thousands of references to it."""
+    decoder = HeaderDecoder()
+    decoder.decode(hpack.Encoder().encode([(b"a", b"v" * 3000)]))
+    with pytest.raises(ConnectionFault):
+        decoder.decode(b"\xbe" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        REQUEST[1:],
+        [*REQUEST, (b":method", b"GET")],
+        [*REQUEST[:4], (b":path", b"/"), *REQUEST[4:]],
+        [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"")],
+        [(b":status", b"200"), *REQUEST],
+        [*REQUEST, (b"Upper", b"x")],
+        [*REQUEST, (b"a b", b"x")],
+        [*REQUEST, (b"a", b"x\n")],
+        [*REQUEST, (b"connection", b"close")],
+        [*REQUEST[:5], (b"te", b"gzip")],
+        [*REQUEST, (b"content-length", b"x")],
+        [*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")],
+    ],
+)
+def test_malformed_requests(fields: Fields) -> None:
+    with pytest.raises(StreamFault) as caught:
+        RequestHead.of(7, fields)
+    assert (caught.value.stream, caught.value.code) == (7, FaultCode.PROTOCOL_ERROR)
+
+
+def test_a_request() -> None:
+    head = RequestHead.of(1, [*REQUEST, (b"content-length", b"12")])
+    assert (head.method, head.path, head.authority) == (b"POST", b"/a.Service/Method", b"here")
+    assert head.content_length == 12
+    assert head.fields == [*REQUEST[4:], (b"content-length", b"12")]
+
+
+# Floods.
+
+
+def test_frames_without_content_are_paid_for_by_time_and_content() -> None:
+    guard = FloodCredit(0.0)
+    for _ in range(CREDIT_MAX - 1):
+        guard.spend(0.0)
+    with pytest.raises(ConnectionFault) as caught:
+        for _ in range(2):
+            guard.spend(0.0)
+    assert caught.value.code is FaultCode.ENHANCE_YOUR_CALM
+    # Case: at half the rate that time pays for, for ever.
+    guard = FloodCredit(0.0)
+    for step in range(10 * CREDIT_MAX):
+        guard.spend(2.0 * step / CREDIT_PER_S)
+    # Case: content pays.
+    guard = FloodCredit(0.0)
+    for _ in range(10 * CREDIT_MAX):
+        guard.earn()
+        guard.spend(0.0)

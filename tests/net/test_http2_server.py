@@ -1,0 +1,352 @@
+"""Our gRPC server over HTTP/2, as clients of the package grpcio see it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette.errors import Invalid
+from gazette.net.http2 import frames as fr
+from gazette.net.http2.connection import Http2Connection
+from gazette.net.http2.grpc_server import GrpcServer, Http2Protocol
+from gazette.net.http_server import bind_tcp
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+
+LARGEST = 4 << 20
+METHOD = "/test.Service/"
+
+
+class Handlers:
+    """Handlers of each kind, and what became of calls."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.running = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def double(self, request: bytes, call: Any) -> bytes:
+        if request == b"abort":
+            await call.abort(
+                grpc.StatusCode.NOT_FOUND, "ünïcode %", (("k", "v"), ("k-bin", b"\xff"))
+            )
+        await call.send_initial_metadata((("first", "1"),))
+        call.set_trailing_metadata(tuple(one for one in call.invocation_metadata() if one[0] < "n"))
+        return request * 2
+
+    async def count(self, request: bytes, call: Any) -> AsyncIterator[bytes]:
+        del call
+        for _ in range(int(request)):
+            yield bytes(100_000)
+
+    async def length(self, requests: Any, call: Any) -> bytes:
+        del call
+        return str(sum([len(request) async for request in requests])).encode()
+
+    async def echo(self, requests: Any, call: Any) -> AsyncIterator[bytes]:
+        del call
+        async for request in requests:
+            yield request
+
+    async def hang(self, request: bytes, call: Any) -> bytes:
+        del request, call
+        self.running.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return b"done"
+
+    async def status(self, request: bytes, call: Any) -> bytes:
+        call.set_code(grpc.StatusCode.DATA_LOSS)
+        call.set_details("as set")
+        return request
+
+    async def defect(self, request: bytes, call: Any) -> bytes:
+        del request, call
+        raise ValueError("a defect")
+
+    async def refused(self, request: bytes, call: Any) -> bytes:
+        del request, call
+        raise Invalid("of the handler")
+
+    def table(self) -> grpc.GenericRpcHandler[Any, Any]:
+        return grpc.method_handlers_generic_handler(
+            "test.Service",
+            {
+                "Double": grpc.unary_unary_rpc_method_handler(self.double),
+                "Count": grpc.unary_stream_rpc_method_handler(self.count),
+                "Length": grpc.stream_unary_rpc_method_handler(self.length),
+                "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
+                "Hang": grpc.unary_unary_rpc_method_handler(self.hang),
+                "Status": grpc.unary_unary_rpc_method_handler(self.status),
+                "Defect": grpc.unary_unary_rpc_method_handler(self.defect),
+                "Refused": grpc.unary_unary_rpc_method_handler(self.refused),
+            },
+        )
+
+
+class Served:
+    """A server, its handlers, and a client."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.handlers = Handlers()
+        self.server = GrpcServer(SystemClock(), max_recv_bytes=LARGEST, limit=limit)
+        self.server.add_generic_rpc_handlers((self.handlers.table(),))
+        listener = bind_tcp("127.0.0.1", 0)
+        self.port = int(listener.getsockname()[1])
+        self.server.listen(listener, None)
+        self.channel: Any = self.connect()
+
+    def connect(self, **options: Any) -> Any:
+        chosen = [("grpc.max_receive_message_length", -1), *options.items()]
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=chosen)
+
+    def unary(self, method: str) -> Any:
+        return self.channel.unary_unary(f"{METHOD}{method}")
+
+    def connection(self) -> Http2Connection:
+        """Return the only connection."""
+        (protocol,) = self.server.connections
+        return protocol._connection
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    served = Served()
+    await served.server.start()
+    yield served
+    await served.channel.close()
+    await served.server.stop(0)
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_a_call_with_metadata(served: Served) -> None:
+    metadata = (("a", "b"), ("c-bin", b"\x00\x01"), ("user-agent", "x"))
+    call = served.unary("Double")(b"ab", metadata=metadata)
+    assert await call == b"abab"
+    assert tuple(await call.initial_metadata()) == (("first", "1"),)
+    trailing: Any = tuple(await call.trailing_metadata())
+    assert trailing == (("a", "b"), ("c-bin", b"\x00\x01"))
+
+
+async def test_a_call_that_is_aborted(served: Served) -> None:
+    error = await failure(served.unary("Double")(b"abort"))
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "ünïcode %")
+    trailing: Any = tuple(error.trailing_metadata())
+    assert trailing == (("k", "v"), ("k-bin", b"\xff"))
+
+
+async def requests(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield bytes(size)
+
+
+async def test_streams_of_requests_and_responses(served: Served) -> None:
+    channel = served.channel
+    counted = channel.unary_stream(f"{METHOD}Count")(b"200")
+    assert sum([len(response) async for response in counted]) == 20_000_000
+    assert await channel.stream_unary(f"{METHOD}Length")(requests(30, 1 << 20)) == b"31457280"
+    assert await channel.stream_unary(f"{METHOD}Length")(requests(0, 0)) == b"0"
+    echoed = channel.stream_stream(f"{METHOD}Echo")(requests(20, 300_000))
+    assert [len(response) async for response in echoed] == [300_000] * 20
+
+
+async def test_many_calls_at_once_on_one_connection(served: Served) -> None:
+    calls = [served.unary("Double")(b"%d" % number) for number in range(300)]
+    assert await asyncio.gather(*calls) == [b"%d%d" % (number, number) for number in range(300)]
+
+
+async def test_compressed_requests(served: Served) -> None:
+    for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        call = served.unary("Double")(b"x" * 5000, compression=compression)
+        assert await call == b"x" * 10_000
+
+
+async def test_the_largest_message(served: Served) -> None:
+    call = served.channel.stream_unary(f"{METHOD}Length")(requests(1, LARGEST))
+    assert await call == str(LARGEST).encode()
+    for method in ("Double", "Length"):
+        error = await failure(
+            served.channel.stream_unary(METHOD + method)(requests(1, LARGEST + 1))
+        )
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "details"),
+    [
+        ("Status", grpc.StatusCode.DATA_LOSS, "as set"),
+        ("Defect", grpc.StatusCode.UNKNOWN, "a defect"),
+        ("Refused", grpc.StatusCode.UNKNOWN, "of the handler"),
+        ("Unknown", grpc.StatusCode.UNIMPLEMENTED, "not found"),
+    ],
+)
+async def test_how_calls_fail(
+    served: Served, method: str, code: grpc.StatusCode, details: str
+) -> None:
+    error = await failure(served.unary(method)(b"x"))
+    assert error.code() is code
+    assert details in (error.details() or "")
+    assert await served.unary("Double")(b"x") == b"xx"
+
+
+async def test_a_call_has_as_much_time_as_its_caller_gives_it(served: Served) -> None:
+    error = await failure(served.unary("Hang")(b"", timeout=0.05))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    while not served.handlers.cancelled:
+        await SystemClock().sleep(0)
+
+
+async def test_a_caller_that_goes_away_ends_its_call(served: Served) -> None:
+    call = served.unary("Hang")(b"")
+    await served.handlers.running.wait()
+    call.cancel()
+    while served.handlers.cancelled < 1:
+        await SystemClock().sleep(0)
+    # Case: all of its connection goes.
+    served.handlers.running.clear()
+    async with served.connect(**{"grpc.use_local_subchannel_pool": 1}) as other:
+        _ = other.unary_unary(f"{METHOD}Hang")(b"")
+        await served.handlers.running.wait()
+    while served.handlers.cancelled < 2:
+        await SystemClock().sleep(0)
+
+
+async def test_a_server_that_stops_lets_calls_end(served: Served) -> None:
+    call = served.unary("Hang")(b"")
+    await served.handlers.running.wait()
+    async with TaskScope("test") as scope:
+        stopping = scope.spawn(served.server.stop(30.0), name="stop")
+        while served.server._acceptor is not None and not served.connection().draining:
+            await SystemClock().sleep(0)
+        error = await failure(served.unary("Double")(b""))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        served.handlers.gate.set()
+        assert await call == b"done"
+        await stopping
+    assert not served.server.connections
+
+
+async def test_calls_that_do_not_end_are_cut_off(served: Served) -> None:
+    call = served.unary("Hang")(b"")
+    await served.handlers.running.wait()
+    await served.server.stop(0.05)
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert served.handlers.cancelled == 1
+    await served.server.wait_for_termination()
+    await served.server.stop(0)  # A second stop has no effect.
+
+
+async def test_requests_that_are_not_of_grpc_are_answered_in_words(served: Served) -> None:
+    reader, writer = await served.raw()
+    writer.write(fr.PREFACE + fr.settings({}))
+    get = b"\x82\x86\x84\x41\x04here"
+    writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, 1, get))
+    answer = await reader.readuntil(b"HTTP/1.1.\n")
+    assert b"415" in answer
+    writer.close()
+    # Case: HTTP/1.1, or anything else. The connection is ended.
+    reader, writer = await served.raw()
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"does not speak HTTP/2" in await reader.read()
+    writer.close()
+
+
+async def test_connections_beyond_the_limit() -> None:
+    """An idle one makes room. If all are busy, the new one is closed."""
+    served = Served(limit=2)
+    await served.server.start()
+    idle = await served.raw()
+    call = served.unary("Hang")(b"")
+    await served.handlers.running.wait()
+    busy = served.connect(**{"grpc.use_local_subchannel_pool": 1})
+    served.handlers.running.clear()
+    second = busy.unary_unary(f"{METHOD}Hang")(b"")
+    await served.handlers.running.wait()
+    await idle[0].read()  # It was ended.
+    idle[1].close()
+    excess, writer = await served.raw()
+    assert await excess.read() == b""
+    writer.close()
+    served.handlers.gate.set()
+    assert (await call, await second) == (b"done", b"done")
+    await busy.close()
+    await served.channel.close()
+    await served.server.stop(0)
+
+
+async def connected(served: Served) -> Http2Protocol:
+    await served.unary("Double")(b"")
+    (connection,) = served.server.connections
+    return connection
+
+
+async def test_clients_that_are_silent_are_asked_and_then_given_up(served: Served) -> None:
+    connection = await connected(served)
+    call = served.unary("Hang")(b"")
+    await served.handlers.running.wait()
+    connection._heard_at -= 11.0
+    connection._check()
+    assert connection._pinged
+    while connection._pinged:  # Until it has answered.
+        await SystemClock().sleep(0)
+    connection._heard_at -= 11.0
+    connection._pinged = True
+    connection._check()
+    assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert served.handlers.cancelled == 1
+
+
+async def test_connections_without_calls_are_ended_and_made_again(served: Served) -> None:
+    connection = await connected(served)
+    connection.busy_at -= 601.0
+    connection._check()
+    assert connection.is_closing
+    while served.server.connections:
+        await SystemClock().sleep(0)
+    assert await served.unary("Double")(b"x") == b"xx"
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(served: Served) -> None:
+    """Its windows are open, and its socket is full."""
+    client = socket.create_connection(("127.0.0.1", served.port))
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    window = {fr.INITIAL_WINDOW_SIZE: fr.WINDOW_MAX}
+    hello = fr.PREFACE + fr.settings(window) + fr.window_update(0, fr.WINDOW_MAX - 65_535)
+    head = (
+        b"\x83\x86\x44\x13" + b"/test.Service/Count" + b"\x41\x04here\x5f\x10" + b"application/grpc"
+    )
+    await loop.sock_sendall(
+        client,
+        hello
+        + fr.frame(fr.HEADERS, fr.END_HEADERS, 1, head)
+        + fr.frame(fr.DATA, fr.END_STREAM, 1, b"\x00\x00\x00\x00\x051000"[:9] + b"0"),
+    )
+    while not served.server.connections:
+        await SystemClock().sleep(0)
+    (connection,) = served.server.connections
+    while connection._stalled_at is None:
+        await SystemClock().sleep(0)
+    connection._stalled_at -= 61.0
+    connection._check()
+    while served.server.connections:
+        await SystemClock().sleep(0)
+    client.close()
