@@ -381,7 +381,7 @@ class Http2Protocol(asyncio.Protocol):
         try:
             self._connection.receive(data)
         except ConnectionFault as fault:
-            log.debug("a connection is ended: %(fault)s", {"fault": fault})
+            log.debug("a connection is ended: %(error)s", {"error": fault})
             self.close()
         self._flush()
 
