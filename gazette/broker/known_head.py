@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TENURES_MAX: Final = 16
+_TENURES_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
 """Attempts of one write. A failed attempt has found a newer value, written by another primary."""
 _RETRY_S: Final = 5.0
@@ -53,10 +53,11 @@ def head_key(root: str, journal: JournalName) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The value of the key. ``tenures`` are the latest primaries that have answered an append.
+    """The value of the key. ``tenures`` are those of primaries that have answered an append, in order.
 
     Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
-    began. ``closed`` holds the journal's registers if the last primary left in good order, with nothing
+    began. A tenure is left out if a later primary began at or below its offset: nothing depends on it then.
+    ``closed`` holds the journal's registers if the last primary left in good order, with nothing
     acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
     """
 
@@ -99,7 +100,7 @@ class Head:
         """
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
-            tenures = (*tenures, (tenure, begin))[-_TENURES_MAX:]
+            tenures = _with_tenure(tenures, tenure, begin)
         return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -107,6 +108,23 @@ class Head:
         begun; None without a later primary.
         """
         return min((begin for later, begin in self.tenures if later > tenure), default=None)
+
+
+def _with_tenure(
+    tenures: tuple[tuple[Revision, Offset], ...], tenure: Revision, begin: Offset
+) -> tuple[tuple[Revision, Offset], ...]:
+    """Return the tenures with a later one.
+
+    If they are too many, the two oldest become one, which ends uploads of those before at the lower offset.
+    To forget the oldest would permit such an upload: bytes that were set aside 64 primaries ago would become
+    a fragment, over what was acknowledged since.
+    """
+    kept = [one for one in tenures if one[1] < begin]
+    kept.append((tenure, begin))
+    if len(kept) > _TENURES_MAX:
+        (_, lower), (later, _), *rest = kept
+        kept = [(later, lower), *rest]
+    return tuple(kept)
 
 
 class KnownHead:

@@ -101,10 +101,19 @@ def test_values() -> None:
         closed = replace(head, closed=registers)
         assert Head.decode(closed.encode()) == closed
     assert [head.limit(tenure) for tenure in (4, 5, 8, 9, 10)] == [0, 10, 10, None, None]
-    # Case: it stays as short as it is long.
-    for tenure in range(10, 100):
-        head = head.begun(tenure, tenure, tenure)
-    assert len(head.tenures) == 16
+    # Case: of many primaries it forgets no limit, and rather sets a lower one.
+    exact = {5: 0, 9: 10}
+    for tenure in range(10, 400):
+        begin = tenure if tenure % 7 else tenure - 5
+        head, exact[tenure] = head.begun(tenure, begin, tenure), begin
+    assert 32 < len(head.tenures) <= 64
+    assert head.tenures[0][0] > 100
+    for former in range(400):
+        later = [begin for tenure, begin in exact.items() if tenure > former]
+        limit = head.limit(former)
+        assert (limit is None) == (not later)
+        if limit is not None:
+            assert limit == min(later) or (limit < min(later) and former < head.tenures[0][0])
     for value in (
         b"",
         b"{}",
