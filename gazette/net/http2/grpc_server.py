@@ -153,9 +153,16 @@ class GrpcServer:
                 if self._calls:
                     await asyncio.wait(set(self._calls), timeout=_CLOSING_S)
             finally:
-                for connection in list(self.connections):
-                    connection.close()
+                await self._close_connections()
                 self._stopped.set()
+
+    async def _close_connections(self) -> None:
+        """Return once all sockets are closed. Cut those off that do not take what was sent."""
+        for connection in list(self.connections):
+            connection.close()  # It cuts itself off when its time is up.
+        while self.connections:
+            self._changed.clear()
+            await self._changed.wait()
 
     def _stop_listening(self) -> None:
         if self._acceptor is not None:
