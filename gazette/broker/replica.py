@@ -457,7 +457,6 @@ class Replica:
         if await self._is_confirmed(aside) and await self._place(aside, active):
             await active.calls.run(active.store.remove, aside.path)
             return True
-        await self._take_back(aside, active)
         log.error(
             "%(path)s in %(store)s is not made part of %(journal)s: its broker set it aside at exit, and "
             "a later primary gave its offsets to other bytes. "
@@ -470,51 +469,28 @@ class Replica:
     async def _place(self, aside: SetAside, active: ActiveStore) -> bool:
         """Copy the object to the place of its fragment. Return False if a later primary has begun meanwhile.
 
-        Raise as etcd and the store do: the fragment may be there then.
+        Then remove the copy, if this call has surely made it. A later primary may have made the very same
+        bytes a fragment, and that must stay. Raise as etcd and the store do. The object aside marks a copy
+        that stays: brokers ask etcd before they use it.
         """
-        placed, failure = True, None  # A call that fails may have put it.
+        placed, failure = False, None
         try:
             placed = await active.calls.run(aside.place, active.store)
         except GazetteError as error:
             failure = error
+        deleted: Conflict | None = None
         try:
             confirmed = await self._is_confirmed(aside)
-        except Conflict:  # The journal was deleted.
-            if placed:
-                await self._take_back(aside, active)
-            raise
+        except Conflict as error:  # The journal was deleted.
+            confirmed, deleted = False, error
         # While etcd is silent, nothing is removed: another replica may have confirmed it.
+        if placed and not confirmed and not self.relies_on(aside.fragment):
+            await active.calls.run(active.store.remove, aside.fragment.content_path())
+        if deleted is not None:
+            raise deleted
         if confirmed and failure is not None:
             raise failure
         return confirmed
-
-    async def _take_back(self, aside: SetAside, active: ActiveStore) -> None:
-        """Remove the fragment if the store has it: its bytes are not the journal's. The object aside stays.
-
-        It may be there from before its broker ended. If the store fails, the next listing tries again.
-        """
-        if self.relies_on(aside.fragment):
-            return  # A later primary has completed the very same bytes at the same offsets.
-        try:
-            if await active.calls.run(aside.take_back, active.store):
-                log.warning(
-                    "removed %(path)s from %(store)s: %(journal)s has other bytes there",
-                    {
-                        "path": aside.fragment.content_path(),
-                        "store": active.url,
-                        "journal": self.journal,
-                    },
-                )
-        except GazetteError as error:
-            log.warning(
-                "%(path)s in %(store)s could not be removed (will retry): %(error)s",
-                {
-                    "path": aside.fragment.content_path(),
-                    "store": active.url,
-                    "error": error,
-                },
-                extra={"cause": f"set aside {self.journal}"},
-            )
 
     async def _is_confirmed(self, aside: SetAside) -> bool:
         await self.load_head()

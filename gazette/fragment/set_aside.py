@@ -65,17 +65,6 @@ class SetAside:
             return False  # Another replica was faster, or an operator has removed the object.
         return True
 
-    def take_back(self, store: BlobStore) -> bool:
-        """Remove the fragment from its place. Return True if it was there.
-
-        Blocks, and raises as the store does. The object stays where it is.
-        """
-        path = self.fragment.content_path()
-        there = store.exists(path)
-        if there:
-            store.remove(path)
-        return there
-
 
 def content_encoding(fragment: Fragment) -> str:
     """Return the content encoding to store with an object: a store can then undo the compression itself."""

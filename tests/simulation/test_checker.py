@@ -312,11 +312,10 @@ def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed() -> None:
     assert assigned_ended(history, life, {"b": 8.0})
 
 
-def test_an_upload_that_brokers_know_to_be_doubtful_and_remove() -> None:
+def test_an_upload_that_brokers_know_to_be_doubtful() -> None:
     story = Story()
     story.append(b"zz", 0, time=10.0)
     story.stored(b"aaaa", 0, time=50.0)
-    story.history.stored[0].marked = True
     assert "fragment path has other bytes" in story.found()
-    story.history.stored[0].removed = 60.1
+    story.history.stored[0].marked = True
     assert story.found() == ""

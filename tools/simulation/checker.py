@@ -80,9 +80,9 @@ def _check_life(
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
         # One that was removed before is no matter of what was acknowledged later. Brokers do not use one that
-        # is marked, and remove it.
+        # is marked: they ask etcd first.
         until = math.inf if fragment.removed is None else fragment.removed
-        if fragment.marked and fragment.removed is not None:
+        if fragment.marked:
             until = -math.inf
         yield from _mismatches(
             f"fragment {fragment.path}",
