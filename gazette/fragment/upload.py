@@ -57,7 +57,7 @@ class _Deleted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UploadContext:
-    """What all uploads of a persister share: see `persister.Persister`."""
+    """The parts that all uploads of a persister share: see `persister.Persister`."""
 
     blob_stores: BlobStores
     spec_of: SpecOf

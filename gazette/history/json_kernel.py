@@ -71,7 +71,7 @@ _NO_DIGIT: Final = 0xFF
 
 
 class Wanted(NamedTuple):
-    """What `scan` reads: the keys of fields, then that of the UUID."""
+    """The input of `scan`: the keys of fields, then that of the UUID."""
 
     names: Any
     """The keys, concatenated …"""
@@ -82,7 +82,7 @@ class Wanted(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What `scan` fills: one element for each line, and for each field one row of such elements."""
+    """The output of `scan`: one element for each line, and for each field one row of such elements."""
 
     begins: Any
     producers: Any

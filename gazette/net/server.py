@@ -156,7 +156,7 @@ class Server:
         self._limits = settings.limits or ConnectionLimits.of_process()
         self._http2: GrpcServer | None = None
         self.grpc: Any = None
-        """What takes handlers until ``start_grpc``: a server of the transport."""
+        """The server of the transport. It takes handlers until ``start_grpc``."""
         if settings.transport == HTTP2:
             self.grpc = self._http2 = GrpcServer(
                 clock, max_recv_bytes=settings.max_recv_bytes, limit=self._limits.grpc

@@ -73,6 +73,10 @@ class Handlers:
         del request, call
         raise ValueError("a defect")
 
+    async def metadata(self, request: bytes, call: Any) -> bytes:
+        call.set_trailing_metadata((("key", "line\n"),))
+        return request
+
     async def refused(self, request: bytes, call: Any) -> bytes:
         del request, call
         raise Invalid("of the handler")
@@ -88,6 +92,7 @@ class Handlers:
                 "Hang": grpc.unary_unary_rpc_method_handler(self.hang),
                 "Status": grpc.unary_unary_rpc_method_handler(self.status),
                 "Defect": grpc.unary_unary_rpc_method_handler(self.defect),
+                "Metadata": grpc.unary_unary_rpc_method_handler(self.metadata),
                 "Refused": grpc.unary_unary_rpc_method_handler(self.refused),
             },
         )
@@ -226,6 +231,31 @@ async def test_a_caller_that_goes_away_ends_its_call(served: Served) -> None:
         await served.handlers.running.wait()
     while served.handlers.cancelled < 2:
         await SystemClock().sleep(0)
+
+
+async def test_calls_that_are_taken_back_at_once_leave_nothing(served: Served) -> None:
+    """Their handlers have not begun: a rapid reset must not use up the places of later calls."""
+    connection = await connected(served)
+    head = b"\x83\x86\x44\x12" + b"/test.Service/Hang" + b"\x41\x04here\x5f\x10application/grpc"
+    reader, writer = await served.raw()
+    calls = b"".join(
+        fr.frame(fr.HEADERS, fr.END_HEADERS, number, head)
+        + fr.rst_stream(number, fr.FaultCode.CANCEL)
+        for number in range(1, 41, 2)
+    )
+    writer.write(fr.PREFACE + fr.settings({}) + calls + fr.ping(b"12345678"))
+    await reader.readuntil(b"12345678")
+    (other,) = (one for one in served.server.connections if one is not connection)
+    while other.is_busy:
+        await SystemClock().sleep(0)
+    assert not served.handlers.running.is_set()
+    writer.close()
+
+
+async def test_metadata_that_cannot_be_sent_is_an_error(served: Served) -> None:
+    error = await failure(served.unary("Metadata")(b""))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "cannot be sent" in (error.details() or "")
 
 
 async def test_a_server_that_stops_lets_calls_end(served: Served) -> None:

@@ -30,7 +30,7 @@ from gazette.net.http2.headers import (
 STREAM_BYTES: Final = 1 << 22
 """Bytes. At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
 FIRST_BYTES: Final = 1 << 19
-"""What a peer may send on a stream of which nothing was consumed yet."""
+"""Bytes that a peer may send on a stream of which nothing was consumed yet."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
 STREAMS_MAX: Final = 10_000
@@ -42,7 +42,7 @@ BytesLike: TypeAlias = bytes | memoryview
 
 
 class StreamListener(Protocol):
-    """What takes the parts of one stream, in order. Called by ``receive``, and must not block."""
+    """The receiver of one stream's parts, in order. ``receive`` calls it, and it must not block."""
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         """Take the head of an answer, or trailers. A request's head made the listener."""
@@ -199,8 +199,6 @@ class Http2Connection:
         """True once the peer's settings have arrived."""
         self.draining = False
         """True once the peer, or this side, begins no more streams."""
-        self.on_ack: Callable[[bytes], None] | None = None
-        """Called with the payload of each answer to a ping."""
         self.on_change: Callable[[], None] | None = None
         """Called when streams have ended or were released, and when the peer's settings change."""
 
@@ -659,9 +657,7 @@ class Http2Connection:
         if len(payload) != 8:
             raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "PING does not have 8 bytes")
         if flags & fr.ACK:
-            if self.on_ack is not None:
-                self.on_ack(payload)
-            return
+            return  # Anything that is heard shows that the peer is there.
         self._spend()
         self._write(fr.ping(payload, ack=True))
 

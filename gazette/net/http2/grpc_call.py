@@ -29,10 +29,6 @@ from gazette.net.http2.metadata import (
 )
 
 
-class RequestsEnded(Exception):
-    """No more requests follow."""
-
-
 class GrpcCall:
     """A call from its head to its trailers. Loop-bound; ``task`` is set by its server.
 
@@ -41,7 +37,6 @@ class GrpcCall:
 
     __slots__ = (
         "_code",
-        "_deadline",
         "_details",
         "_ended",
         "_fault",
@@ -74,7 +69,6 @@ class GrpcCall:
         self._code: grpc.StatusCode | None = None
         self._details = ""
         self._trailing: Metadata = ()
-        self._deadline: float | None = None
 
     # -- what arrives
 
@@ -220,17 +214,24 @@ class GrpcCall:
         return self._stream.over
 
     def finish(self, code: grpc.StatusCode, details: str = "") -> None:
-        """End the call. Do nothing if the caller has gone."""
+        """End the call. Do nothing if it has ended, or if the caller has gone."""
         stream = self._stream
         if not stream.local_ended:
             ok = code is grpc.StatusCode.OK and not details and not self._trailing
-            block = OK_BLOCK if ok else encode_fields(trailers(code, details, self._trailing))
+            block = OK_BLOCK if ok else self._trailers(code, details)
             if not self._head_sent:
                 block = HEAD_BLOCK + block
             stream.send_fields(block, ended=True)
         if not stream.remote_ended:
             stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
         stream.release()
+
+    def _trailers(self, code: grpc.StatusCode, details: str) -> bytes:
+        try:
+            return encode_fields(trailers(code, details, self._trailing))
+        except ValueError as error:  # The caller still needs an answer.
+            text = f"the handler set metadata that cannot be sent: {error}"
+            return encode_fields(trailers(grpc.StatusCode.INTERNAL, text, ()))
 
     def _send_head(self, metadata: Metadata) -> None:
         self._head_sent = True

@@ -16,7 +16,7 @@ from gazette.net.http2.headers import Fields, encode_fields
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What a read returns behind the last message."""
+"""The value that a read returns behind the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
 _STATUS_200: Final = b"\x88"
 """The field ``:status: 200``, by its place in the static table."""
