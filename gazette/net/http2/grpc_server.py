@@ -226,9 +226,8 @@ class GrpcServer:
 
         def finish(done: asyncio.Task[None]) -> None:
             self._calls.discard(done)
-            call.finish(
-                grpc.StatusCode.CANCELLED
-            )  # A task that was cancelled at once has not begun.
+            # A task that was cancelled at once has not begun.
+            call.finish(grpc.StatusCode.CANCELLED)
 
         task.add_done_callback(finish)
         return call
