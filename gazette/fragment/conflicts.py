@@ -61,18 +61,25 @@ class FragmentCover(CoverSet[Fragment]):
         offsets out again. If neither the stores nor ``local`` have other fragments at these
         offsets, that primary may have relied on the same bytes. Then the fragment stays.
         """
+        hidden = self.doubted(refuted, local)
+        kept = FragmentCover(one for one in self.listed if one not in hidden)
+        kept.set_aside = self.set_aside
+        return kept
+
+    def doubted(
+        self, refuted: Collection[Fragment], local: Iterable[LocalFragment] = ()
+    ) -> list[Fragment]:
+        """Return the fragments of ``refuted`` that are listed, and at whose offsets others have bytes."""
         names = {one.content_path() for one in refuted}
         spans: CoverSet[Span] = CoverSet(local)
         for one in self.listed:
             if one.content_path() not in names:
                 spans.add(one)
-        kept = FragmentCover(
+        return [
             one
             for one in self.listed
-            if one.content_path() not in names or not spans.overlaps(one.begin, one.end)
-        )
-        kept.set_aside = self.set_aside
-        return kept
+            if one.content_path() in names and spans.overlaps(one.begin, one.end)
+        ]
 
 
 def conflicts_with(

@@ -11,7 +11,7 @@ from gazette.blobs.registry import BlobStores
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
-from gazette.errors import Invalid, NotFound, NotYet
+from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.index import JUMP_AGE_S
 from gazette.fragment.listing import list_fragments
@@ -84,8 +84,8 @@ def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
     its begin, and if the next fragment was stored more than six hours ago. A younger gap may be a
     fragment that its broker has not uploaded yet. It raises ``NotYet`` unless ``skip_gaps``.
 
-    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, and what brokers and stores
-    raise.
+    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` if stores alone do not
+    say which bytes are right, and what brokers and stores raise.
     """
     selection.validate()
     return access.run(_take(access, selection))
@@ -158,7 +158,19 @@ async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
 
 
 async def _stored(stores: BlobStores, spec: JournalSpec) -> list[Fragment]:
-    return list(await list_fragments(stores, spec))
+    """Return the fragments that stores list. Raise ``Corrupt`` where only brokers know if one is right."""
+    cover = await list_fragments(stores, spec)
+    doubted = cover.doubted([aside.fragment for aside in cover.set_aside])
+    if doubted:
+        raise Corrupt(
+            f"the stores hold two versions of some bytes of {spec.name}, and only its brokers know which "
+            "one is right",
+            hint="Give broker.address. A broker could not confirm this fragment when it ended: see "
+            "`.unconfirmed-` in docs/operating.md.",
+            fragment=doubted[0].content_path(),
+            store=doubted[0].backing_store,
+        )
+    return list(cover)
 
 
 async def _brokered(

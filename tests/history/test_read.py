@@ -12,6 +12,7 @@ import pytest
 
 import gazette
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
+from gazette.fragment.set_aside import SetAside
 from gazette.history.columns import ColumnDecoder, MessageFormat, uuid_bytes
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.read import fold_locally, read_columns, read_envelopes
@@ -149,6 +150,24 @@ def test_gaps(tmp_path: Path) -> None:
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
     path = tmp_path / "fragments" / fragment.content_path()
     os.utime(path, (path.stat().st_mtime - 7 * 3600,) * 2)
+    access, snapshot = taken(tmp_path)
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
+
+
+def test_bytes_that_only_brokers_can_confirm_are_not_read(tmp_path: Path) -> None:
+    """An object aside marks a fragment, and a later primary has stored other bytes at its offsets."""
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    marked = write_fragment(tmp_path, STORE, JOURNAL, 0, 2 * content)
+    aside = SetAside(marked, life=7, tenure=9)
+    (tmp_path / "fragments" / aside.path).write_bytes(2 * content)
+    access, snapshot = taken(tmp_path)
+    assert words(access, fold_locally(access, snapshot)) == ["a"]  # No other has these bytes.
+    later = line(ALPHA, 11, OUTSIDE_TXN, word="b")
+    write_fragment(tmp_path, STORE, JOURNAL, len(content), later)
+    with raises(Corrupt, fragment=marked.content_path(), store=STORE, advises="broker.address"):
+        taken(tmp_path)
+    (tmp_path / "fragments" / marked.content_path()).unlink()
+    write_fragment(tmp_path, STORE, JOURNAL, 0, content)
     access, snapshot = taken(tmp_path)
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
 
