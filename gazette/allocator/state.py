@@ -112,8 +112,10 @@ class Demand:
 
     @cached_property
     def network_hash(self) -> int:
-        """Hash of the demand: members with limits, items with replication,
-        and the capacity shed, by member.
+        """Hash of what the cluster needs and offers.
+
+        These are the limits of members, the replication of items, and the part of their capacity
+        that leaving members need not offer.
         """
         digest = hashlib.blake2b(digest_size=8)
         for table in (self.limits, self.replication, self.shed, self.needed_from):
@@ -264,7 +266,10 @@ class State:
 
     @property
     def network_hash(self) -> int:
-        """Hash that changes when other assignments may be desired. Present assignments do not affect it."""
+        """Hash that changes whenever other assignments may become desirable.
+
+        It does not depend on the present assignments.
+        """
         return self.demand.network_hash
 
     def loads(self) -> Loads:

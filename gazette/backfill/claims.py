@@ -1,5 +1,6 @@
-"""Reads of the states in databases, before a run builds new ones. They change nothing. Reads block;
-decisions are pure. `gazette.stores.claims` has the reasons.
+"""Reads of the states that databases hold, before a run builds new ones. Nothing here writes.
+
+`look` blocks; all other functions are pure. `gazette.stores.claims` says why a run must look first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def require_in_force(held: Mapping[str, HeldState], token: str) -> None:
 
 
 def require_comparable(backfill: Backfill, shards: Collection[str]) -> None:
-    """Require that the states of these shards in a database can be compared. Raise ``Invalid``."""
+    """Require that ``--verify`` can compare the states of these shards, which are in a database.
+
+    It compares each with a replay. Raise ``Invalid`` if the backfill lacks `Backfill.content`.
+    """
     if shards and type(backfill).content is Backfill.content:
         raise Invalid(
             f"{type(backfill).__name__} does not say what --verify compares in a database",

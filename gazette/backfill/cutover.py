@@ -60,7 +60,7 @@ class Cutover:
     ) -> None:
         self.publication = Publication(client, shards, clock, rng)
         self.acknowledged = 0
-        """Acknowledgements that former states owed, and that were appended."""
+        """Number of acknowledgements that were appended because former states still owed them."""
         self._backfill = backfill
         self._application = application
         self._settings = settings

@@ -225,8 +225,10 @@ async def branch_orphans(
 
 
 def in_force(intents: Sequence[Intent], stored: Sequence[FSMHints | None]) -> set[Intent]:
-    """Return the notes of branches that hints name. Of an author's notes, it is the last one that
-    begins before the named bytes.
+    """Return the notes of the branches that stored hints name.
+
+    Hints give the author and an offset of each branch. Its note is the author's last one that
+    begins no later than that offset.
     """
     found: set[Intent] = set()
     for hints in stored:

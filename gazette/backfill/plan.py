@@ -42,7 +42,9 @@ class Plan(msgspec.Struct, frozen=True):
     created: str
     begins: dict[str, int] = {}
     token: str = ""
-    """Token by which an attempt knows what others of the same run have committed in a database."""
+    """Random name of the run. By it an attempt recognizes what other attempts of the run have
+    committed in a database.
+    """
     verified: list[str] = []
     """Shards whose databases are written to only if a replay gives the same state."""
 

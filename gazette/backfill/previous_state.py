@@ -205,9 +205,9 @@ def require_published(
 
 
 def require_own(previous: Mapping[str, PreviousState], application: str) -> None:
-    """Require that replaced states belong to the application, as a shard does.
+    """Require that the replaced states belong to the application. Raise ``NotAllowed``.
 
-    Raise ``NotAllowed``.
+    A shard requires the same of its state when it starts.
     """
     for shard, state in sorted(previous.items()):
         owner = state.checkpoint.application

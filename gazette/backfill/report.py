@@ -53,8 +53,9 @@ class Report:
     verified: tuple[str, ...] = ()
     seconds: float = 0.0
     acknowledged: int = 0
-    """Acknowledgements that former states owed, and that the run appended. Shards with a database
-    append their own.
+    """Number of acknowledgements that the run appended because replaced states still owed them.
+
+    Shards with their state in a database are not counted: they append their own when they start.
     """
     refusals: tuple[str, ...] = ()
     """The reasons why a run would be refused now. Only a dry run has them."""

@@ -153,7 +153,7 @@ class BackfillRun:
         return sorted(found, key=lambda one: one.spec.id)
 
     async def _require_stateless(self, listed: Sequence[ListedShard]) -> None:
-        """Require shards without a state, or leave to replace it. Raise ``NotAllowed``."""
+        """Require shards without a state, unless the user permits to replace it. Raise ``NotAllowed``."""
         if self._settings.overwrite:
             return
         if await self._records.manifest() is not None:
@@ -168,7 +168,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return why the run would be refused now, without databases, which only a run reads."""
+        """Return why the run would be refused now. Leave out databases: only a real run reads them."""
         found = []
         try:
             require_idle(listed)
@@ -247,7 +247,8 @@ class BackfillRun:
         A resumed run takes ends, token and verified shards from the stored plan, so that it reads
         the same bytes. A dry run stores nothing, and keeps no rows for a second pass.
         """
-        # Checks that need no fold come before the plan is stored: a run that they refuse leaves nothing.
+        # Make the checks that need no first pass before the plan is stored: a run that they refuse
+        # then leaves nothing behind.
         ids = [one.spec.id for one in listed]
         specs = [one.spec for one in listed]
         plan = await self._records.plan()

@@ -33,7 +33,8 @@ class Runner(Protocol):
     ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading them raises.
 
-        For ``backfill``, as of `ShardTask`, it may keep what the second pass is going to read.
+        ``backfill`` is as in `ShardTask`. With it, a runner may keep rows, so that the second pass
+        need not read them again.
         """
         ...
 

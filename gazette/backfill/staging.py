@@ -69,7 +69,7 @@ class Staging(ABC):
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
-        """Create the object if it is absent. Return True if it was created. Never visible in part."""
+        """Create the object if it is absent. Return True if it was created. Readers never see a part."""
 
     @abstractmethod
     def put(self, name: str, source: Path) -> None:
@@ -226,10 +226,11 @@ class DirectoryStaging(Staging):
 
 
 class S3Staging(Staging):
-    """A part of an S3 bucket, with credentials of the environment, reached like a fragment store.
+    """A part of an S3 bucket. Credentials are those of the environment; calls are made as to a
+    fragment store.
 
-    Besides ``Unavailable``, methods raise ``NotAllowed`` for what a repetition does not cure: an
-    absent bucket, credentials, permissions. Each call is tried a few times.
+    Each call is tried a few times. Methods raise ``Unavailable``, or ``NotAllowed`` if a retry
+    would not help: the bucket is missing, or the credentials or permissions are wrong.
     """
 
     def __init__(self, url: str, settings: S3Settings | None = None) -> None:
@@ -412,7 +413,7 @@ def appending_name(run_id: str, shard_id: str, attempt: str, number: str) -> str
 
 
 def appending_shard(name: str) -> str:
-    """Return the shard of such a name."""
+    """Return the shard that a name made by `appending_name` is of."""
     return unquote(name.rpartition("/")[2].rsplit(".", 3)[0])
 
 

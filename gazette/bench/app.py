@@ -41,7 +41,9 @@ class BenchMessage(Message):
 
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-"""Its multiples are spread evenly and do not repeat: words in an order that compresses like text."""
+"""An odd factor, whose multiples are spread evenly and do not repeat. The words that they select
+compress like text.
+"""
 
 
 def message_of(index: int) -> BenchMessage:

@@ -47,7 +47,7 @@ async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
     return digest.digest()
 
 
-class _Filed:
+class _FileService:
     """Also writes to a file without a name. Once it is as long as a spool, a new file follows."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ async def _serve(port: int) -> None:
     server = grpc.aio.server(options=grpc_options(16 << 20, 1024))
     handlers = {
         "Append": grpc.stream_unary_rpc_method_handler(_append),
-        "File": grpc.stream_unary_rpc_method_handler(_Filed().append),
+        "File": grpc.stream_unary_rpc_method_handler(_FileService().append),
         "Read": grpc.unary_stream_rpc_method_handler(_read),
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
     }
@@ -128,7 +128,10 @@ class BareService:
         return self._process.pid
 
     async def append(self, chunk: bytes, count: int, *, file: bool = False) -> None:
-        """Send one stream of ``count`` chunks, which the service hashes, and also writes to a ``file``."""
+        """Send one stream of ``count`` chunks, which the service hashes.
+
+        With ``file`` the service also writes them to a file.
+        """
         call = self._channel.stream_unary(f"/{SERVICE}/{'File' if file else 'Append'}")()
         for _ in range(count):
             await call.write(chunk)

@@ -46,9 +46,9 @@ SUITES: Final[dict[str, Suite]] = {
 ALL: Final = "all"
 LINE_WIDTH: Final = 120
 FULL_SECONDS: Final = 0.5
-"""Below these seconds for a measurement, its initial data is smaller in proportion …"""
+"""Shorter measurements (in seconds) get less initial data, in proportion."""
 SCALE_MIN: Final = 0.001
-"""… but at least this fraction."""
+"""Least fraction of the usual initial data, however short the measurements are."""
 
 
 @dataclass(frozen=True, slots=True)

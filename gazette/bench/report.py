@@ -56,7 +56,9 @@ def value_at_most(bound: float, unit: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The value that a figure stands beside. ``values`` were taken in turn with those of the figure."""
+    """The value that a figure is compared with. ``values`` were measured in turn with those of the
+    figure.
+    """
 
     name: str
     values: tuple[float, ...]

@@ -45,7 +45,10 @@ _TIMEOUT_S: Final = 120.0
 
 @dataclass(slots=True)
 class Seen:
-    """Times of this process's messages, in seconds of the monotonic clock and in their order."""
+    """Times at which this process sent, published and received its messages, in their order.
+
+    All are seconds of the machine's monotonic clock.
+    """
 
     sent: list[float] = field(default_factory=list)
     published: list[float] = field(default_factory=list)
@@ -54,7 +57,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Times in seconds that a member marked, by point and detail."""
+    """Times at which a member passed the points of the code that it marks.
+
+    Keys are a point and its detail; values are seconds of the machine's monotonic clock.
+    """
 
     times: dict[tuple[str, str], list[float]]
 
@@ -98,7 +104,10 @@ def commits_of(marks: Marks, shard_id: str, log: str) -> list[Commit]:
 
 
 def _appends(marks: Marks, journal: str) -> list[tuple[float, float]]:
-    """Return begin and end of one process's appends to a journal, which follow one another."""
+    """Return the times of a process's appends to a journal, as pairs of begin and end, in order.
+
+    Appends to one journal do not overlap: so the n-th end belongs to the n-th begin.
+    """
     times = zip(
         marks.of("append.begin", journal), marks.of("append.applied", journal), strict=False
     )

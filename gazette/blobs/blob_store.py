@@ -67,7 +67,7 @@ class BlobStore(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove an object. Has no effect without one."""
+        """Remove an object. Do nothing if it is absent."""
         ...
 
     def sign_get(self, path: str, ttl_s: float) -> str:

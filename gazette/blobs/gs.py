@@ -54,7 +54,8 @@ class GsStore(FsspecStore):
         )
         # Not the class that gcsfs registers: that one asks a second service about the kind of the bucket.
         return GCSFileSystem(
-            # By name: without it, a host that lacks credentials would be an anonymous user.
+            # Name the method: otherwise gcsfs would go on as an anonymous user where credentials
+            # are missing.
             token="anon" if self._emulated else "google_default",
             requests_timeout=timeout,
             # Objects with a gzip encoding are wanted as they are stored.

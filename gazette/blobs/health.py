@@ -27,10 +27,10 @@ _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 
 
 def check(store: BlobStore) -> None:
-    """Write, read, list and sign a small object; fetch it by its URL if that is one of HTTP.
+    """Write, read, list and sign a small object. Fetch it by its URL, if that is one of HTTP.
 
-    Any number of brokers may do so at the same time. Raise what the store raised,
-    with the step in front. Blocks.
+    Any number of brokers may do so at the same time. Blocks. Raise what the store raised, with the
+    name of the failed step before the message.
     """
     with _step("PUT failed"):
         store.put(CHECK_PATH, io.BytesIO(_CHECK_CONTENT))
@@ -87,7 +87,7 @@ def _fetch(url: str) -> bytes:
 
 
 class _step:
-    """Puts the step in front of the message of an error."""
+    """Puts the name of a step of the check before the message of an error that the block raises."""
 
     def __init__(self, step: str, probe: str = "health check") -> None:
         self._text = f"{probe} {step}"

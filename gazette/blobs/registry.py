@@ -224,7 +224,7 @@ class ActiveStore:
         return in_progress > 0 or threads.signing.in_progress > 0
 
     def set_health(self, error: str | None, *, final: bool = False) -> None:
-        """Record a check. ``final``: there will be no other."""
+        """Record the result of a check. ``final``: no other check follows."""
         self._health = HealthStatus(error, self._health.checks + 1)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()

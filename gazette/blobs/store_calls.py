@@ -60,7 +60,7 @@ class StoreCall(Generic[T]):
         self.since: float | None = None
         """The time since which the call waits for its store; None while it does not."""
         self.late = False
-        """True once the waiters of the call have been sent away."""
+        """True once the call has hung, and its waiters have got an error."""
         self.wake: list[Callable[[], None]] = []
 
     def waited_s(self, now: float) -> float:
@@ -171,7 +171,10 @@ class StoreCalls:
         return self.start(fn, *args, **kwargs).future
 
     def watch(self) -> str:
-        """Send away the waiters of calls that hang; return ``trouble``. Call it every second."""
+        """Give the waiters of calls that hang an error. Return ``trouble``. Call this every second.
+
+        While all threads hang, also refuse the calls that wait for a thread.
+        """
         with self._lock:
             now = self._monotonic()
             late = [

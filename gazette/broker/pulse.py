@@ -117,7 +117,8 @@ async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
         invalidated = driver.invalidated or asyncio.Event()
         try:
             sleep = context.clock.sleep(heartbeat.next_s(succeeded=not problem))
-            # The first fragment is completed at once: a store without any is no proof of a new journal.
+            # Wake at the first commit, to complete its fragment at once: once that is stored, an
+            # empty store shows that fragments were lost.
             await changed(invalidated, sleep, replica.first_commit.wait())
         except Superseded:
             heartbeat.on_route_change()

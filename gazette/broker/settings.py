@@ -36,7 +36,7 @@ class BrokerSettings:
     min_append_rate: int = 65_536
     auto_suspend: bool = False
     suspend_after_idle_ticks: int = 15
-    """Pulses on a timer, without a change of route, before an idle journal is suspended."""
+    """Number of timed pulses, without a change of route, after which an idle journal is suspended."""
 
     spool_dir: Path | None = None
     """Directory of spool files; None: the directory for temporary files."""

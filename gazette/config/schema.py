@@ -407,7 +407,9 @@ def _joined(*parts: str) -> str:
 
 
 def _folded(key: str) -> str:
-    """Return a key as it is compared: without case and separators, by our name of its group."""
+    """Return the form in which keys are compared: without case and separators, with our name of the
+    group.
+    """
     *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
     return _joined(*(_ALIASES.get(one, one) for one in sections), name)
 

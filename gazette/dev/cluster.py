@@ -41,7 +41,9 @@ class ClusterSettings:
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
     durable_etcd: bool = True
-    """etcd syncs its files. If it does not, its data survives its processes but not the machine."""
+    """True if etcd syncs its files. Otherwise its data survives the end of its processes, and not
+    that of the machine.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.brokers <= 20:

@@ -69,7 +69,11 @@ class FragmentCover(CoverSet[Fragment]):
     def doubted(
         self, refuted: Collection[Fragment], local: Iterable[LocalFragment] = ()
     ) -> list[Fragment]:
-        """Return the fragments of ``refuted`` that are listed, and at whose offsets others have bytes."""
+        """Return those of ``refuted`` that are listed, and whose offsets other fragments have bytes
+        for.
+
+        Others are the other listed fragments, and those of ``local``.
+        """
         names = {one.content_path() for one in refuted}
         spans: CoverSet[Span] = CoverSet(local)
         for one in self.listed:

@@ -103,8 +103,8 @@ class Index:
 
     @property
     def last_mod_time(self) -> int:
-        """Unix seconds at which the last fragment was persisted; zero if it is
-        local only, or without fragments.
+        """Unix seconds at which the last fragment was persisted. Zero if it was not, or if there is
+        no fragment.
         """
         return _fragment(self._set[-1]).mod_time if len(self._set) else 0
 

@@ -115,7 +115,7 @@ _closers: Final = _Closers()
 
 
 class LocalDisk:
-    """Spool files in ``directory`` (default: that of temporary files)."""
+    """Keeps spool files in ``directory`` (default: that of temporary files)."""
 
     __slots__ = ("directory",)
 

@@ -200,7 +200,7 @@ def _run_offline(
     except GazetteError as error:
         return report_error(error, terminal)
     except OSError as error:
-        return _tell_os_error(error, terminal)
+        return _report_os_error(error, terminal)
 
 
 async def _perform(
@@ -219,7 +219,7 @@ async def _perform(
     except GazetteError as error:
         return report_error(error, terminal)
     except OSError as error:
-        return _tell_os_error(error, terminal)
+        return _report_os_error(error, terminal)
     except asyncio.CancelledError:
         if not received:
             raise
@@ -264,7 +264,7 @@ def report_error(error: GazetteError, terminal: Terminal) -> int:
     return EXIT_USAGE if isinstance(error, Invalid) else EXIT_FAILED
 
 
-def _tell_os_error(error: OSError, terminal: Terminal) -> int:
+def _report_os_error(error: OSError, terminal: Terminal) -> int:
     """Report a failed file or stream of the user. Print nothing when the reader closed the pipe."""
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE

@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Rows of the messages of a run that count."""
+    """Rows of the messages that count for a run: bytes of the run may hold earlier ones."""
 
     sequenced: Array64
     """Rows with a clock."""
@@ -42,7 +42,7 @@ class Counted(NamedTuple):
 
 
 class BatchSplit(NamedTuple):
-    """Messages of a piece of a run, cut for both passes."""
+    """Some consecutive messages of a run, cut into the segments that both passes work with."""
 
     segments: tuple[Segment, ...]
     """Segments of the messages that count, producer by producer."""

@@ -74,9 +74,9 @@ class Wanted(NamedTuple):
     """The input of `scan`: the keys of fields, then that of the UUID."""
 
     names: Any
-    """The keys, concatenated …"""
+    """The keys, one behind the other."""
     bounds: Any
-    """… and cut at these positions."""
+    """The positions at which ``names`` is cut into keys."""
     kinds: Any
     """Kinds of the fields."""
 

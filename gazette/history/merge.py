@@ -23,7 +23,10 @@ of the producer above the clock (`summary.first_beyond`). The function reads the
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """A run, with the facts beyond its own bytes that sequencing needs. Producers are numbers."""
+    """A run, and what sequencing it takes beside its own bytes.
+
+    Producers are given as numbers: their six bytes.
+    """
 
     run: Run
     known: Mapping[int, tuple[int, int]] = field(default_factory=dict)

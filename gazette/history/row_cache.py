@@ -50,7 +50,7 @@ LOGGER: Final = logging.getLogger(__name__)
 _UNDECIDED: Final = (("pending", pa.bool_()), ("producer", pa.uint64()), ("clock", pa.uint64()))
 """Columns of undecided messages, which precede the columns of rows."""
 KEPT_NAME: Final = r"[0-9a-f]{32}\.arrow"
-"""Regular expression of the names of kept files. The names cannot be guessed."""
+"""Pattern of the names of files with kept rows. A name is random, so that it cannot be guessed."""
 _FREE_SHARE: Final = 0.1
 """Share of a disk that must stay free. Rows that would leave less are not kept."""
 _TAKEN_SHARE: Final = 0.25

@@ -242,7 +242,7 @@ def _journal(
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
-    """Return the begin of the first piece that may hold a message of that time or later."""
+    """Return the begin of the first piece that may hold a message of that time, or of a later one."""
     for piece in pieces:
         fragment = piece.fragment
         if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:

@@ -84,7 +84,10 @@ def error_of(code: grpc.StatusCode) -> type[GazetteError]:
 
 
 def refusal_of(code: grpc.StatusCode) -> type[GazetteError]:
-    """Return the error of a call to a service of our own which each process would answer with this code."""
+    """Return the error for a code by which a service of our own refuses a call for good.
+
+    Any other process would answer the same. `GazetteError` if the code has no such error.
+    """
     final = (kinds[0] for kinds, own in _OF_OURS if own is code and Retryable not in kinds)
     return next(final, GazetteError)
 

@@ -182,8 +182,9 @@ def _time_text(seconds: float | None) -> str:
 
 
 def _method(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a method without an argument. With arguments, it raises ``TypeError``, as any
-    function.
+    """Return a method of templates that takes no argument.
+
+    Like any Python function, it raises ``TypeError`` if it is called with one.
     """
     return lambda: get()
 

@@ -102,7 +102,8 @@ def probe(home: Path, found: str) -> Java | str:
     if not program.exists():
         return "has no bin/java"
     for path in (program, helper):
-        # Java starts programs by the helper. If it cannot run, Spark fails late: when it removes its files.
+        # The file `jspawnhelper` starts programs for Java. If it cannot run, Spark fails only late:
+        # when it removes its files.
         if path.exists() and not os.access(path, os.X_OK):
             return (
                 f"cannot run: {path.relative_to(home)} is not executable, as after unpacking it without"

@@ -43,17 +43,17 @@ class HeldState:
     """The fence that the backfill left behind."""
 
     def is_of(self, token: str) -> bool:
-        """Return True if a run with this token has committed it, and no owner has opened it since."""
+        """Return True if a run with this token wrote the state, and no owner has opened the state since."""
         return bool(token) and self.mark == token and self.mark_fence == self.fence
 
     def is_followed(self, token: str) -> bool:
-        """Return True if a run with this token has committed it, and an owner has opened it since."""
+        """Return True if a run with this token wrote the state, and an owner has opened the state since."""
         return bool(token) and self.mark == token and self.mark_fence < self.fence
 
 
 @runtime_checkable
 class Claimable(Protocol):
-    """The part of a store with states in a database, for backfills. Both methods block."""
+    """Part of a store in a database that backfills call. Both methods block."""
 
     def held(self, shard: Shard) -> HeldState:
         """Return what the database holds. Leave the fence unchanged. Raise ``Unavailable``."""

@@ -24,9 +24,11 @@ class Copy(Protocol):
     """A private copy of the state. Used by one thread at a time."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring it to the last commit among ``files``. The cost is what changed.
+        """Bring this copy to the last commit in ``files``. The work is in proportion to what
+        changed.
 
-        Raise ``Corrupt`` or another ``GazetteError``; it is then built from nothing the next time.
+        Raise ``Corrupt`` or another ``GazetteError``. The copy is then built from nothing the next
+        time.
         """
         ...
 

@@ -142,13 +142,18 @@ class OfflineShard:
 
     @property
     def commits_on_the_way(self) -> bool:
-        """True if ``commit`` may be called: not where every commit takes effect."""
+        """True if ``commit`` may be called before the state is finished.
+
+        That takes a recovery log: without one, every commit would take effect at once.
+        """
         return bool(self._spec.recovery_log)
 
     def commit(self) -> OpFuture[Any]:
-        """Commit what was written to the store so far. Blocks; the future has succeeded.
+        """Commit what was written to the store so far. Block, and return a future that has
+        succeeded.
 
-        For states that do not fit into memory. No reader sees it before the state is finished.
+        Call it for states that do not fit into memory. No reader sees the commit before the state
+        is finished.
         """
         return self._commit()
 

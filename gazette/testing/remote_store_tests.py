@@ -129,7 +129,7 @@ class RemoteStoreTests(ABC):
         assert restored == Checkpoint()
 
     def test_state_and_checkpoint_are_restored(self) -> None:
-        """Check this for one owner after the other, with a full checkpoint."""
+        """Check several owners, one after the other, with every part that a checkpoint may have."""
         for number in range(1, 5):
             store, restored = self._owner()
             assert restored == (checkpoint(number - 1) if number > 1 else Checkpoint())
@@ -156,7 +156,7 @@ class RemoteStoreTests(ABC):
         assert self._owner()[1] == checkpoint(3)
 
     def test_the_schema_is_created_by_many_at_once(self) -> None:
-        """Check also that creating it again while it is in use loses nothing."""
+        """Check that many may create the schema at once, and that this loses nothing while it is in use."""
         store, _ = self._owner()
         self._commit(store, 1)
         errors: list[BaseException] = []
@@ -236,8 +236,9 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_is_destroyed_with_a_commit_under_way(self) -> None:
-        """Check that this does not wait. Dependencies of the commit may finish when another owner
-        exists.
+        """Check that `destroy` does not wait for a commit.
+
+        What the commit depends on may finish when another owner exists.
         """
         store, _ = self._owner()
         self._commit(store, 1)
@@ -254,9 +255,7 @@ class RemoteStoreTests(ABC):
     # -- former owners
 
     def test_a_zombie_commits_nothing(self) -> None:
-        """Check a zombie in a transaction whose commit waits, after another owner has taken
-        over.
-        """
+        """Check an owner that is replaced while it is in a transaction, or while its commit waits."""
         zombie, _ = self._owner()
         self._commit(zombie, 1)
         published: OpFuture[None] = OpFuture()
@@ -281,7 +280,7 @@ class RemoteStoreTests(ABC):
         assert self._count() == 2
 
     def test_a_zombie_that_begins_a_transaction_is_fenced(self) -> None:
-        """Check several attempts, with commits of the new owner in between."""
+        """Check several attempts of a replaced owner, with commits of the new owner in between."""
         for commits in range(3):
             zombie, _ = self._owner()
             before = self._count()

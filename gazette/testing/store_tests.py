@@ -133,7 +133,7 @@ class RecordedStoreTests(ABC):
         assert owner.store.restore_checkpoint(self.shard) == Checkpoint()
 
     def test_state_and_checkpoint_are_recovered(self, owner: Owner) -> None:
-        """Check this for one owner after the other."""
+        """Check that each of several owners recovers the state and the checkpoint of the one before."""
         for _ in range(4):
             owner.commit(3)
             owner.fail_over()
@@ -171,7 +171,7 @@ class RecordedStoreTests(ABC):
         owner.open()
 
     def test_goes_on_from_any_cut(self, owner: Owner) -> None:
-        """Check also the appends before the first commit."""
+        """Check that an owner continues from each cut of the log, also before the first commit."""
         owner.commit(2)
         for cut in sorted({0, *(end for end in owner.log.ends if end <= owner.ends[0])})[::-1]:
             owner.fail_over(cut)
@@ -181,7 +181,7 @@ class RecordedStoreTests(ABC):
             owner.check()
 
     def test_what_was_not_committed_is_gone(self, owner: Owner) -> None:
-        """Check that the next owner does not find it."""
+        """Check that the next owner does not find changes that were not committed."""
         owner.commit(2)
         self.change(owner.store, owner.rng)
         owner.fail_over()
@@ -241,7 +241,7 @@ class RecordedStoreTests(ABC):
                 owner.store.start_commit(self.shard, checkpoint(number), ()).result()
 
     def test_is_destroyed_with_a_commit_under_way(self, owner: Owner) -> None:
-        """Check this also with an open transaction, without waiting for either."""
+        """Check that `destroy` waits neither for a commit nor for an open transaction."""
         owner.commit()
         owner.log.held = True
         self.change(owner.store, owner.rng)

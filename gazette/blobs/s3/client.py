@@ -15,7 +15,7 @@ from gazette.blobs.s3.access import S3Access, S3Settings
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 
 _LOADER: Final = botocore.loaders.create_loader()
-"""The SDK's data of services: read from its files once, and shared by all stores."""
+"""The SDK's descriptions of services: read from its files once, and shared by all stores."""
 
 _MISSING: Final = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404"})
 _TRANSIENT: Final = frozenset(
@@ -35,7 +35,7 @@ _TRANSIENT: Final = frozenset(
         "XAmzContentSHA256Mismatch",
     }
 )
-"""Errors of clients, by their status, that a repetition may cure."""
+"""Codes of errors that a repetition may cure, although their HTTP status blames the request."""
 
 _CREDENTIALS: Final = frozenset(
     {
@@ -115,7 +115,7 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
             config=config,
         )
         return client, credentials
-    except ValueError as error:  # An endpoint that S3Access lets pass, or a region.
+    except ValueError as error:  # The SDK does not take this endpoint or region.
         raise Invalid(f"S3: {error}", path="url") from error
 
 

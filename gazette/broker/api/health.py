@@ -26,10 +26,11 @@ class HealthApi:
     async def check(
         self, request: broker_pb2.FragmentStoreHealthRequest, call: Any
     ) -> broker_pb2.FragmentStoreHealthResponse:
-        """Wait for the first check of the store, which begins with this call if it is not in use.
+        """Return whether this broker can use a store, by the latest check of the store.
 
-        Only callers whose claims cover everything may call. With ``check_delete``, an object is also written
-        and removed below ``check_delete_prefix``.
+        If the store is not in use yet, this call begins to check it, and waits for the first
+        result. With ``check_delete``, an object is also written and removed below
+        ``check_delete_prefix``. Only callers that may see all journals may call.
         """
         context = self._context
         with counted("FragmentStoreHealth") as outcome:

@@ -42,7 +42,7 @@ METHOD: Final = "/protocol.Journal/Read"
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """The caller's end of a read, for as long as its claims last."""
+    """Responses of one read on their way to its caller, until the caller's authorization expires."""
 
     call: Any
     expiry: Expiry

@@ -40,8 +40,10 @@ _STOPPING_GRACE_S: Final = 1.0
 this one's place.
 """
 _GRACES_PER_TIMEOUT: Final = 3
-"""Part of a peer's timeout after which a stream of an old route is cut off. The first proposal of its
-successor waits for the spool, and must still be answered in time.
+"""Divisor of ``peer_timeout_s``: after that time, an idle stream of an old route is cut off.
+
+The first proposal of the next pipeline waits for the spool, and must still be answered within that
+timeout.
 """
 
 _ACCEPTED: Final = broker_pb2.ReplicateResponse()

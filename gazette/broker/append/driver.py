@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
-"""Bytes that one read takes of what a peer lacks."""
+"""Most bytes that one read takes from the spool, while a peer is sent the bytes that it lacks."""
 _QUANTUM_S: Final = 0.05
 """Longest sleep of a throttled append, in seconds, before it checks again."""
 

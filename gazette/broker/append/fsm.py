@@ -226,7 +226,8 @@ class AppendFSM:
         self._rounds += 1
         self.state = State.SEND_PIPELINE_SYNC
         proposal = self._rolled(now)
-        # Of an opening pipeline, peers were brought up to date before.
+        # The first proposal of a pipeline does not wait: all its peers were brought up to date
+        # before it.
         if not self._opening and self._completes(proposal):
             return (ev.AwaitAcks(),)
         return (ev.SendSync(proposal, self._registers, self._opening),)

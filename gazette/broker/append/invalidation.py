@@ -46,9 +46,9 @@ async def take_unless(mutex: Mutex[T], invalidated: asyncio.Event) -> T:
 
 
 async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> None:
-    """Return when the first of ``changes`` is done. Raise ``Superseded`` if ``invalidated`` is set.
+    """Return when the first of ``changes`` is done, or raise its error. Cancel the others.
 
-    Raise the error of that change. The others are cancelled. Cancellation cancels all of them.
+    Raise ``Superseded`` if ``invalidated`` is set. Cancellation cancels all of them.
     """
     async with TaskScope("changed") as scope:
         waits = {scope.spawn(_wait(invalidated), name="invalidated")}

@@ -46,7 +46,11 @@ log = logging.getLogger(__name__)
 
 _TOKEN_LIFETIME_S: Final = 24 * 3600.0
 _AGE_MAX_S: Final = 11 * 3600.0
-"""Seconds. A peer may end a stream whose token has expired: a token is used until it is half as old."""
+"""Greatest age of a pipeline, in seconds.
+
+A peer may end a stream whose token has expired. Tokens are used again for half of their life, so a
+stream may begin with the other half left.
+"""
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 """Content of one ReplicateRequest, in bytes. Brokers may be set to refuse messages of more than 4 MiB.
 Large ones cost gRPC in Python half as much per byte as those of 128 KiB.

@@ -47,7 +47,9 @@ class SpoolWriter:
         return self._end
 
     def begin(self, digest: Digest | None) -> None:
-        """Begin an append: nothing is pending. ``digest`` takes its content, too."""
+        """Begin an append, while nothing is pending. ``digest`` is called with all content of the
+        append.
+        """
         self._digest = digest
         self._end = self.spool.delta
 
@@ -79,7 +81,10 @@ class SpoolWriter:
             await self._apply(batch, begin)
 
     async def propose(self, proposal: Proposal) -> SpoolResult:
-        """Apply a proposal after all content. Raise as ``content``. Cancellation: it may be applied."""
+        """Write the content that was taken so far, then apply a proposal to the spool.
+
+        Raise as ``content``. Cancellation: the proposal may be applied.
+        """
         await self.flush()
         result = await self.spool.apply(proposal, primary=self._primary)
         self._end = self.spool.delta

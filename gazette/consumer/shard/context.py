@@ -1,4 +1,6 @@
-"""Things that all shards of a member share, and those that the parts of one shard share."""
+"""The objects and settings that all shards of a member share, and those that the parts of one shard
+share.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from gazette.runtime.tasks import Pool, TaskScope
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """Things that all shards of a member share."""
+    """Objects and settings that all shards of a member share."""
 
     application: Application[Any]
     etcd: Etcd
@@ -53,7 +55,7 @@ class ShardContext:
 
 @dataclass(frozen=True, slots=True)
 class ShardParts:
-    """Things that the parts of one shard of this member share."""
+    """Objects that the parts of one shard share."""
 
     shard: Shard
     """The shard as callbacks see it."""

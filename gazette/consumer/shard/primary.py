@@ -101,7 +101,7 @@ class Primary:
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
                 await (
                     self._parts.ownership.require()
-                )  # The recorder is about to fence the log's fork.
+                )  # The state is from another log: the recorder will fence this one.
             store = await self.thread.run(lambda: self._open_store(recovered))
             # Ask after `new_store`, which may have taken any time, and not before it.
             await self._parts.ownership.require()

@@ -32,7 +32,9 @@ class Progress:
         return all(self.read_through.get(journal, 0) >= at for journal, at in offsets.items())
 
     def describe(self, offsets: Mapping[str, int]) -> str:
-        """Return which of ``offsets`` are not read through, and why if that is known."""
+        """Return a text that says which of ``offsets`` are not read through yet, and why if that is
+        known. It is empty if all are.
+        """
         sentences = []
         for journal, wanted in offsets.items():
             at = self.read_through.get(journal, 0)

@@ -20,11 +20,11 @@ from gazette.runtime.numbers import is_digits
 LABEL: Final = "app.gazette.dev/max-restarts"
 LABEL_MAX: Final = 1_000
 WINDOW_S: Final = 600.0
-"""Seconds after which a restart does not count any more."""
+"""Seconds for which a restart counts against the limits."""
 DELAY_S: Final = 1.0
 DELAY_MAX_S: Final = 60.0
 FENCED_MAX: Final = 5
-"""Number of restarts of a fenced shard, whatever the settings ask for."""
+"""Most restarts of a fenced shard within `WINDOW_S`. No setting changes this limit."""
 _CAUSES_MAX: Final = 16
 ANNOUNCED: Final = "It is restarted after"
 """First words of the sentence in a status that announces a restart. No other text has them."""
@@ -55,7 +55,9 @@ class Restarts:
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
         self._moments: dict[tuple[str, bool], list[float]] = {}
-        """By the shard's id, and True if it was fenced: the two kinds are counted apart."""
+        """Times of restarts, by the shard's id and by True if it was fenced: the two kinds have
+        limits of their own.
+        """
 
     def failed(self, spec: ShardSpec, now: float, *, fenced: bool = False) -> RestartDecision:
         """Decide about a shard that failed and is still assigned. Count its restart, if any."""

@@ -30,7 +30,9 @@ _TRANSIENT: Final = (
 
 
 class Deferred(Exception):
-    """The application deferred a message. ``done`` messages of the batch before it took effect."""
+    """The application deferred a message. The ``done`` messages before it in the batch have taken
+    effect.
+    """
 
     def __init__(self, done: int) -> None:
         super().__init__()
@@ -185,9 +187,10 @@ class Dispatcher:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """Undo the effects of the block on the store, and what it published, if it raises.
+        """Undo what the block did to the store and what it published, if it raises.
 
-        ``deferred``: also if it defers. Without a policy, other errors end the shard, and nothing is undone.
+        A deferral is undone only with ``deferred``. Without a policy, other errors end the shard,
+        and nothing is undone.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._guarded)

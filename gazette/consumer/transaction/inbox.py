@@ -221,9 +221,10 @@ class Inbox:
 
 
 class Feed:
-    """Queue into which a `MessageProducer` puts the messages of a shard. Any thread but the event loop's.
+    """The queue by which a `MessageProducer` brings messages to its shard.
 
-    ``put`` blocks while ``messages_max`` messages or more wait to be consumed.
+    Use it in any thread but that of the event loop. ``put`` blocks while ``messages_max`` messages
+    or more wait to be consumed.
     """
 
     def __init__(self, inbox: Inbox, messages_max: int) -> None:

@@ -43,7 +43,7 @@ class LoopShardIO:
         poison_policy: PoisonPolicy | None,
         wait: Waiter,
     ) -> None:
-        """Create it on the loop. ``wait`` blocks its thread."""
+        """Create it on the event loop. ``wait`` blocks the transactor's thread until a future is done."""
         self._parts = parts
         self._shard = parts.shard
         self._inbox = inbox

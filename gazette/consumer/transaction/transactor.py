@@ -48,9 +48,11 @@ from gazette.runtime.tasks import OpFuture, as_plain_error, failed, first_failur
 log = logging.getLogger(__name__)
 
 CONSUME_MAX: Final = 1024
-"""Largest number of messages consumed between two checks of the clock and the inbox …"""
+"""Most messages that are consumed between two looks at the clock and the inbox."""
 CONSUME_S: Final = 0.02
-"""… and seconds that one such batch should take, so that slow callbacks keep to the maximum duration."""
+"""Seconds that the messages between two such looks should take: so slow callbacks keep to the
+maximum duration.
+"""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """Time for which a silent producer is remembered: the window of deduplication."""
 

@@ -59,7 +59,7 @@ async def run(context: Context) -> int:
                 service, client, context.terminal, lambda: appending.bytes_appended
             )
             scope.daemon(reports, name="waits")
-            async with _telling_progress(context, appending, size):
+            async with _showing_progress(context, appending, size):
                 await pool.run(_append_input, appending, flags, context)
                 await _flush(context, service, client.address)
             scope.cancel()
@@ -92,7 +92,7 @@ def _size_of(path: str) -> int:
 
 
 @asynccontextmanager
-async def _telling_progress(
+async def _showing_progress(
     context: Context, appending: Appending, size: int
 ) -> AsyncIterator[None]:
     """Show progress if the length of the input is known."""

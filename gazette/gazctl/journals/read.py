@@ -98,7 +98,7 @@ class Reading:
                 if not self.stopping.is_set() and (pump := await self._open(journal)) is not None:
                     await self._pump(journal.spec.name, pump)
 
-        async with self._telling_progress(), TaskScope("read") as scope:
+        async with self._showing_progress(), TaskScope("read") as scope:
             for journal in listed.journals:
                 scope.spawn(one(journal), name=journal.spec.name)
 
@@ -216,7 +216,7 @@ class Reading:
             self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
 
     @asynccontextmanager
-    async def _telling_progress(self) -> AsyncIterator[None]:
+    async def _showing_progress(self) -> AsyncIterator[None]:
         """Show progress, unless the content itself goes to the user's terminal."""
         if self.flags.output == "-":
             yield

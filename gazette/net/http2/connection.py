@@ -28,7 +28,10 @@ from gazette.net.http2.headers import (
 )
 
 STREAM_BYTES: Final = 1 << 22
-"""Bytes. At 1 ms to a client, four gigabytes a second; at 100 ms, 40 megabytes."""
+"""Bytes that a peer may send on a stream ahead of what was consumed.
+
+With a round trip of 1 ms that permits 4 GB/s, with 100 ms 40 MB/s.
+"""
 FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream of which nothing was consumed yet."""
 CONNECTION_BYTES: Final = 1 << 23
@@ -83,7 +86,7 @@ class Http2Stream:
 
     def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
         self.id = id
-        self.listener: StreamListener = _NOBODY
+        self.listener: StreamListener = _NO_LISTENER
         self.window = window
         """Bytes that the peer takes."""
         self.local_ended = False
@@ -128,7 +131,7 @@ class Http2Stream:
             self._connection.released()
 
 
-class _Nobody:
+class _NoListener:
     """The listener of a stream that has none yet."""
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
@@ -144,7 +147,7 @@ class _Nobody:
         pass
 
 
-_NOBODY: Final = _Nobody()
+_NO_LISTENER: Final = _NoListener()
 
 
 class Http2Connection:

@@ -20,7 +20,7 @@ answer each with a ping."""
 
 @dataclass(slots=True)
 class FloodCredit:
-    """Credit of one connection. ``now`` is a monotonic time in seconds."""
+    """The credit of one connection for frames without content. ``now`` is a monotonic time in seconds."""
 
     now: float
     credit: float = float(CREDIT_MAX)

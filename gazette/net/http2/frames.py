@@ -1,6 +1,7 @@
-"""The frames of HTTP/2: their layout, their bounds, and the errors that break them (RFC 9113, 4 and 6).
+"""The frames of HTTP/2: their layout, their bounds, and the faults of a peer that breaks a rule.
 
-Pure: bytes in, values out. A frame is a head of nine bytes and a payload.
+RFC 9113, sections 4 and 6. Pure: bytes in, values out. A frame is a head of nine bytes and a
+payload.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_long(payload: bytes, name: str) -> int:
-    """Return the only number of a payload of four bytes. Raise ``ConnectionFault``."""
+    """Return the number in a payload of exactly four bytes. Raise ``ConnectionFault``."""
     if len(payload) != _LONG.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, f"{name} does not have 4 bytes")
     return int(_LONG.unpack(payload)[0])

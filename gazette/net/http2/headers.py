@@ -25,7 +25,7 @@ BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
 BLOCK_FRAMES_MAX: Final = 16
 
 _REFERENCE: Final = 0x80
-"""No byte of a reference to one of the first 126 entries is below it (RFC 7541, 6.1)."""
+"""Least byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
 _KNOWN_MAX: Final = 64
 
 _OF_THE_CONNECTION: Final = frozenset(
@@ -43,7 +43,9 @@ class HeaderDecoder:
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=LIST_BYTES_MAX)
         self._known: dict[bytes, Fields] = {}
-        """Blocks of references to the table, as they are until the table changes."""
+        """Fields of blocks that only refer to the table, by block. They are valid until the table
+        changes.
+        """
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block. Raise ``ConnectionFault``: what follows cannot be decoded."""

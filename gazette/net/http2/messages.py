@@ -35,7 +35,7 @@ class MessageQueue:
         self._max = bytes_max
         self._encoding = encoding
         self._messages: deque[tuple[bytes, int]] = deque()
-        """Each with the bytes that are consumed once it is taken."""
+        """Each message, and the number of bytes that are consumed once it is taken."""
         self._parts: list[memoryview] = []
         self._have = 0
         self._need = PREFIX_BYTES

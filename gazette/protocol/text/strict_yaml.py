@@ -28,7 +28,7 @@ _PLAIN_INTEGER: Final = re.compile(r"[+-]?[0-9a-zA-Z_]{1,64}")
 """Pattern that accepts YAML's ``1_000``, as the original, but not ``1:30``, which YAML 1.1 reads as 90."""
 _PREFIXED_INTEGER: Final = re.compile(r"[+-]?0[oOxXbB][0-9a-fA-F_]{1,64}")
 _SHORT_BOOLEANS: Final = {"y": True, "Y": True, "n": False, "N": False}
-"""Booleans of YAML 1.1 and of the original, but not of PyYAML."""
+"""Short booleans, which YAML 1.1 and the original read as such, and PyYAML does not."""
 _NULL: Final = _TAG + "null"
 _DEPTH_MAX: Final = 200
 _TEXT_MAX: Final = 32 << 20

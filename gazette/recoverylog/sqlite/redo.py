@@ -59,7 +59,9 @@ from gazette.recoverylog.sqlite.redo_format import (
 
 
 class LaterImages:
-    """Pages whose image was taken behind the present position. It has the changes up to there already."""
+    """Pages whose image is later than the present position of redo. Their image has the changes up
+    to there already.
+    """
 
     def __init__(self, groups: dict[int, GroupImage]) -> None:
         self._images = sorted((image.first, image.count, group) for group, image in groups.items())

@@ -21,7 +21,7 @@ _OF_FAMILY: Final = {4: _DELETION, 5: _VALUE, 8: _SINGLE_DELETION, 14: _RANGE_DE
 
 
 class Layer:
-    """Writes of one WAL to one column family."""
+    """Writes to one column family that one WAL holds."""
 
     __slots__ = ("_order", "pending")
 
@@ -30,7 +30,7 @@ class Layer:
         self._order: list[bytes] | None = None
 
     def changed(self) -> Pending:
-        """Return the writes, to change them."""
+        """Return the writes to a caller that will change them."""
         self._order = None
         return self.pending
 

@@ -140,11 +140,11 @@ class FollowedRocksDB:
         self._opened = at
 
     def _take(self, files: PlayedFiles) -> None:
-        """Make the directory hold tables and manifest as they are now."""
+        """Bring the directory up to date: it gets the present tables and manifest, and loses all others."""
         make_private(self._path)
         wanted = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
-            # A table of another inode is the same table recorded again, or one that nothing refers to.
+            # Remove a table of another inode: it was recorded again since, or nothing refers to it.
             if path.name in wanted and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())

@@ -52,9 +52,10 @@ HORIZON_SLACK: Final = 32 << 20
 """A recovery reads at most the live files twice and 64 MiB; re-recording starts well before that."""
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
-"""Factor and least number of bytes that a commit re-records while the horizon is too far away.
+"""Bounds of what a commit records again while a recovery would read too much of the log.
 
-It re-records this many times what it recorded, so the horizon approaches faster than commits push it away.
+The larger one counts: `COPY_RATIO` times the bytes that the commit itself recorded, or `COPY_MIN`
+bytes. With such a ratio the horizon shrinks faster than commits extend it.
 """
 
 _COPY_SUFFIX: Final = ".rebase"

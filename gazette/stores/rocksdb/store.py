@@ -77,12 +77,13 @@ class RocksDBStore(Store):
     ) -> None:
         """Open the played-back database, or a new one.
 
-        Some families have no options here: the default one without ``options``, and those that are
-        only named. They get the options of the last opening, or the defaults.
+        A family without options here gets those of the last opening, or else the defaults. So
+        ``options`` may be left out, and so may the options of a named family.
 
         ``batch_bytes``: write a commit to RocksDB in batches of about this size. No other thread of
-        the process runs during one. Raise ``Invalid``, also when the package is missing or the log
-        holds another store.
+        the process runs while a batch is written.
+
+        Raise ``Invalid``, also when the package is missing or the log holds another store.
         """
         if recorder is None:
             raise Invalid(
@@ -370,7 +371,10 @@ class RocksDBStore(Store):
             yield batch
 
     def _write(self, writes: list[_Write]) -> None:
-        """Write one batch. If RocksDB would delay the write, wait without it, so that other threads run."""
+        """Write one batch. If RocksDB would delay it, flush first and try again.
+
+        A delayed write holds up all threads of the process.
+        """
         impatient = self._native.WriteOptions()
         impatient.no_slowdown = True
         for _ in range(_STALL_FLUSHES):

@@ -28,7 +28,7 @@ class FamilyView(Protocol):
     ) -> Iterator[tuple[bytes, bytes]]: ...
 
     def close(self) -> None:
-        """End it, and its scans. Any thread."""
+        """End the view of the family, and its scans. Any thread."""
         ...
 
 
@@ -56,7 +56,7 @@ class FamilySnapshot:
     """A column family of a database that goes on changing."""
 
     def __init__(self, native: Any, family: Any, path: str) -> None:
-        """Create it. Raise RocksDB's errors as ours."""
+        """Create the snapshot. Raise RocksDB's errors as ours."""
         self._path = path
         try:
             self._snapshot = family.snapshot()
@@ -84,7 +84,7 @@ class FamilyCopy:
     """A column family of a copy that does not change while it is read."""
 
     def __init__(self, native: Any, family: FollowedFamily, path: str) -> None:
-        """Create it. Raise RocksDB's errors as ours."""
+        """Create the view. Raise RocksDB's errors as ours."""
         self._family = family
         self._path = path
         self._pins = _Pins(native, family.tables, path)
@@ -187,7 +187,7 @@ class RocksDBView:
         return tuple(self._families)
 
     def close(self) -> None:
-        """End it, and its iterations. Any thread."""
+        """End the view, and its iterations. Any thread."""
         with self._lock:
             families, self._families = self._families, {}
             for family in families.values():

@@ -83,7 +83,10 @@ class ClaimedRow:
         self._insert(connection, key, self.next_fence, self._claim.token.encode())
 
     def carrying(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return a checkpoint that also owes what its predecessor owes. Call it once the row is locked."""
+        """Return the checkpoint, which then also owes what the replaced one still owes.
+
+        Call it once the row is locked.
+        """
         return replace(checkpoint, ack_intents={**self._owed, **checkpoint.ack_intents})
 
     def _insert(self, connection: sa.Connection, key: str, fence: int, value: bytes) -> None:

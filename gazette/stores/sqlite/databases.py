@@ -142,9 +142,10 @@ class RedoDatabases:
     ) -> OpFuture[Any]:
         """Record what was committed since the last call, as one append after ``wait_for``.
 
-        ``changed``: the commit changed the primary database. Do not block on the append. Raise
-        ``Broken`` for a change that left no frame, and as `WalChanges.collect` does. Of an
-        offline log nothing is recorded before its end.
+        ``changed``: the commit changed the primary database. Do not block on the append. An offline
+        log (see `Recorder.offline`) gets nothing here, and everything at its end.
+
+        Raise ``Broken`` for a change that left no frame, and as `WalChanges.collect` does.
         """
         if self._recorder.offline:
             shortened = [one.wal.shorten() for one in self._all]

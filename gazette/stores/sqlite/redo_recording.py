@@ -70,9 +70,9 @@ class RedoRecording:
         which on all changes of the group are recorded.
         """
         self._dropped: range = range(0)
-        """Groups that the database lost with the commits that were collected last."""
+        """Groups that are gone from the database, since it shrank with the commits collected last."""
         self._image_files: Counter[ImageFile] = Counter()
-        """Number of groups that start from an image in each file."""
+        """By file of images: the number of groups whose latest image it holds."""
         self._image_file: ImageFile | None = None
         """The file that gets the next image, if it has room."""
         self._image_end = 0
@@ -178,7 +178,11 @@ class RedoRecording:
             self.record(group, changes)
 
     def settle(self) -> None:
-        """Take the size of the database at the end of an offline log. Raise as `WalChanges.settle`."""
+        """Take the final size of the database, at the end of an offline log (see
+        `Recorder.offline`).
+
+        Raise as `WalChanges.settle`.
+        """
         self._resize(self.wal.settle())
 
     def record_images(self, file_bytes: int) -> None:

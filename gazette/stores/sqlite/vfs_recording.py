@@ -33,9 +33,9 @@ RECORDED_KINDS: Final = (
     | apsw.SQLITE_OPEN_SUPER_JOURNAL
     | apsw.SQLITE_OPEN_WAL
 )
-"""Kinds of temporary files, which a later owner does not need."""
+"""Kinds of files that are recorded. All others are temporary: a later owner does not need them."""
 
-_BEGINS_ANEW: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_RESTART_MAGICS: Final = (b"\0\0\0\0", b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 """First bytes of a write at offset 0 that invalidates a journal, or restarts a WAL.
 
 The former content is obsolete. So the file becomes a new fnode, and the old one can be pruned.
@@ -91,7 +91,7 @@ class _RecordedFile(apsw.VFSFile):
         super().xWrite(data, offset)
         if self._path is None:
             return
-        if self._is_log and offset == 0 and bytes(data[:4]) in _BEGINS_ANEW:
+        if self._is_log and offset == 0 and bytes(data[:4]) in _RESTART_MAGICS:
             self._recording.note(_Emptied(self._path))
         self._recording.note_write(self._path, offset, data)
 

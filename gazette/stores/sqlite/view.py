@@ -30,11 +30,11 @@ class FollowedDatabase:
         """The (index, offset) of the first redo that was not applied yet."""
 
     def follow(self, files: PlayedFiles) -> None:
-        """Bring it to the last commit among ``files``.
+        """Bring this copy to the last commit in ``files``.
 
-        The cost is what changed since the last time. It is the whole database at first, and if
-        needed redo is gone. Raise ``Corrupt``, ``apsw.Error`` or ``OSError``; it is then built from
-        nothing next time.
+        The work is in proportion to what changed since the last call. The first call copies the
+        whole database, and so does a call after needed redo was removed. Raise ``Corrupt``,
+        ``apsw.Error`` or ``OSError``. The copy is then built from nothing the next time.
         """
         before, self._redo = self._redo, None
         after = None if before is None else self._apply(files.paths, *before)
@@ -48,13 +48,16 @@ class FollowedDatabase:
         return state.last_index, state.redo[state.last_index]
 
     def _apply(self, paths: Mapping[str, Path], index: int, offset: int) -> tuple[int, int] | None:
-        """Apply redo. Return where it ends now, or None if it does not continue from our position."""
+        """Apply the redo from (``index``, ``offset``) on. Return where it ends.
+
+        Return None if the redo among ``paths`` does not continue there.
+        """
         files = [file for file in redo_files(paths, self._database) if file.index >= index]
         if not files or files[0].index != index:
             return None
         end = files[0].end
         if offset > (files[0].path.stat().st_size if end is None else end):
-            return None  # Another owner has written over what we took for its end.
+            return None  # A later owner has cut the file off before our position.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             pages = self._pages

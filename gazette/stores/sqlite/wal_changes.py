@@ -62,11 +62,13 @@ class WalChanges:
         self._main_fd = -1
         self._wal_fd = -1
         self._index: WalIndex | None = None
-        self._hooked = -1
-        """Frames of the last call of the WAL hook, since the last commit was collected."""
+        self._hook_frames = -1
+        """Number of frames in the WAL when SQLite last called the hook. It is -1 if the hook was
+        not called since the commits collected last.
+        """
         self._commits = 0
-        self._shipped = 0
-        """Frames of the WAL that were collected."""
+        self._collected_frames = 0
+        """Number of frames of the WAL that were collected."""
         self._salt = b""
         self._wal_pages: dict[int, int] = {}
         """Offset in the WAL of each page's newest frame that was collected."""
@@ -100,9 +102,9 @@ class WalChanges:
         return data
 
     def settle(self) -> int:
-        """Move the WAL into the database: at the end of an offline log. Return the size in pages.
+        """Move the WAL into the database. Return the size of the database in pages.
 
-        Raise ``Broken``.
+        Call this at the end of an offline log (see `Recorder.offline`). Raise ``Broken``.
         """
         assert self._connection is not None
         if not checkpoint(self._connection, BUSY_MS, self._schema):
@@ -115,12 +117,13 @@ class WalChanges:
 
     def note_commit(self, frames: int) -> None:
         """Note that SQLite committed, and has ``frames`` in the WAL now."""
-        self._hooked = frames
+        self._hook_frames = frames
 
     def shorten(self) -> bool:
-        """Keep the WAL of an offline log short. Nothing is recorded before the log's end.
+        """Keep the WAL short while an offline log (see `Recorder.offline`) is made.
 
-        Return True if anything was committed since the last call. Raise ``Broken`` as `collect` does.
+        Return True if anything was committed since the last call. Raise ``Broken`` as `collect`
+        does.
         """
         assert self._connection is not None
         check_file(self._connection, self._schema, self._path)
@@ -148,15 +151,15 @@ class WalChanges:
         if position.salt != self._salt:
             # The WAL began again. SQLite does that only when all of it is in the database file.
             self._salt = position.salt
-            self._shipped = 0
+            self._collected_frames = 0
             self._wal_pages.clear()
-        if position.backfilled > self._shipped:
-            raise self._moved(f"{position.backfilled - self._shipped} frames")
+        if position.backfilled > self._collected_frames:
+            raise self._moved(f"{position.backfilled - self._collected_frames} frames")
         self._open_wal()
-        newest, pages, found = self._scan_frames(self._shipped, position.frames)
+        newest, pages, found = self._scan_frames(self._collected_frames, position.frames)
         if found != commits:
             raise self._moved(f"{commits - found} of {commits} transactions")
-        hooked, self._hooked = self._hooked, -1
+        hooked, self._hook_frames = self._hook_frames, -1
         if hooked != position.frames:
             raise Broken(
                 "the WAL hook of the store's connection was replaced",
@@ -172,7 +175,7 @@ class WalChanges:
             if change is not None:
                 changes.append(change)
         self._wal_pages.update(newest)
-        self._shipped = position.frames
+        self._collected_frames = position.frames
         self._commits = position.commits
         return Collected(changes, pages)
 
@@ -228,16 +231,16 @@ class WalChanges:
 
     def checkpoint_if_due(self) -> None:
         """Keep the WAL short. Call after a commit was recorded."""
-        if self._shipped >= self._checkpoint_frames:
+        if self._collected_frames >= self._checkpoint_frames:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         """Move recorded frames into the database file. If readers hold it up, a later commit tries again."""
         assert self._connection is not None
-        overdue = self._shipped >= CHECKPOINT_OVERDUE * self._checkpoint_frames
+        overdue = self._collected_frames >= CHECKPOINT_OVERDUE * self._checkpoint_frames
         if not checkpoint(self._connection, CHECKPOINT_WAIT_MS if overdue else 0, self._schema):
             return
-        self._shipped = 0
+        self._collected_frames = 0
         self._salt = b""
         self._wal_pages.clear()
 
