@@ -14,7 +14,7 @@ import pytest
 from gazette.errors import Invalid
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection
-from gazette.net.http2.grpc_server import GrpcServer, Http2Protocol
+from gazette.net.http2.grpc_server import GrpcServer, ServerConnection
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -322,7 +322,7 @@ async def test_connections_beyond_the_limit() -> None:
     await served.server.stop(0)
 
 
-async def connected(served: Served) -> Http2Protocol:
+async def connected(served: Served) -> ServerConnection:
     await served.unary("Double")(b"")
     (connection,) = served.server.connections
     return connection
@@ -334,11 +334,10 @@ async def test_clients_that_are_silent_are_asked_and_then_given_up(served: Serve
     await served.handlers.running.wait()
     connection._heard_at -= 11.0
     connection._check()
-    assert connection._pinged
-    while connection._pinged:  # Until it has answered.
+    assert connection._pinged_at
+    while connection._pinged_at:  # Until it has answered.
         await SystemClock().sleep(0)
-    connection._heard_at -= 11.0
-    connection._pinged = True
+    connection._pinged_at = connection._heard_at - 11.0
     connection._check()
     assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
     assert served.handlers.cancelled == 1

@@ -1,10 +1,11 @@
-"""The simulated network answers as gRPC does: each test runs over both."""
+"""The simulated network, and our own client and server, answer as `grpc.aio` does: each test runs over all."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,10 @@ import grpc.aio
 import pytest
 
 from gazette.client.rpc.errors import END_OF_STREAM
+from gazette.net.http2.grpc_client import Http2Channel
+from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http_server import bind_tcp
+from gazette.runtime.clock import SystemClock
 from tools.simulation.loop import Node, VirtualLoop
 from tools.simulation.network import Network, SimChannel, SimServer
 
@@ -63,22 +68,35 @@ class Service:
 
 
 Case = Callable[[Any, Service], Awaitable[None]]
+LARGEST = 4 << 20
 OPTIONS = [("grpc.min_reconnect_backoff_ms", 1_000), ("grpc.initial_reconnect_backoff_ms", 50)]
 
 
-def over_grpc(case: Case, *, serve: bool) -> None:
+def over_sockets(case: Case, *, serve: bool, own_client: bool, own_server: bool) -> None:
     async def run() -> None:
         service = Service()
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", 4 << 20)])
-        port = server.add_insecure_port("127.0.0.1:0")
+        listener = bind_tcp("127.0.0.1", 0)
+        port = int(listener.getsockname()[1])
+        server: Any = GrpcServer(SystemClock(), max_recv_bytes=LARGEST, limit=10)
+        if not serve or not own_server:
+            listener.close()
+        if not own_server:
+            server = grpc.aio.server(options=[("grpc.max_receive_message_length", LARGEST)])
+            server.add_insecure_port(f"127.0.0.1:{port}")
+        elif serve:
+            server.listen(listener, None)
+        server.add_generic_rpc_handlers((service.handler(),))
         if serve:
-            server.add_generic_rpc_handlers((service.handler(),))
             await server.start()
         else:
             await server.stop(0)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
+        connect: Any = grpc.aio.insecure_channel
+        if own_client:
+            connect = lambda target, options: Http2Channel(target, None, options)  # noqa: E731
+        async with connect(f"127.0.0.1:{port}", options=OPTIONS) as channel:
             await case(channel, service)
-        await server.stop(0)
+        if serve:
+            await server.stop(0)
 
     asyncio.run(run())
 
@@ -109,9 +127,18 @@ def over_simulation(case: Case, *, serve: bool) -> None:
     assert errors == []
 
 
-@pytest.fixture(params=["grpc", "simulation"])
+OVER: dict[str, Callable[..., None]] = {
+    "grpc": partial(over_sockets, own_client=False, own_server=False),
+    "own client": partial(over_sockets, own_client=True, own_server=False),
+    "own server": partial(over_sockets, own_client=False, own_server=True),
+    "own client and server": partial(over_sockets, own_client=True, own_server=True),
+    "simulation": over_simulation,
+}
+
+
+@pytest.fixture(params=list(OVER))
 def run(request: pytest.FixtureRequest) -> Any:
-    over = {"grpc": over_grpc, "simulation": over_simulation}[request.param]
+    over = OVER[request.param]
 
     def run(case: Case, *, serve: bool = True) -> None:
         over(case, serve=serve)

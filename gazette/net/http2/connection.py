@@ -125,10 +125,10 @@ class Http2Stream:
         self._connection.reset(self, code)
 
     def release(self) -> None:
-        """Give up the stream's place among those that run. May be repeated."""
+        """Give up the stream's place among those that run, and what it holds. May be repeated."""
         if not self._released:
             self._released = True
-            self._connection.released()
+            self._connection.released(self)
 
 
 class _NoListener:
@@ -241,13 +241,16 @@ class Http2Connection:
 
     def open(self, block: bytes, listener: StreamListener, *, ended: bool) -> Http2Stream:
         """Begin a stream of a client. Raise ``Unavailable`` if the connection takes no more."""
-        if self.draining or self._next > fr.WINDOW_MAX:
+        if self.draining:
             raise Unavailable("the connection takes no more calls")
         stream = self._streams[self._next] = Http2Stream(self, self._next, self._first_window)
         stream.listener = listener
         self._next += 2
         self.running += 1
         self.send_fields(stream, block, ended=ended)
+        if self._next > fr.WINDOW_MAX:  # All numbers of streams are used.
+            self.draining = True
+            self._changed()
         return stream
 
     def send_fields(self, stream: Http2Stream, block: bytes, *, ended: bool) -> None:
@@ -288,6 +291,7 @@ class Http2Connection:
 
     def consume(self, stream: Http2Stream, length: int) -> None:
         """See ``Http2Stream.consume``."""
+        length = min(length, stream._held)  # A released stream holds nothing.
         self._held -= length
         stream._held -= length
         self._grant()
@@ -309,9 +313,10 @@ class Http2Connection:
             del self._reset[next(iter(self._reset))]
         self._forget(stream)
 
-    def released(self) -> None:
-        """Count a stream as one that does not run any more."""
+    def released(self, stream: Http2Stream) -> None:
+        """Count a stream as one that does not run any more: nothing of it is held."""
         self.running -= 1
+        self.consume(stream, stream._held)
         self._changed()
 
     def pause(self) -> None:

@@ -27,6 +27,7 @@ from gazette.net.http2.metadata import (
     metadata_of,
     trailers,
 )
+from gazette.net.http2.waiters import Waiters
 
 
 class GrpcCall:
@@ -36,6 +37,7 @@ class GrpcCall:
     """
 
     __slots__ = (
+        "_arrived",
         "_code",
         "_details",
         "_ended",
@@ -43,7 +45,6 @@ class GrpcCall:
         "_head_sent",
         "_metadata",
         "_queue",
-        "_reading",
         "_request",
         "_room",
         "_stream",
@@ -61,8 +62,8 @@ class GrpcCall:
         self._request = request
         self._queue = queue
         self._metadata: Metadata | None = None
-        self._reading: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._arrived = Waiters()
+        self._room = Waiters()
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
         self._head_sent = False
@@ -87,7 +88,7 @@ class GrpcCall:
                 consumed = length
             if consumed:
                 self._stream.consume(consumed)
-            _wake(self._reading)
+            self._arrived.wake()
         elif length:
             self._stream.consume(length)
         if ended:
@@ -96,18 +97,18 @@ class GrpcCall:
     def on_fault(self, error: GazetteError) -> None:
         if self._fault is None:
             self._fault = error
-        _wake(self._room)
+        self._room.wake()
         if self.task is not None:
             self.task.cancel()
 
     def on_room(self) -> None:
-        _wake(self._room)
+        self._room.wake()
 
     def _end(self) -> None:
         self._ended = True
         if self._fault is None and self._queue.is_cut:
             self._fault = Broken("the last message is cut short")
-        _wake(self._reading)
+        self._arrived.wake()
 
     # -- what the handler uses
 
@@ -122,11 +123,7 @@ class GrpcCall:
                 raise self._fault
             if self._ended:
                 return EOF
-            self._reading = asyncio.get_running_loop().create_future()
-            try:
-                await self._reading
-            finally:
-                self._reading = None
+            await self._arrived.wait()
         message, consumed = queue.take()
         if consumed:
             self._stream.consume(consumed)
@@ -155,11 +152,7 @@ class GrpcCall:
             if sent == content.nbytes:
                 return
             content = content[sent:]
-            self._room = asyncio.get_running_loop().create_future()
-            try:
-                await self._room
-            finally:
-                self._room = None
+            await self._room.wait()
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         """Send the head of the answer now. Do nothing if it was sent."""
@@ -246,8 +239,3 @@ def status_of_fault(error: GazetteError) -> grpc.StatusCode:
     if isinstance(error, TooLarge):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     return grpc.StatusCode.INTERNAL
-
-
-def _wake(waiting: asyncio.Future[None] | None) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(None)

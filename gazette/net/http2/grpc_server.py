@@ -17,12 +17,12 @@ import grpc.aio
 
 from gazette.errors import Closed, GazetteError
 from gazette.net.grpc_metrics import measured_handler
-from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream, StreamListener
-from gazette.net.http2.frames import ConnectionFault
+from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
 from gazette.net.http2.metadata import CONTENT_TYPE, EOF, timeout_of
+from gazette.net.http2.socket import CLOSING_S, Http2Socket
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
 from gazette.runtime.clock import Clock
@@ -38,12 +38,8 @@ IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 STALL_S: Final = 60.0
 """Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
-_CLOSING_S: Final = 5.0
-"""Seconds that a peer gets to take the last bytes of a connection."""
 _DRAIN_S: Final = 0.5
 """Seconds in which calls are still taken that clients began before they learned of the end."""
-_FLUSH_BYTES: Final = 1 << 16
-_PING: Final = b"gazette\x01"
 _NOT_GRPC: Final = (
     b"This port serves gRPC by HTTP/2. For the HTTP gateway and /debug use HTTP/1.1.\n"
 )
@@ -83,7 +79,7 @@ class GrpcServer:
         self._acceptor: Acceptor | None = None
         self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._methods: dict[bytes, _Method] = {}
-        self.connections: dict[Http2Protocol, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
         """In the order in which they were made."""
         self._calls: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -114,9 +110,9 @@ class GrpcServer:
         )
         self._acceptor.start()
 
-    def connect(self, made: Callable[[], None] = lambda: None) -> Http2Protocol:
+    def connect(self, made: Callable[[], None] = lambda: None) -> ServerConnection:
         """Make the protocol of a new connection. It calls ``made`` once the connection is made."""
-        return Http2Protocol(self, made)
+        return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
         """End the connection that has gone longest without a call."""
@@ -150,7 +146,7 @@ class GrpcServer:
                 task.cancel("the server stops")
             try:
                 if self._calls:
-                    await asyncio.wait(set(self._calls), timeout=_CLOSING_S)
+                    await asyncio.wait(set(self._calls), timeout=CLOSING_S)
             finally:
                 await self._close_connections()
                 self._stopped.set()
@@ -188,7 +184,7 @@ class GrpcServer:
         """Note that a call or a connection has ended."""
         self._changed.set()
 
-    def lost(self, connection: Http2Protocol) -> None:
+    def lost(self, connection: ServerConnection) -> None:
         """Forget a connection."""
         self.connections.pop(connection, None)
         self._changed.set()
@@ -341,31 +337,15 @@ def _refused(stream: Http2Stream) -> StreamListener:
     return listener
 
 
-class Http2Protocol(asyncio.Protocol):
-    """The socket of one connection of a server. What is sent within a turn of the loop goes out at once."""
+class ServerConnection(Http2Socket):
+    """One connection of a server, with the time that its client has for each step."""
 
     def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
+        super().__init__(server.accept)
         self._server = server
         self._made = made
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._connection = Http2Connection(self._write, self._loop.time, server.accept)
-        self._connection.on_change = self._on_change
-        self._out: list[BytesLike] = []
-        self._out_bytes = 0
-        self._flushing = False
-        self._heard_at = self._loop.time()
         self.busy_at = self._heard_at
         """The loop's time at which the last call ended."""
-        self._stalled_at: float | None = None
-        self._pinged = False
-        self._closing = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_closing(self) -> bool:
-        """Return True once the connection takes nothing more."""
-        return self._closing
 
     def give_up(self) -> None:
         """End the connection of a client that makes no calls: it may connect again."""
@@ -378,42 +358,15 @@ class Http2Protocol(asyncio.Protocol):
         return self._connection.running > 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
         self._server.connections[self] = None
         self._made()
-        self._connection.begin()
-        self._timer = self._loop.call_later(FIRST_FRAMES_S, self._check)
-
-    def data_received(self, data: bytes) -> None:
-        self._heard_at, self._pinged = self._loop.time(), False
-        if self._closing:
-            return
-        try:
-            self._connection.receive(data)
-        except ConnectionFault as fault:
-            log.debug("a connection is ended: %(error)s", {"error": fault})
-            self.close()
-        self._flush()
-
-    def eof_received(self) -> bool:
-        # The transport is closed: a client that has ended its side cannot be answered.
-        return False
+        super().connection_made(transport)
+        self._set_timer(FIRST_FRAMES_S, self._check)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._transport, self._closing = None, True
+        super().connection_lost(error)
         self._connection.lose(Closed(f"the caller's connection has ended: {error or 'closed'}"))
         self._server.lost(self)
-
-    def pause_writing(self) -> None:
-        self._stalled_at = self._loop.time()
-        self._connection.pause()
-
-    def resume_writing(self) -> None:
-        self._stalled_at = None
-        self._connection.resume()
 
     def drain(self, *, last: bool) -> None:
         """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
@@ -421,39 +374,6 @@ class Http2Protocol(asyncio.Protocol):
             self._connection.drain(last=last)
             if last and not self.is_busy:
                 self.close()
-
-    def close(self) -> None:
-        """End the connection once the client has taken what was sent, within a short time."""
-        if self._closing:
-            return
-        self._closing = True
-        self._flush()
-        if self._transport is not None:
-            self._transport.close()
-            self._set_timer(_CLOSING_S, self.abort)
-
-    def abort(self) -> None:
-        """Cut the connection off."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _write(self, content: BytesLike) -> None:
-        self._out.append(content)
-        self._out_bytes += len(content)
-        if self._out_bytes >= _FLUSH_BYTES:
-            self._flush()
-        elif not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if not self._out:
-            return
-        content = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out, self._out_bytes = [], 0
-        if self._transport is not None:
-            self._transport.write(content)
 
     def _on_change(self) -> None:
         if not self._connection.running:
@@ -473,20 +393,11 @@ class Http2Protocol(asyncio.Protocol):
             self.abort()
             return
         if self._connection.streams:
-            silent_s = now - self._heard_at
-            if self._pinged and silent_s >= KEEPALIVE_S:
+            if self._fell_silent(KEEPALIVE_S, KEEPALIVE_S / 2):
                 log.debug("a client does not answer: its connection is cut off")
                 self.abort()
                 return
-            if silent_s >= KEEPALIVE_S:
-                self._pinged = True
-                self._connection.ping(_PING)
         elif not self.is_busy and now - self.busy_at >= IDLE_S:
             self.give_up()
             return
         self._set_timer(KEEPALIVE_S, self._check)
-
-    def _set_timer(self, seconds: float, callback: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, callback)

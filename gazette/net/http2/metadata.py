@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
@@ -38,6 +39,8 @@ _OF_THE_PROTOCOL: Final = frozenset(
 )
 _BINARY: Final = b"-bin"
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_TIMEOUT_MAX: Final = 10**8
+"""A timeout has at most eight digits."""
 _SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN: Final = re.compile(rb"[ -~]*")
 _STATUS_OF_HTTP: Final = {
@@ -93,6 +96,14 @@ def timeout_of(fields: Fields) -> float | None:
                 raise ValueError("grpc-timeout is not a number with a unit")
             return int(match[1]) * _SECONDS[match[2]]
     return None
+
+
+def timeout_field(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header by which a client says how long it waits for a call."""
+    milliseconds = max(0, math.ceil(seconds * 1e3))
+    if milliseconds < _TIMEOUT_MAX:
+        return b"grpc-timeout", b"%dm" % milliseconds
+    return b"grpc-timeout", b"%dS" % min(math.ceil(seconds), _TIMEOUT_MAX - 1)
 
 
 def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:

@@ -1,0 +1,392 @@
+"""One call of a gRPC client: the listener of its stream, and what `grpc.aio` offers of a call.
+
+A call begins at once. Its owner reads it to its end, or cancels it. Until then the call holds its place and
+what has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from gazette.errors import GazetteError, TooLarge
+from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
+from gazette.net.http2.frames import FaultCode
+from gazette.net.http2.headers import Fields
+from gazette.net.http2.messages import ENCODINGS, MessageQueue, prefixed
+from gazette.net.http2.metadata import CONTENT_TYPE, EOF, Metadata, metadata_of, status_of
+from gazette.net.http2.waiters import Waiters
+
+_STATUS_OF_RESET: Final = {
+    FaultCode.REFUSED_STREAM.name: grpc.StatusCode.UNAVAILABLE,
+    FaultCode.CANCEL.name: grpc.StatusCode.CANCELLED,
+    FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
+}
+_OF_THE_STATUS: Final = frozenset({"grpc-status", "grpc-message", "grpc-status-details-bin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method as it is called. ``encode`` and ``decode`` are None for bytes."""
+
+    head: bytes
+    """The part of the header block that all its calls have."""
+    streams_requests: bool
+    streams_responses: bool
+    encode: Callable[[Any], bytes] | None
+    decode: Callable[[bytes], Any] | None
+
+
+class Opener(Protocol):
+    """The channel of a call, as the call sees it."""
+
+    def start(self, call: ClientCall) -> None:
+        """Open the call's stream now or later, and pass it to ``call.opened``."""
+        ...
+
+    def ended(self, call: ClientCall) -> None:
+        """Learn that the call needs nothing more."""
+        ...
+
+
+class ClientCall(StreamListener):
+    """A call from its beginning to its status. Loop-bound.
+
+    One task at a time reads, and one writes. A task that is cancelled while it waits cancels the call.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_callbacks",
+        "_cancelled",
+        "_changed",
+        "_deadline",
+        "_encoding",
+        "_half_closed",
+        "_head",
+        "_max",
+        "_method",
+        "_opener",
+        "_queue",
+        "_room",
+        "_status",
+        "_stream",
+        "_trailers",
+        "_trailing",
+        "head",
+        "request",
+        "wait_for_ready",
+    )
+
+    def __init__(
+        self,
+        opener: Opener,
+        method: Method,
+        head: bytes,
+        request: bytes | None,
+        *,
+        timeout_s: float | None,
+        wait_for_ready: bool,
+        receive_bytes_max: int,
+    ) -> None:
+        self.head = head
+        """The header block by which the call begins."""
+        self.request = request
+        """The only request, encoded, or what is left of it; None if requests are written."""
+        self.wait_for_ready = wait_for_ready
+        self._opener = opener
+        self._method = method
+        self._max = receive_bytes_max
+        self._stream: Http2Stream | None = None
+        self._queue: MessageQueue | None = None
+        self._head: Metadata | None = None
+        self._status: tuple[grpc.StatusCode, str] | None = None
+        self._trailers: tuple[grpc.StatusCode, str] | None = None
+        """The status of a call that went well, and whose responses are not all read."""
+        self._trailing: Metadata = ()
+        self._cancelled = False
+        self._half_closed = request is not None
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._changed = Waiters()
+        """Wakes those that wait for the stream, the head of the answer, or the status."""
+        self._arrived = Waiters()
+        self._room = Waiters()
+        self._deadline = (
+            None
+            if timeout_s is None
+            else asyncio.get_running_loop().call_later(max(timeout_s, 0.0), self._expire)
+        )
+        opener.start(self)
+
+    # -- what the channel and the stream say
+
+    def opened(self, stream: Http2Stream) -> None:
+        """Take the stream, whose head is sent."""
+        self._stream = stream
+        if self.request is not None:
+            self._send(memoryview(prefixed(self.request)), ended=True)
+        self._changed.wake()
+
+    def _send(self, content: memoryview, *, ended: bool) -> memoryview:
+        """Send what may be sent, and return the rest."""
+        assert self._stream is not None
+        if self._stream.local_ended:
+            return content[:0]
+        rest = content[self._stream.send(content, ended=ended) :]
+        if ended:
+            self.request = bytes(rest) if rest else None
+        return rest
+
+    def on_room(self) -> None:
+        if self.request is not None:
+            # The beginning of the request is on its way.
+            self._send(memoryview(self.request), ended=True)
+        self._room.wake()
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        if ended:
+            code, details = status_of(fields)
+            self._trailing = tuple(
+                one for one in metadata_of(fields) if one[0] not in _OF_THE_STATUS
+            )
+            self._end(code, details)
+            return
+        found = dict(fields)
+        http = found.get(b":status", b"")
+        if http[:1] == b"1":
+            return  # Information, before the answer.
+        kind = found.get(b"content-type", b"")
+        encoding = found.get(b"grpc-encoding", b"identity").decode("latin-1")
+        if self._queue is not None:
+            self.finish(grpc.StatusCode.INTERNAL, "the server sent a second head")
+        elif http != b"200" or not kind.startswith(CONTENT_TYPE):
+            self.finish(*status_of([(b":status", http)]))
+        elif encoding not in ENCODINGS:
+            self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {encoding}")
+        else:
+            self._queue = MessageQueue(self._max, encoding)
+            self._head = metadata_of([one for one in fields if one[0][:1] != b":"])
+            self._changed.wake()
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        stream, queue = self._stream, self._queue
+        assert stream is not None
+        if self._status is not None:
+            stream.consume(len(content))
+        elif queue is None:
+            self.finish(grpc.StatusCode.INTERNAL, "the server sent content before its head")
+        else:
+            try:
+                consumed = queue.feed(memoryview(content))
+            except GazetteError as error:
+                large = isinstance(error, TooLarge)
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL
+                self.finish(code, str(error))
+                return
+            if consumed:
+                stream.consume(consumed)
+            if ended:
+                self.finish(grpc.StatusCode.INTERNAL, "the server ended the call without a status")
+            self._arrived.wake()
+
+    def on_fault(self, error: GazetteError) -> None:
+        code = grpc.StatusCode.UNAVAILABLE
+        if "stream" in error.facts:  # The connection goes on.
+            code = _STATUS_OF_RESET.get(str(error.facts.get("code")), grpc.StatusCode.INTERNAL)
+        self.finish(code, str(error))
+
+    def _end(self, code: grpc.StatusCode, details: str) -> None:
+        """Take the status that the server gave."""
+        queue = self._queue
+        if code is grpc.StatusCode.OK and queue is not None:
+            if queue.is_cut:
+                code, details = grpc.StatusCode.INTERNAL, "the last response is cut short"
+            elif not self._method.streams_responses and len(queue) != 1:
+                code, details = grpc.StatusCode.INTERNAL, f"{len(queue)} responses instead of one"
+            elif queue and self._method.streams_responses:
+                # The call ends once these are read.
+                self._trailers = (code, details)
+                self._arrived.wake()
+                return
+        elif code is grpc.StatusCode.OK and not self._method.streams_responses:
+            code, details = grpc.StatusCode.INTERNAL, "the server gave no response"
+        self.finish(code, details)
+
+    def _expire(self) -> None:
+        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def finish(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status, as far as this side knows. Do nothing if it has ended."""
+        if self._status is not None:
+            return
+        self._status = (code, details)
+        self.request = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        stream = self._stream
+        if stream is not None:
+            stream.reset(FaultCode.CANCEL)  # No effect on a stream that has ended on both sides.
+            stream.release()
+        self._opener.ended(self)
+        for waiters in (self._changed, self._arrived, self._room):
+            waiters.wake()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    # -- what grpc.aio offers
+
+    def cancel(self) -> bool:
+        """End the call. Return False if it has ended."""
+        if self._status is not None:
+            return False
+        self._cancelled = True
+        self.finish(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
+        return True
+
+    def cancelled(self) -> bool:
+        """Return True if the call was cancelled, here or there."""
+        return self._status is not None and self._status[0] is grpc.StatusCode.CANCELLED
+
+    def done(self) -> bool:
+        """Return True once the call has a status."""
+        return self._status is not None
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback`` with this call once it has ended, now if it has."""
+        if self._status is not None:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    async def code(self) -> grpc.StatusCode:
+        """Return the status once the call has ended."""
+        return (await self._ended())[0]
+
+    async def details(self) -> str:
+        """Return the text of the status once the call has ended."""
+        return (await self._ended())[1]
+
+    async def initial_metadata(self) -> Metadata:
+        """Return the metadata that came first; none of a call that ended before."""
+        while self._head is None and self._status is None:
+            await self._changed.wait()
+        return self._head or ()
+
+    async def trailing_metadata(self) -> Metadata:
+        """Return the metadata that came with the status."""
+        await self._ended()
+        return self._trailing
+
+    async def wait_for_connection(self) -> None:
+        """Return once the call has a connection. Raise ``AioRpcError`` if it ends before."""
+        await self._until_opened()
+        self._raise_for_status()
+
+    async def write(self, request: Any) -> None:
+        """Send a request, once the server and the socket take it.
+
+        Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it has ended.
+        """
+        if self._status is not None:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        if self._half_closed:
+            raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
+        encode = self._method.encode
+        content = memoryview(prefixed(request if encode is None else encode(request)))
+        with self._cancelling():
+            await self._until_opened()
+            while self._status is None:
+                content = self._send(content, ended=False)
+                if not content:
+                    break
+                await self._room.wait()
+        self._raise_for_status()
+
+    async def done_writing(self) -> None:
+        """Send the end of the requests. Do nothing if the call has ended. Raise as ``write``."""
+        if self._status is not None or self._half_closed:
+            return
+        self._half_closed = True
+        with self._cancelling():
+            await self._until_opened()
+            if self._status is None:
+                self._send(memoryview(b""), ended=True)
+        self._raise_for_status()
+
+    async def read(self) -> Any:
+        """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError``."""
+        with self._cancelling():
+            while not self._queue and self._trailers is None and self._status is None:
+                await self._arrived.wait()
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self._queue:
+            return self._take()
+        if self._trailers is not None:
+            self.finish(*self._trailers)
+        self._raise_for_status()
+        return EOF
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._responses()
+
+    async def _responses(self) -> AsyncIterator[Any]:
+        while (response := await self.read()) is not EOF:
+            yield response
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._response().__await__()
+
+    async def _response(self) -> Any:
+        with self._cancelling():
+            await self._ended()
+        self._raise_for_status()
+        return self._take()
+
+    def _take(self) -> Any:
+        assert self._queue is not None
+        message, consumed = self._queue.take()
+        if consumed and self._stream is not None:
+            self._stream.consume(consumed)
+        if self._trailers is not None and not self._queue:
+            self.finish(*self._trailers)
+        decode = self._method.decode
+        return message if decode is None else decode(message)
+
+    async def _ended(self) -> tuple[grpc.StatusCode, str]:
+        while self._status is None:
+            await self._changed.wait()
+        return self._status
+
+    async def _until_opened(self) -> None:
+        while self._stream is None and self._status is None:
+            await self._changed.wait()
+
+    @contextlib.contextmanager
+    def _cancelling(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _raise_for_status(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
+            code, details = self._status
+            raise grpc.aio.AioRpcError(
+                code,
+                grpc.aio.Metadata(*(self._head or ())),
+                grpc.aio.Metadata(*self._trailing),
+                details=details,
+                debug_error_string=details,
+            )

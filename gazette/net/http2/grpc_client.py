@@ -1,0 +1,445 @@
+"""A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
+
+It connects for the first call. A connection that is lost, or that its server drains, is made again for the
+next one. After a failed attempt it waits before the next, and calls fail meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, cast
+
+import grpc
+import grpc.aio
+
+from gazette.errors import Unavailable
+from gazette.net.http2.client_call import ClientCall, Method
+from gazette.net.http2.frames import ConnectionFault
+from gazette.net.http2.headers import encode_fields
+from gazette.net.http2.messages import ENCODINGS
+from gazette.net.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
+from gazette.net.http2.socket import Http2Socket
+from gazette.net.http2.waiters import Waiters
+from gazette.runtime.tasks import TaskScope
+from gazette.version import __version__
+
+State = grpc.ChannelConnectivity
+
+_UNIX: Final = "unix:"
+_GROWTH: Final = 1.6
+"""Factor between two waits after failed attempts, as of gRPC."""
+_JITTER: Final = 0.2
+_GOODBYE_S: Final = 1.0
+"""Seconds that a server gets to take the last bytes of a channel that is closed."""
+_AGENT: Final = f"gazette-python/{__version__}".encode()
+
+
+class _Options:
+    """Options of `grpc.aio`, as far as they apply here. The others are ignored."""
+
+    def __init__(self, options: Sequence[tuple[str, Any]]) -> None:
+        given: Mapping[str, Any] = dict(options)
+
+        def seconds(name: str, default_s: float) -> float:
+            return float(given.get(f"grpc.{name}_ms", default_s * 1e3)) / 1e3
+
+        self.receive_bytes_max = int(given.get("grpc.max_receive_message_length", 4 << 20))
+        if self.receive_bytes_max < 0:
+            self.receive_bytes_max = 1 << 32
+        self.connect_timeout_s = seconds("min_reconnect_backoff", 20.0)
+        self.backoff_min_s = seconds("initial_reconnect_backoff", 1.0)
+        self.backoff_max_s = seconds("max_reconnect_backoff", 120.0)
+        self.keepalive_s = seconds("keepalive_time", 7200.0)
+        self.keepalive_timeout_s = seconds("keepalive_timeout", 20.0)
+
+
+class Http2Channel:
+    """A channel to one target, ``host:port`` or ``unix:/path``. Loop-bound. Close it at the end.
+
+    ``tls`` is a context whose ALPN is ``h2``; None for no TLS. ``options`` are those of `grpc.aio`: times of
+    connecting and pings, and the largest message.
+    """
+
+    def __init__(
+        self, target: str, tls: ssl.SSLContext | None, options: Sequence[tuple[str, Any]] = ()
+    ) -> None:
+        self.target = target
+        self._tls = tls
+        self._options = _Options(options)
+        self._scope = TaskScope(f"channel to {target}")
+        self._connection: ClientConnection | None = None
+        self._connections: dict[ClientConnection, None] = {}
+        """Also those that take no more calls, and whose calls go on."""
+        self._connecting = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._backoff_s = self._options.backoff_min_s
+        self._reason = ""
+        self._calls: dict[ClientCall, None] = {}
+        self._waiting: dict[ClientCall, None] = {}
+        self._changed = Waiters()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- calls
+
+    def unary_unary(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
+        """Return a method of one request and one response."""
+        return self._method(path, False, False, *args, **kwargs)
+
+    def unary_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
+        """Return a method of one request and many responses."""
+        return self._method(path, False, True, *args, **kwargs)
+
+    def stream_unary(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
+        """Return a method of many requests, which are written, and one response."""
+        return self._method(path, True, False, *args, **kwargs)
+
+    def stream_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
+        """Return a method of many requests, which are written, and many responses."""
+        return self._method(path, True, True, *args, **kwargs)
+
+    def _method(
+        self,
+        path: str,
+        streams_requests: bool,
+        streams_responses: bool,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        _registered_method: bool | None = None,
+    ) -> Callable[..., ClientCall]:
+        encode = request_serializer
+        head = self._head_of(path)
+        method = Method(head, streams_requests, streams_responses, encode, response_deserializer)
+
+        def call(
+            request: Any = None,
+            *,
+            timeout: float | None = None,
+            metadata: Any = None,
+            wait_for_ready: bool | None = None,
+        ) -> ClientCall:
+            if self._closed:
+                raise grpc.aio.UsageError("Channel is closed.")
+            encoded = None
+            if not streams_requests:
+                encoded = request if encode is None else encode(request)
+            elif request is not None:
+                raise grpc.aio.UsageError("Write the requests one by one: iterators are not taken.")
+            fields = fields_of(metadata or ())
+            if timeout is not None:
+                fields.append(timeout_field(timeout))
+            return ClientCall(
+                self,
+                method,
+                head + encode_fields(fields),
+                encoded,
+                timeout_s=timeout,
+                wait_for_ready=bool(wait_for_ready),
+                receive_bytes_max=self._options.receive_bytes_max,
+            )
+
+        return call
+
+    def _head_of(self, path: str) -> bytes:
+        """Return the part of the header block that all calls of a method have."""
+        authority = "localhost" if self.target.startswith(_UNIX) else self.target
+        return encode_fields(
+            [
+                (b":method", b"POST"),
+                (b":scheme", b"http" if self._tls is None else b"https"),
+                (b":path", path.encode()),
+                (b":authority", authority.encode()),
+                (b"te", b"trailers"),
+                (b"content-type", CONTENT_TYPE),
+                (b"user-agent", _AGENT),
+                (b"grpc-accept-encoding", ",".join(ENCODINGS).encode()),
+            ]
+        )
+
+    def start(self, call: ClientCall) -> None:
+        """Open the stream of a call, now or once there is room for it."""
+        self._calls[call] = None
+        connection = self._connection
+        if connection is not None and connection.has_room and not self._waiting:
+            connection.open(call)
+        elif connection is None and self._retry is not None and not call.wait_for_ready:
+            asyncio.get_running_loop().call_soon(
+                call.finish, grpc.StatusCode.UNAVAILABLE, self._failure()
+            )
+        else:
+            self._waiting[call] = None
+            if connection is None and self._retry is None:
+                self._connect()
+
+    def ended(self, call: ClientCall) -> None:
+        """Forget a call."""
+        self._calls.pop(call, None)
+        self._waiting.pop(call, None)
+        self._changed.wake()
+
+    # -- the connection
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return the state of the connection. Begin to connect if there is none, and if asked for."""
+        if self._closed:
+            return State.SHUTDOWN
+        if self._connection is not None:
+            return State.READY
+        if self._connecting:
+            return State.CONNECTING
+        if self._retry is not None:
+            return State.TRANSIENT_FAILURE
+        if try_to_connect:
+            self._connect()
+        return State.IDLE
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Return once the state is another one."""
+        while self.get_state() is last_observed_state:
+            await self._changed.wait()
+
+    async def channel_ready(self) -> None:
+        """Return once there is a connection."""
+        while (state := self.get_state(try_to_connect=True)) is not State.READY:
+            if state is State.SHUTDOWN:
+                raise grpc.aio.UsageError("Channel is closed.")
+            await self.wait_for_state_change(state)
+
+    def _connect(self) -> None:
+        self._retry = None
+        if not self._closed and not self._connecting:
+            self._connecting = True
+            self._scope.spawn(self._attempt(), name="connect")
+            self._changed.wake()
+
+    async def _attempt(self) -> None:
+        made: list[ClientConnection] = []
+
+        def make() -> ClientConnection:
+            made.append(ClientConnection(self, self._options))
+            return made[-1]
+
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                await self._open_socket(make)
+                await made[-1].until_settled()
+        except (OSError, ValueError, Unavailable) as error:  # TimeoutError is an OSError.
+            for one in made:
+                one.abort()
+            text = "connect timed out" if isinstance(error, TimeoutError) else str(error)
+            self._not_connected(text)
+        except asyncio.CancelledError:
+            for one in made:
+                one.abort()
+            raise
+        else:
+            self._connected(made[-1])
+
+    async def _open_socket(self, make: Callable[[], ClientConnection]) -> None:
+        loop = asyncio.get_running_loop()
+        if self.target.startswith(_UNIX):
+            path = self.target.removeprefix(_UNIX)
+            await loop.create_unix_connection(make, "/" + path.lstrip("/"))
+            return
+        host, _, port = self.target.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        transport, _ = await loop.create_connection(
+            make, host, int(port), ssl=self._tls, happy_eyeballs_delay=0.25
+        )
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            raise Unavailable("the server does not speak HTTP/2 over TLS")
+        _end_when_unheard(transport.get_extra_info("socket"), self._options.keepalive_timeout_s)
+
+    def _connected(self, connection: ClientConnection) -> None:
+        self._connecting = False
+        self._backoff_s = self._options.backoff_min_s
+        if connection.is_closing:
+            self._not_connected("the server closed the connection")
+            return
+        self._connection = connection
+        self._changed.wake()
+        self.room(connection)
+
+    def _not_connected(self, reason: str) -> None:
+        self._connecting = False
+        if self._closed:
+            return
+        self._reason = reason
+        delay_s = self._backoff_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+        self._backoff_s = min(self._backoff_s * _GROWTH, self._options.backoff_max_s)
+        self._retry = asyncio.get_running_loop().call_later(delay_s, self._connect)
+        self._changed.wake()
+        for call in list(self._waiting):
+            if not call.wait_for_ready:
+                call.finish(grpc.StatusCode.UNAVAILABLE, self._failure())
+
+    def _failure(self) -> str:
+        return f"failed to connect to {self.target}: {self._reason}"
+
+    def room(self, connection: ClientConnection) -> None:
+        """Open the streams of calls that wait, as far as the server takes them."""
+        while connection is self._connection and self._waiting and connection.has_room:
+            call = next(iter(self._waiting))
+            del self._waiting[call]
+            connection.open(call)
+
+    def made(self, connection: ClientConnection) -> None:
+        """Note a connection whose socket is open."""
+        self._connections[connection] = None
+
+    def drained(self, connection: ClientConnection) -> None:
+        """Give later calls to another connection."""
+        if self._connection is connection:
+            self._connection = None
+            self._changed.wake()
+            if self._waiting:
+                self._connect()
+
+    def lost(self, connection: ClientConnection) -> None:
+        """Forget a connection whose socket is closed."""
+        self._connections.pop(connection, None)
+        self.drained(connection)
+        self._changed.wake()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Take no more calls. Cancel those that have not ended after ``grace`` seconds, then disconnect.
+
+        Cancellation: calls are cancelled, and sockets cut off. May be repeated.
+        """
+        self._closed = True
+        self._changed.wake()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace or 0.0):
+                    while self._calls:
+                        await self._changed.wait()
+            for call in list(self._calls):
+                call.cancel()
+            for connection in list(self._connections):
+                connection.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    while self._connections:
+                        await self._changed.wait()
+        finally:
+            for call in list(self._calls):
+                call.cancel()
+            for connection in list(self._connections):
+                connection.abort()
+            await self._scope.stop()
+
+
+class ClientConnection(Http2Socket):
+    """One connection of a channel."""
+
+    def __init__(self, channel: Http2Channel, options: _Options) -> None:
+        super().__init__(None)
+        self._channel = channel
+        self._keepalive_s = options.keepalive_s
+        self._keepalive_timeout_s = options.keepalive_timeout_s
+        self._reason = ""
+        self._settled = Waiters()
+
+    @property
+    def has_room(self) -> bool:
+        """Return True if the server takes one more call now."""
+        connection = self._connection
+        return (
+            not self._closing
+            and not connection.draining
+            and connection.streams < connection.peer_streams_max
+        )
+
+    async def until_settled(self) -> None:
+        """Return once the server's settings have arrived. Raise ``Unavailable`` if it ends before."""
+        while not self._connection.settled:
+            if self._closing:
+                raise Unavailable(self._reason or "the server closed the connection")
+            await self._settled.wait()
+
+    def open(self, call: ClientCall) -> None:
+        """Open the stream of a call."""
+        call.opened(self._connection.open(call.head, call, ended=False))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._channel.made(self)
+        self._set_timer(self._keepalive_s, self._check)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._reason = self._reason or str(error or "Socket closed")
+        self._connection.lose(Unavailable(self._reason))
+        self._settled.wake()
+        self._channel.lost(self)
+
+    def _on_fault(self, fault: ConnectionFault) -> None:
+        self._reason = str(fault)
+        self._channel.drained(self)
+        super()._on_fault(fault)
+
+    def _on_change(self) -> None:
+        connection = self._connection
+        self._settled.wake()
+        if connection.draining:
+            self._channel.drained(self)
+            if not connection.streams:
+                self._loop.call_soon(self.close)
+        else:
+            self._channel.room(self)
+
+    def _check(self) -> None:
+        """Give up a server that is silent although calls wait for it."""
+        if not self._connection.streams:
+            self._pinged_at = None
+        elif self._fell_silent(self._keepalive_s / 2, self._keepalive_timeout_s / 2):
+            self._reason = "keepalive watchdog timeout"
+            self.abort()
+            return
+        asked = self._pinged_at is not None
+        self._set_timer(self._keepalive_timeout_s if asked else self._keepalive_s, self._check)
+
+
+def _end_when_unheard(connection: Any, seconds: float) -> None:
+    """Close the connection if the peer's machine acknowledges nothing of what was sent for so long."""
+    if connection is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    milliseconds = int(seconds * 1e3)
+    with contextlib.suppress(OSError):  # A kernel that refuses this waits longer.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+class Http2Transport:
+    """The machine's network, by our own HTTP/2. ``tls`` makes the context of channels with TLS."""
+
+    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+        self._tls = tls
+
+    @property
+    def ends_silent_calls(self) -> bool:
+        """Return False: pings are minutes apart, as servers permit no more."""
+        return False
+
+    def channel(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        options: Sequence[tuple[str, Any]],
+    ) -> grpc.aio.Channel:
+        """Make a channel; with TLS if there are ``credentials``, of which only that counts."""
+        context = None if credentials is None else self._tls()
+        return cast("grpc.aio.Channel", Http2Channel(target, context, options))

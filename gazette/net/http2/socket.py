@@ -1,0 +1,137 @@
+"""The socket of one HTTP/2 connection, of a server or of a client.
+
+What is sent within a turn of the loop goes out at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gazette.net.http2.connection import Accept, BytesLike, Http2Connection
+from gazette.net.http2.frames import ConnectionFault
+
+log = logging.getLogger(__name__)
+
+CLOSING_S: Final = 5.0
+"""Seconds that a peer gets to take the last bytes of a connection."""
+_FLUSH_BYTES: Final = 1 << 16
+_PING: Final = b"gazette\x01"
+
+
+class Http2Socket(asyncio.Protocol):
+    """A protocol of asyncio that moves bytes between its transport and an `Http2Connection`."""
+
+    def __init__(self, accept: Accept | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connection = Http2Connection(self._write, self._loop.time, accept)
+        self._connection.on_change = self._on_change
+        self._out: list[BytesLike] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._heard_at = self._loop.time()
+        self._stalled_at: float | None = None
+        self._pinged_at: float | None = None
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_closing(self) -> bool:
+        """Return True once the connection takes nothing more."""
+        return self._closing
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connection.begin()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at, self._pinged_at = self._loop.time(), None
+        if self._closing:
+            return
+        try:
+            self._connection.receive(data)
+        except ConnectionFault as fault:
+            self._on_fault(fault)
+        self._flush()
+
+    def eof_received(self) -> bool:
+        # The transport is closed: a peer that has ended its side cannot be answered.
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport, self._closing = None, True
+
+    def pause_writing(self) -> None:
+        self._stalled_at = self._loop.time()
+        self._connection.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled_at = None
+        self._connection.resume()
+
+    def close(self) -> None:
+        """End the connection once the peer has taken what was sent, within a short time."""
+        if self._closing:
+            return
+        self._closing = True
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+            self._set_timer(CLOSING_S, self.abort)
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _on_change(self) -> None:
+        """Learn that streams have ended, or that the peer's settings have changed."""
+
+    def _on_fault(self, fault: ConnectionFault) -> None:
+        """Learn that the peer broke a rule. The connection is of no more use."""
+        log.debug("a connection is ended: %(error)s", {"error": fault})
+        self.close()
+
+    def _fell_silent(self, silence_s: float, answer_s: float) -> bool:
+        """Ask a peer that was not heard for ``silence_s`` for an answer.
+
+        Return True if it gave none for ``answer_s``.
+        """
+        now = self._loop.time()
+        if self._pinged_at is not None:
+            return now - self._pinged_at >= answer_s
+        if now - self._heard_at >= silence_s:
+            self._pinged_at = now
+            self._connection.ping(_PING)
+        return False
+
+    def _write(self, content: BytesLike) -> None:
+        self._out.append(content)
+        self._out_bytes += len(content)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._out:
+            return
+        content = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out, self._out_bytes = [], 0
+        if self._transport is not None:
+            self._transport.write(content)
+
+    def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, callback)
