@@ -450,12 +450,16 @@ class World:
         self.on_exited(process)
 
     def holder(self, id: str, since: float) -> tuple[str, ...]:
-        """Return the processes that had a member id, in order, from ``since`` until now."""
-        return tuple(
+        """Return the processes that had a member id, in order, from ``since`` until now.
+
+        One that etcd has never named serves nothing yet. It counts only if there is no other.
+        """
+        names = [
             one.name
             for one in self.processes
             if one.id == id and (one.ended_at is None or one.ended_at >= since)
-        )
+        ]
+        return tuple(name for name in names if name in self.history.members) or tuple(names)
 
     def primary(self, id: str, since: float, revision: int) -> tuple[str, ...]:
         """Return those of ``holder`` that can have led at a ``revision``, or all if none can."""
