@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -274,21 +273,6 @@ async def test_unix_sockets_are_endpoints(broker: StubBroker, tmp_path: Path) ->
     await channels.journal(f"unix://localhost{tmp_path}/socket").ListFragments(FRAGMENTS)
     await channels.close()
     await server.stop(None)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a self-signed certificate for localhost, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    certificate, key = directory / "certificate.pem", directory / "key.pem"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    subprocess.run(
-        [*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True
-    )
-    return certificate, key
 
 
 @pytest.mark.parametrize("mutual", [False, True])

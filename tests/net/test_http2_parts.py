@@ -62,6 +62,17 @@ def test_messages_are_whole_however_they_are_cut(seed: int) -> None:
     assert not queue.is_cut
 
 
+def test_large_messages_that_are_not_taken_do_not_grow() -> None:
+    """Only one is consumed before it is taken, so the window of the stream bounds the others."""
+    queue, large = MessageQueue(1 << 20), prefixed(bytes(300_000))
+    content = memoryview(large * 10)
+    consumed = sum(queue.feed(content[at : at + 16_384]) for at in range(0, len(content), 16_384))
+    assert consumed <= len(large)
+    while queue:
+        consumed += queue.take()[1]
+    assert consumed == len(content)
+
+
 def test_a_large_message_is_consumed_as_it_arrives() -> None:
     """It need not fit into a window of the stream."""
     queue = MessageQueue(4 << 20)
@@ -131,7 +142,8 @@ def test_statuses_go_and_come_back(details: str) -> None:
 
 def test_answers_of_servers_that_do_not_speak_grpc() -> None:
     assert status_of([(b":status", b"404")])[0] is grpc.StatusCode.UNIMPLEMENTED
-    assert status_of([(b":status", b"502")])[0] is grpc.StatusCode.UNKNOWN
+    assert status_of([(b":status", b"502")])[0] is grpc.StatusCode.UNAVAILABLE
+    assert status_of([(b":status", b"500")])[0] is grpc.StatusCode.UNKNOWN
     assert status_of([(b"grpc-status", b"99")])[0] is grpc.StatusCode.UNKNOWN
 
 

@@ -54,6 +54,10 @@ class Handlers:
         async for request in requests:
             yield request
 
+    async def ignore(self, requests: Any, call: Any) -> bytes:
+        del requests, call
+        return b"enough"
+
     async def hang(self, request: bytes, call: Any) -> bytes:
         del request, call
         self.running.set()
@@ -89,6 +93,7 @@ class Handlers:
                 "Count": grpc.unary_stream_rpc_method_handler(self.count),
                 "Length": grpc.stream_unary_rpc_method_handler(self.length),
                 "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
+                "Ignore": grpc.stream_unary_rpc_method_handler(self.ignore),
                 "Hang": grpc.unary_unary_rpc_method_handler(self.hang),
                 "Status": grpc.unary_unary_rpc_method_handler(self.status),
                 "Defect": grpc.unary_unary_rpc_method_handler(self.defect),

@@ -1,4 +1,4 @@
-"""The simulated network, and our own client and server, answer as `grpc.aio` does: each test runs over all."""
+"""The simulated network, our client and our server answer as `grpc.aio` does: each test runs over all."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ class ClientCall(StreamListener):
     """
 
     __slots__ = (
+        "_again",
         "_arrived",
         "_callbacks",
         "_cancelled",
@@ -101,6 +102,8 @@ class ClientCall(StreamListener):
         self.request = request
         """The only request, encoded, or what is left of it; None if requests are written."""
         self.wait_for_ready = wait_for_ready
+        self._again = request
+        """The request, until the call was begun a second time."""
         self._opener = opener
         self._method = method
         self._max = receive_bytes_max
@@ -153,9 +156,8 @@ class ClientCall(StreamListener):
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         if ended:
             code, details = status_of(fields)
-            self._trailing = tuple(
-                one for one in metadata_of(fields) if one[0] not in _OF_THE_STATUS
-            )
+            plain = metadata_of(_plain(fields))
+            self._trailing = tuple(one for one in plain if one[0] not in _OF_THE_STATUS)
             self._end(code, details)
             return
         found = dict(fields)
@@ -172,7 +174,8 @@ class ClientCall(StreamListener):
             self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {encoding}")
         else:
             self._queue = MessageQueue(self._max, encoding)
-            self._head = metadata_of([one for one in fields if one[0][:1] != b":"])
+            self._head = metadata_of(_plain(fields))
+            self._again = None
             self._changed.wake()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
@@ -197,10 +200,22 @@ class ClientCall(StreamListener):
             self._arrived.wake()
 
     def on_fault(self, error: GazetteError) -> None:
+        name = str(error.facts.get("code"))
+        if name == FaultCode.REFUSED_STREAM.name and self._again is not None:
+            self._repeat()
+            return
         code = grpc.StatusCode.UNAVAILABLE
         if "stream" in error.facts:  # The connection goes on.
-            code = _STATUS_OF_RESET.get(str(error.facts.get("code")), grpc.StatusCode.INTERNAL)
+            code = _STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
         self.finish(code, str(error))
+
+    def _repeat(self) -> None:
+        """Begin once more: the server has seen nothing of the call, such as one that restarts."""
+        assert self._stream is not None
+        self.request, self._again = self._again, None
+        self._stream.release()
+        self._stream = None
+        self._opener.start(self)
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
         """Take the status that the server gave."""
@@ -227,7 +242,7 @@ class ClientCall(StreamListener):
         if self._status is not None:
             return
         self._status = (code, details)
-        self.request = None
+        self.request = self._again = None
         if self._deadline is not None:
             self._deadline.cancel()
         stream = self._stream
@@ -390,3 +405,8 @@ class ClientCall(StreamListener):
                 details=details,
                 debug_error_string=details,
             )
+
+
+def _plain(fields: Fields) -> Fields:
+    """Return the fields without those of HTTP/2 itself."""
+    return [one for one in fields if one[0][:1] != b":"]

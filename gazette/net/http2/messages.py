@@ -12,7 +12,9 @@ from gazette.errors import Invalid, TooLarge
 
 PREFIX_BYTES: Final = 5
 _LARGE: Final = 1 << 18
-"""A message of more bytes is charged to the peer's window as it arrives: it need not fit into the window."""
+"""A message of more bytes is consumed as it arrives, if no other waits to be taken: it need not fit
+into the window.
+"""
 _WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 ENCODINGS: Final = ("identity", *_WINDOW_BITS)
 
@@ -60,14 +62,22 @@ class MessageQueue:
         if self._have >= self._need:
             whole = content if len(self._parts) == 1 else memoryview(b"".join(self._parts))
             self._split(whole)
-        if self._need <= _LARGE:
-            return 0
-        consumed, self._reported = self._have - self._reported, self._have
-        return consumed
+        return self._consumed_early()
 
     def take(self) -> tuple[bytes, int]:
         """Return the next message, and the bytes that are consumed by that. There must be one."""
-        return self._messages.popleft()
+        message, consumed = self._messages.popleft()
+        return message, consumed + self._consumed_early()
+
+    def _consumed_early(self) -> int:
+        """Return the bytes of a large message under way that its peer may replace by later ones.
+
+        While other messages wait, there are none: what is not taken must not grow.
+        """
+        if self._need <= _LARGE or self._messages:
+            return 0
+        consumed, self._reported = self._have - self._reported, self._have
+        return consumed
 
     def _split(self, data: memoryview) -> None:
         at, end = 0, data.nbytes

@@ -48,6 +48,10 @@ _STATUS_OF_HTTP: Final = {
     b"401": grpc.StatusCode.UNAUTHENTICATED,
     b"403": grpc.StatusCode.PERMISSION_DENIED,
     b"404": grpc.StatusCode.UNIMPLEMENTED,
+    b"429": grpc.StatusCode.UNAVAILABLE,
+    b"502": grpc.StatusCode.UNAVAILABLE,
+    b"503": grpc.StatusCode.UNAVAILABLE,
+    b"504": grpc.StatusCode.UNAVAILABLE,
 }
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 

@@ -1,0 +1,493 @@
+"""Our gRPC client over HTTP/2, against servers of the package grpcio, our own, and none at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette.client.rpc.errors import END_OF_STREAM
+from gazette.net.http2 import frames as fr
+from gazette.net.http2.connection import HELD_BYTES
+from gazette.net.http2.grpc_client import Http2Channel, Http2Transport
+from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http2.headers import encode_fields
+from gazette.net.http2.metadata import timeout_field, timeout_of
+from gazette.net.http_server import bind_tcp
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from gazette.testing.instant_clock import eventually
+from tests.net.test_http2_server import LARGEST, METHOD, Handlers
+
+CODE = grpc.StatusCode
+State = grpc.ChannelConnectivity
+LARGE = 24 << 20
+HEAD = b"\x88" + encode_fields([(b"content-type", b"application/grpc")])
+OK = encode_fields([(b"grpc-status", b"0")])
+
+
+class Served:
+    """Handlers at an address, served by grpcio or by our own server."""
+
+    def __init__(self, own: bool, options: tuple[tuple[str, Any], ...] = ()) -> None:
+        self.handlers = Handlers()
+        self.own = own
+        self.options = options
+        self.port = 0
+        self.server: Any = None
+
+    async def start(self) -> None:
+        listener = bind_tcp("127.0.0.1", self.port)
+        self.port = int(listener.getsockname()[1])
+        if self.own:
+            self.server = GrpcServer(SystemClock(), max_recv_bytes=1 << 30, limit=10)
+            self.server.listen(listener, None)
+        else:
+            listener.close()
+            limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+            self.server = grpc.aio.server(options=[*limits, *self.options])
+            self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.server.add_generic_rpc_handlers((self.handlers.table(),))
+        await self.server.start()
+
+    def channel(self, **options: Any) -> Any:
+        chosen = {
+            "grpc.max_receive_message_length": -1,
+            "grpc.initial_reconnect_backoff_ms": 20,
+            "grpc.max_reconnect_backoff_ms": 20,
+        }
+        return Http2Channel(f"127.0.0.1:{self.port}", None, [*{**chosen, **options}.items()])
+
+
+@pytest.fixture(params=["grpcio", "own"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    served = Served(own=request.param == "own")
+    await served.start()
+    yield served
+    served.handlers.gate.set()
+    await served.server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def answering(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[Any]:
+    """Serve one raw connection at a time. Yield a channel to it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    options = [("grpc.min_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 20)]
+    try:
+        async with Http2Channel(f"127.0.0.1:{port}", None, options) as channel:
+            yield channel
+    finally:
+        server.close()
+
+
+def frames(*each: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Return a server that answers the first call with these frames, then reads on."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({}))
+        received = b""
+        while b"/test.Service/" not in received:
+            received += await reader.read(1 << 16)
+        writer.write(b"".join(each))
+        while await reader.read(1 << 16):
+            pass
+
+    return answer
+
+
+def double(channel: Any) -> Any:
+    return channel.unary_unary(f"{METHOD}Double")
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return raised.value
+
+
+async def test_metadata_goes_both_ways(served: Served) -> None:
+    async with served.channel() as channel:
+        call = double(channel)(b"ab", metadata=(("a", "text"), ("b-bin", b"\x00\xff")))
+        assert await call.initial_metadata() == (("first", "1"),)
+        assert await call == b"abab"
+        sent = dict(await call.trailing_metadata())
+        assert (sent["a"], sent["b-bin"]) == ("text", b"\x00\xff")
+        error = await failure(double(channel)(b"abort"))
+        assert error.code() is CODE.NOT_FOUND
+        assert error.details() == "ünïcode %"
+        trailing: Any = error.trailing_metadata()
+        assert dict(trailing) == {"k": "v", "k-bin": b"\xff"}
+        with pytest.raises(ValueError, match="bad"):
+            double(channel)(b"", metadata=(("bad", "line\n"),))
+        assert await double(channel)(b"x") == b"xx"
+
+
+async def test_large_messages_pass_the_windows_in_both_directions(served: Served) -> None:
+    """Other calls of the connection go on meanwhile."""
+    async with served.channel() as channel:
+        large = bytes(LARGE)
+        async with TaskScope("large") as scope:
+            task = scope.spawn(_awaited(double(channel)(large)), name="one")
+            for _ in range(20):
+                assert await double(channel)(b"x") == b"xx"
+        assert len(task.result()) == 2 * LARGE
+        call = channel.stream_unary(f"{METHOD}Length")()
+        for _ in range(50):
+            await call.write(bytes(1 << 20))
+        await call.done_writing()
+        assert await call == str(50 << 20).encode()
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def test_a_server_that_reads_nothing_holds_the_writer_up(served: Served) -> None:
+    """A writer that is cancelled meanwhile ends its call, and the server's handler."""
+    async with served.channel() as channel:
+        call = channel.stream_stream(f"{METHOD}Echo")()
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                await call.write(bytes(1 << 18))
+                written += 1
+
+        async with TaskScope("writer") as scope:
+            task = scope.spawn(write(), name="write")
+            for _ in range(200):
+                await SystemClock().sleep(0.005)
+                before = written
+            while written != before:
+                before = written
+                await SystemClock().sleep(0.05)
+            task.cancel()
+        assert call.cancelled()
+        assert written < 200, "the writer was held up at none of the windows"
+        assert await double(channel)(b"x") == b"xx"
+
+
+async def test_a_message_that_is_too_large_is_refused(served: Served) -> None:
+    async with served.channel(**{"grpc.max_receive_message_length": 1000}) as channel:
+        error = await failure(double(channel)(bytes(600)))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert await double(channel)(b"x") == b"xx"
+
+
+async def test_what_is_not_read_takes_no_room_from_other_calls(served: Served) -> None:
+    """Neither of calls that are cancelled, nor of requests that a handler leaves."""
+    async with served.channel() as channel:
+        for _ in range(2 * HELD_BYTES // (4 << 20)):
+            call = channel.unary_stream(f"{METHOD}Count")(b"1000")
+            assert len(await call.read()) == 100_000
+            call.cancel()
+        for _ in range(2 * HELD_BYTES // (3 << 20)):
+            call = channel.stream_unary(f"{METHOD}Ignore")()
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for _ in range(3):
+                    await call.write(bytes(1 << 20))
+            assert await call == b"enough"
+        assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
+
+
+async def test_deadlines_end_calls_at_both_ends(served: Served) -> None:
+    async with served.channel() as channel:
+        error = await failure(channel.unary_unary(f"{METHOD}Hang")(b"", timeout=0.2))
+        assert error.code() is CODE.DEADLINE_EXCEEDED
+        await eventually(lambda: served.handlers.cancelled == 1)
+
+
+async def test_calls_end_with_their_connection_and_the_next_one_connects(served: Served) -> None:
+    async with served.channel() as channel:
+        hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
+        await served.handlers.running.wait()
+        await served.server.stop(0)
+        assert (await failure(hanging)).code() in (CODE.UNAVAILABLE, CODE.CANCELLED)
+        while (await failure(double(channel)(b"x"))).code() is not (CODE.UNAVAILABLE):
+            pass
+        await eventually(lambda: channel.get_state() is State.TRANSIENT_FAILURE)
+        await served.start()
+        call = double(channel)(b"x", wait_for_ready=True)
+        assert await call == b"xx"
+        assert channel.get_state() is State.READY
+
+
+async def test_a_server_that_drains_ends_old_calls_and_gets_no_new_ones(served: Served) -> None:
+    async with served.channel() as channel, TaskScope("stop") as scope:
+        hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
+        await served.handlers.running.wait()
+        scope.spawn(served.server.stop(30), name="stop")
+        await eventually(lambda: channel.get_state() is not State.READY)
+        served.handlers.gate.set()
+        assert await hanging == b"done"
+
+
+async def test_more_calls_than_a_server_takes_wait_for_each_other() -> None:
+    """Calls that end meanwhile never reach the server."""
+    begun = 0
+
+    async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        while data := await reader.read(1 << 16):
+            if b"/test.Service/" not in data:
+                continue
+            assert data.count(b"/test.Service/") == 1
+            answer = (
+                fr.frame(fr.HEADERS, 4, 2 * begun + 1, HEAD),
+                fr.frame(fr.DATA, 0, 2 * begun + 1, b"\0\0\0\0\1x"),
+                fr.frame(fr.HEADERS, 5, 2 * begun + 1, OK),
+            )
+            begun += 1
+            if begun == 1:
+                await late.wait()
+            writer.write(b"".join(answer))
+
+    late = asyncio.Event()
+    async with answering(one_at_a_time) as channel:
+        calls = [double(channel)(b"") for _ in range(5)]
+        error = await failure(double(channel)(b"x", timeout=0.1))
+        assert error.code() is CODE.DEADLINE_EXCEEDED
+        late.set()
+        assert [await call for call in calls] == [b"x"] * 5
+    assert begun == 5
+
+
+async def test_a_call_that_a_server_refused_unseen_is_made_once_more() -> None:
+    answer = (
+        fr.rst_stream(1, fr.FaultCode.REFUSED_STREAM),
+        fr.frame(fr.HEADERS, 4, 3, HEAD),
+        fr.frame(fr.DATA, 0, 3, b"\0\0\0\0\1x"),
+        fr.frame(fr.HEADERS, 5, 3, OK),
+    )
+    async with answering(frames(*answer)) as channel:
+        assert await double(channel)(b"x") == b"x"
+
+
+async def test_compressed_responses_are_read() -> None:
+    served = Served(own=False)
+    served.server = None
+    listener = bind_tcp("127.0.0.1", 0)
+    served.port = int(listener.getsockname()[1])
+    listener.close()
+    server = grpc.aio.server(compression=grpc.Compression.Gzip)
+    server.add_insecure_port(f"127.0.0.1:{served.port}")
+    server.add_generic_rpc_handlers((served.handlers.table(),))
+    await server.start()
+    async with served.channel() as channel:
+        assert await double(channel)(b"x" * 5000) == b"x" * 10_000
+    await server.stop(0)
+
+
+async def test_a_server_that_says_nothing_is_given_up() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with answering(silent) as channel:
+        error = await failure(double(channel)(b"x"))
+        assert error.code() is CODE.UNAVAILABLE
+        assert "timed out" in str(error.details())
+
+
+async def test_a_server_of_another_protocol_is_named() -> None:
+    async def http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+    async with answering(http1) as channel:
+        error = await failure(double(channel)(b"x"))
+        assert error.code() is CODE.UNAVAILABLE
+        assert "FRAME_SIZE_ERROR" in str(error.details()) or "SETTINGS" in str(error.details())
+
+
+ANSWERS = {
+    "no gRPC": (
+        [fr.frame(fr.HEADERS, 5, 1, b"\x88" + encode_fields([(b"content-type", b"text/html")]))],
+        CODE.UNKNOWN,
+    ),
+    "503": ([fr.frame(fr.HEADERS, 5, 1, encode_fields([(b":status", b"503")]))], CODE.UNAVAILABLE),
+    "no status": (
+        [fr.frame(fr.HEADERS, 4, 1, HEAD), fr.frame(fr.DATA, 1, 1, b"\0\0\0\0\1x")],
+        CODE.INTERNAL,
+    ),
+    "no response": (
+        [fr.frame(fr.HEADERS, 4, 1, HEAD), fr.frame(fr.HEADERS, 5, 1, OK)],
+        CODE.INTERNAL,
+    ),
+    "two responses": (
+        [
+            fr.frame(fr.HEADERS, 4, 1, HEAD),
+            fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x\0\0\0\0\1x"),
+            fr.frame(fr.HEADERS, 5, 1, OK),
+        ],
+        CODE.INTERNAL,
+    ),
+    "a cut response": (
+        [
+            fr.frame(fr.HEADERS, 4, 1, HEAD),
+            fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\2x"),
+            fr.frame(fr.HEADERS, 5, 1, OK),
+        ],
+        CODE.INTERNAL,
+    ),
+    "content first": ([fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x")], CODE.INTERNAL),
+    "two heads": ([fr.frame(fr.HEADERS, 4, 1, HEAD)] * 2, CODE.INTERNAL),
+    "refused twice": (
+        [fr.rst_stream(one, fr.FaultCode.REFUSED_STREAM) for one in (1, 3)],
+        CODE.UNAVAILABLE,
+    ),
+    "calm": ([fr.rst_stream(1, fr.FaultCode.ENHANCE_YOUR_CALM)], CODE.RESOURCE_EXHAUSTED),
+    "reset": ([fr.rst_stream(1, fr.FaultCode.PROTOCOL_ERROR)], CODE.INTERNAL),
+    "given up": ([fr.goaway(0, fr.FaultCode.INTERNAL_ERROR, "a defect")], CODE.UNAVAILABLE),
+    "drained before": ([fr.goaway(0, fr.FaultCode.NO_ERROR)], CODE.UNAVAILABLE),
+    "a push": ([fr.frame(fr.PUSH_PROMISE, 4, 1, bytes(4))], CODE.UNAVAILABLE),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_answers_that_break_a_rule_end_the_call_by_a_status(kind: str) -> None:
+    answer, code = ANSWERS[kind]
+    async with answering(frames(*answer)) as channel:
+        error = await failure(double(channel)(b"x"))
+        assert error.code() is code, error
+        assert error.details()
+
+
+async def test_information_before_an_answer_is_passed_over() -> None:
+    hint = fr.frame(fr.HEADERS, 4, 1, encode_fields([(b":status", b"103")]))
+    rest = [
+        fr.frame(fr.HEADERS, 4, 1, HEAD),
+        fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x"),
+        fr.frame(fr.HEADERS, 5, 1, OK),
+    ]
+    async with answering(frames(hint, *rest)) as channel:
+        assert await double(channel)(b"x") == b"x"
+
+
+async def test_a_call_that_ended_well_can_be_read_to_its_end(served: Served) -> None:
+    async with served.channel() as channel:
+        call = channel.unary_stream(f"{METHOD}Count")(b"3")
+        await SystemClock().sleep(0.2)  # All has arrived, most likely.
+        got = [len(await call.read()) for _ in range(3)]
+        assert got == [100_000] * 3
+        assert await call.read() is END_OF_STREAM
+        assert await call.read() is END_OF_STREAM
+        assert await call.code() is CODE.OK
+
+
+async def test_closing_gives_calls_their_grace(served: Served) -> None:
+    channel = served.channel()
+    async with TaskScope("close") as scope:
+        hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
+        await served.handlers.running.wait()
+        scope.spawn(channel.close(30), name="close")
+        await eventually(lambda: channel.get_state() is State.SHUTDOWN)
+        with pytest.raises(grpc.aio.UsageError):
+            double(channel)(b"x")
+        served.handlers.gate.set()
+        assert await hanging == b"done"
+    await channel.close()
+
+
+async def test_a_silent_server_is_asked_and_then_given_up(served: Served) -> None:
+    async with served.channel() as channel:
+        hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
+        await served.handlers.running.wait()
+        (connection,) = channel._connections
+        connection._heard_at -= 7200.0
+        connection._check()
+        assert connection._pinged_at
+        await eventually(lambda: connection._pinged_at is None)  # It has answered.
+        connection._pinged_at = connection._heard_at - 30.0
+        connection._check()
+        error = await failure(hanging)
+        assert error.code() is CODE.UNAVAILABLE
+        assert "keepalive" in str(error.details())
+
+
+async def test_numbers_of_streams_that_are_used_up_make_a_new_connection(served: Served) -> None:
+    async with served.channel() as channel:
+        assert await double(channel)(b"x") == b"xx"
+        (first,) = channel._connections
+        first._connection._next = fr.WINDOW_MAX - 2
+        assert [await double(channel)(b"x") for _ in range(4)] == [b"xx"] * 4
+        await eventually(lambda: first not in channel._connections)
+
+
+async def test_tls_needs_a_server_of_that_name_that_speaks_http2(
+    certificate: tuple[Path, Path],
+) -> None:
+    chain, key = certificate
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(chain, key)
+    handlers = Handlers()
+
+    def context() -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=chain)
+        made.set_alpn_protocols(["h2"])
+        return made
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served)
+    plain = server.sockets[0].getsockname()[1]
+    grpcio = grpc.aio.server()
+    grpcio.add_generic_rpc_handlers((handlers.table(),))
+    pair = (key.read_bytes(), chain.read_bytes())
+    port = grpcio.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await grpcio.start()
+    transport = Http2Transport(context)
+    credentials = grpc.ssl_channel_credentials()
+    async with transport.channel(f"127.0.0.1:{port}", credentials, ()) as channel:
+        assert await double(channel)(b"x") == b"xx"
+    for target, says in ((f"127.0.0.1:{plain}", "HTTP/2"), (f"127.0.0.2:{port}", "127.0.0.2")):
+        async with transport.channel(target, credentials, ()) as channel:
+            error = await failure(double(channel)(b"x"))
+            assert error.code() is CODE.UNAVAILABLE
+            assert says in str(error.details())
+    server.close()
+    await grpcio.stop(0)
+
+
+async def test_unix_sockets(tmp_path: Path) -> None:
+    handlers = Handlers()
+    path = str(tmp_path / "s")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    server = GrpcServer(SystemClock(), max_recv_bytes=LARGEST, limit=10)
+    server.listen(listener, None)
+    server.add_generic_rpc_handlers((handlers.table(),))
+    await server.start()
+    async with Http2Channel(f"unix://{path}", None) as channel:
+        assert await double(channel)(b"x") == b"xx"
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0001, 1.5, 86_400.0, 1e6, 1e12])
+def test_timeouts_are_numbers_of_eight_digits(seconds: float) -> None:
+    name, value = timeout_field(seconds)
+    assert len(value) <= 9
+    read = timeout_of([(name, value)])
+    assert read is not None
+    assert min(seconds, 99_999_999) <= read <= seconds + 1
