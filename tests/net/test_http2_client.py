@@ -16,7 +16,7 @@ import pytest
 
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import HELD_BYTES
+from gazette.net.http2.connection import FIRST_BYTES, HELD_BYTES
 from gazette.net.http2.grpc_client import Http2Channel, Http2Transport
 from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http2.headers import encode_fields
@@ -195,17 +195,24 @@ async def test_a_message_that_is_too_large_is_refused(served: Served) -> None:
 
 async def test_what_is_not_read_takes_no_room_from_other_calls(served: Served) -> None:
     """Neither of calls that are cancelled, nor of requests that a handler leaves."""
+
+    async def leave(channel: Any) -> None:
+        call = channel.stream_unary(f"{METHOD}Ignore")()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for _ in range(4):
+                await call.write(bytes(1 << 18))
+        assert await call == b"enough"
+
     async with served.channel() as channel:
-        for _ in range(2 * HELD_BYTES // (4 << 20)):
+        for _ in range(2 * HELD_BYTES // FIRST_BYTES):
             call = channel.unary_stream(f"{METHOD}Count")(b"1000")
             assert len(await call.read()) == 100_000
             call.cancel()
-        for _ in range(2 * HELD_BYTES // (3 << 20)):
-            call = channel.stream_unary(f"{METHOD}Ignore")()
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                for _ in range(3):
-                    await call.write(bytes(1 << 20))
-            assert await call == b"enough"
+        assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
+        for _ in range(4):
+            async with TaskScope("leave") as scope:
+                for number in range(HELD_BYTES // FIRST_BYTES // 2):
+                    scope.spawn(leave(channel), name=str(number))
         assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
 
 

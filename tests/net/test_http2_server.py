@@ -56,6 +56,7 @@ class Handlers:
 
     async def ignore(self, requests: Any, call: Any) -> bytes:
         del requests, call
+        await SystemClock().sleep(0.1)  # More arrives meanwhile than is read.
         return b"enough"
 
     async def hang(self, request: bytes, call: Any) -> bytes:
