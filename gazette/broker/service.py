@@ -53,8 +53,9 @@ from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
+from gazette.net.http2.grpc_client import Http2Transport
 from gazette.net.http_guard import GuardRules, HttpGuard
-from gazette.net.server import Server
+from gazette.net.server import HTTP2, Server
 from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
@@ -114,7 +115,10 @@ class BrokerService:
             http_endpoint=server.http_endpoint,
         )
         self._spec.validate()
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
+        to_peers = transport
+        if transport is NETWORK and server.settings.transport == HTTP2:
+            to_peers = Http2Transport((peer_tls or TlsSettings()).context)
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
         self._make_pool = pools
         self._pools = Pools(
             pools("spools", settings.spool_threads), pools("spool reads", settings.spool_threads)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -17,6 +17,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.dispatch import Health
 from gazette.errors import Closed, Invalid, Unavailable
+from gazette.net.http2.grpc_client import Http2Transport
 from gazette.net.server import grpc_options
 from gazette.net.transport import GrpcTransport
 from gazette.protocol.ids import ProcessId
@@ -28,7 +29,20 @@ from gazette.testing.stub_broker import Send, StubBroker
 from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import logged
 
+Connect: TypeAlias = Callable[..., Channels]
 FRAGMENTS = broker_pb2.FragmentsRequest(journal="a/journal")
+
+
+@pytest.fixture(params=["grpcio", "http2"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    """Make channels of one transport after the other."""
+
+    def make(zone: str = "", tls: TlsSettings | None = None, **options: Any) -> Channels:
+        if request.param == "http2":
+            options["transport"] = Http2Transport((tls or TlsSettings()).context)
+        return Channels(zone, tls, **options)
+
+    return make
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +50,8 @@ def answers(broker: StubBroker) -> None:
     broker.answers["ListFragments"] = lambda request: broker_pb2.FragmentsResponse()
 
 
-async def test_an_endpoint_has_one_channel(broker: StubBroker) -> None:
-    channels = Channels()
+async def test_an_endpoint_has_one_channel(connect: Connect, broker: StubBroker) -> None:
+    channels = connect()
     assert channels.journal(broker.endpoint) is channels.journal(broker.endpoint)
     await channels.journal(broker.endpoint).ListFragments(FRAGMENTS)
     assert len(channels) == 1
@@ -47,9 +61,11 @@ async def test_an_endpoint_has_one_channel(broker: StubBroker) -> None:
         channels.journal(broker.endpoint)
 
 
-async def test_unused_channels_are_closed_but_not_under_a_call(broker: StubBroker) -> None:
+async def test_unused_channels_are_closed_but_not_under_a_call(
+    connect: Connect, broker: StubBroker
+) -> None:
     clock = ManualClock()
-    channels = Channels(clock=clock, settings=ChannelSettings(idle_s=30))
+    channels = connect(clock=clock, settings=ChannelSettings(idle_s=30))
     async with StubBroker("second") as second, StubBroker("third") as third:
         broker.on_read(Send(hang=True))
         call = channels.journal(broker.endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
@@ -70,8 +86,10 @@ async def test_unused_channels_are_closed_but_not_under_a_call(broker: StubBroke
     await channels.close()
 
 
-async def test_calls_to_a_process_that_lost_its_lease_end(broker: StubBroker) -> None:
-    channels = Channels()
+async def test_calls_to_a_process_that_lost_its_lease_end(
+    connect: Connect, broker: StubBroker
+) -> None:
+    channels = connect()
     channels.follow({broker.endpoint: 7, "http://127.0.0.1:1": 8})
     broker.on_read(Send(hang=True))
     call = channels.journal(broker.endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
@@ -86,12 +104,14 @@ async def test_calls_to_a_process_that_lost_its_lease_end(broker: StubBroker) ->
     await channels.close()
 
 
-async def test_a_process_that_is_back_is_reached_without_its_back_off(broker: StubBroker) -> None:
+async def test_a_process_that_is_back_is_reached_without_its_back_off(
+    connect: Connect, broker: StubBroker
+) -> None:
     """Also if its key was created again in the step in which it vanished."""
     patient = ChannelSettings(backoff_min_s=300.0, backoff_max_s=300.0, connect_timeout_s=300.0)
     async with TcpProxy("127.0.0.1", broker.port) as proxy:
         endpoint = f"http://127.0.0.1:{proxy.port}"
-        channels = Channels(settings=patient)
+        channels = connect(settings=patient)
         channels.follow({endpoint: 7})
         proxy.refuse()
         with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
@@ -102,8 +122,10 @@ async def test_a_process_that_is_back_is_reached_without_its_back_off(broker: St
         await channels.close()
 
 
-async def test_a_failing_connection_is_failing_until_it_is_ready(broker: StubBroker) -> None:
-    channels = Channels(settings=ChannelSettings(backoff_max_s=0.05))
+async def test_a_failing_connection_is_failing_until_it_is_ready(
+    connect: Connect, broker: StubBroker
+) -> None:
+    channels = connect(settings=ChannelSettings(backoff_max_s=0.05))
     stub = channels.journal(broker.endpoint)
     assert channels.health(broker.endpoint) is Health.IDLE
     await stub.ListFragments(FRAGMENTS)
@@ -121,8 +143,10 @@ async def test_a_failing_connection_is_failing_until_it_is_ready(broker: StubBro
     await channels.close()
 
 
-async def test_a_member_without_endpoint_cannot_be_called(broker: StubBroker) -> None:
-    channels = Channels("local")
+async def test_a_member_without_endpoint_cannot_be_called(
+    connect: Connect, broker: StubBroker
+) -> None:
+    channels = connect("local")
     route = Route((broker.id,), 0, (broker.endpoint,))
     await channels.member(route, broker.id).ListFragments(FRAGMENTS)
     with pytest.raises(Unavailable):
@@ -130,8 +154,8 @@ async def test_a_member_without_endpoint_cannot_be_called(broker: StubBroker) ->
     await channels.close()
 
 
-async def test_closing_cancels_calls(broker: StubBroker) -> None:
-    channels = Channels()
+async def test_closing_cancels_calls(connect: Connect, broker: StubBroker) -> None:
+    channels = connect()
     broker.on_read(Send(hang=True))
     call = channels.journal(broker.endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
     await eventually(lambda: broker.reads)
@@ -243,12 +267,12 @@ class Asked(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return await continuation(details)
 
 
-async def test_a_peer_that_answers_is_not_given_up() -> None:
+async def test_a_peer_that_answers_is_not_given_up(connect: Connect) -> None:
     """However long a read waits at the head. The answer is that the peer does not know the method."""
     asked, stub = Asked(), StubBroker()
     stub.on_read(Send(hang=True))
     async with serving(stub, interceptors=[asked]) as endpoint:
-        channels = Channels(settings=ChannelSettings(silence_s=0.02))
+        channels = connect(settings=ChannelSettings(silence_s=0.02))
         call = channels.journal(endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
         await eventually(lambda: asked.methods.count("/grpc.health.v1.Health/Check") == 3)
         assert not call.done()
@@ -256,20 +280,24 @@ async def test_a_peer_that_answers_is_not_given_up() -> None:
         await channels.close()
 
 
-async def test_messages_of_many_megabytes_are_received(broker: StubBroker) -> None:
-    channels = Channels()
+async def test_messages_of_many_megabytes_are_received(
+    connect: Connect, broker: StubBroker
+) -> None:
+    channels = connect()
     broker.on_read(Send((broker_pb2.ReadResponse(content=bytes(15 << 20)),)))
     call = channels.journal(broker.endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
     assert len((await call.read()).content) == 15 << 20
     await channels.close()
 
 
-async def test_unix_sockets_are_endpoints(broker: StubBroker, tmp_path: Path) -> None:
+async def test_unix_sockets_are_endpoints(
+    connect: Connect, broker: StubBroker, tmp_path: Path
+) -> None:
     server = grpc.aio.server()
     broker_pb2_grpc.add_JournalServicer_to_server(broker, server)
     server.add_insecure_port(f"unix://{tmp_path}/socket")
     await server.start()
-    channels = Channels()
+    channels = connect()
     await channels.journal(f"unix://localhost{tmp_path}/socket").ListFragments(FRAGMENTS)
     await channels.close()
     await server.stop(None)
@@ -277,7 +305,7 @@ async def test_unix_sockets_are_endpoints(broker: StubBroker, tmp_path: Path) ->
 
 @pytest.mark.parametrize("mutual", [False, True])
 async def test_https_endpoints_are_spoken_to_over_tls(
-    broker: StubBroker, certificate: tuple[Path, Path], mutual: bool
+    connect: Connect, broker: StubBroker, certificate: tuple[Path, Path], mutual: bool
 ) -> None:
     chain, key = certificate
     server = grpc.aio.server()
@@ -292,7 +320,7 @@ async def test_https_endpoints_are_spoken_to_over_tls(
     )
     await server.start()
     tls = TlsSettings(ca_file=chain, **({"cert_file": chain, "key_file": key} if mutual else {}))
-    channels = Channels(tls=tls)
+    channels = connect(tls=tls)
     await channels.journal(f"https://127.0.0.1:{port}").ListFragments(FRAGMENTS)
     with pytest.raises(grpc.aio.AioRpcError):
         await channels.journal(f"http://127.0.0.1:{port}").ListFragments(FRAGMENTS)
@@ -300,8 +328,10 @@ async def test_https_endpoints_are_spoken_to_over_tls(
     await server.stop(None)
 
 
-async def test_what_is_no_endpoint_or_no_certificate_is_refused(tmp_path: Path) -> None:
-    channels = Channels(tls=TlsSettings(ca_file=tmp_path / "missing"))
+async def test_what_is_no_endpoint_or_no_certificate_is_refused(
+    connect: Connect, tmp_path: Path
+) -> None:
+    channels = connect(tls=TlsSettings(ca_file=tmp_path / "missing"))
     for endpoint in ("localhost:8080", "http://", "nothing"):
         with pytest.raises(Invalid):
             channels.journal(endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,13 +58,32 @@ class TlsSettings:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Read the files. Raise ``Invalid`` for one that cannot be read."""
-        if (self.cert_file is None) != (self.key_file is None):
-            raise Invalid("a certificate and its key must be given together", path="cert-file")
+        self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_contents(self.ca_file, "trusted-ca-file"),
             private_key=_contents(self.key_file, "cert-key-file"),
             certificate_chain=_contents(self.cert_file, "cert-file"),
         )
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context for our own HTTP/2. Raise ``Invalid`` for a file that cannot be used.
+
+        Without ``ca_file`` the roots of this machine are trusted.
+        """
+        self._check()
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:  # Also of TLS itself.
+            names = ", ".join(str(one) for one in (self.ca_file, self.cert_file) if one is not None)
+            raise Invalid(f"cannot use {names} for TLS: {error}", path="cert-file") from error
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    def _check(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise Invalid("a certificate and its key must be given together", path="cert-file")
 
 
 @dataclass(frozen=True, slots=True)
