@@ -299,6 +299,14 @@ async def test_specifications_are_edited(
     assert "#" not in kept.read_text()
     kept.unlink()
 
+    # Case: an editor that is a program makes the same mistake again and again.
+    result = await gazctl(
+        *edit, EDITOR="sed -i s/length:/lenth:\\\\n\\\\ \\\\ length:/", GAZ_EDITOR=""
+    )
+    assert result.code == 2
+    assert "gave up: line" in result.err
+    Path(result.err.split("is kept in ")[1].split("\n")[0].rstrip(".")).unlink()
+
     # Case: what cannot be applied is kept, and so are the journals.
     result = await gazctl(*edit, **editing(editor, "revision: =>revision: 1"))
     assert result.code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ _HEADER: Final = (
     f"{_TIP}Make your changes, save, and leave the editor. Without changes nothing is applied.\n"
 )
 _EDITOR_DEFAULT: Final = "vi"
+_ATTEMPTS_MAX: Final = 5
+"""Attempts of an editor that is not used by a person. It may make the same mistake for ever."""
 
 
 def read_specs(path: str, context: Context) -> str:
@@ -35,15 +38,18 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
     Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when it is
-    valid, or is not changed any more. After another error the text is kept in a file that the error names.
+    valid, or is not changed any more. Without a terminal it ends after `_ATTEMPTS_MAX` times, as the
+    editor is a program. After another error the text is kept in a file that the error names.
     """
     shown, problem = _HEADER + text, ""
-    while True:
+    for attempt in itertools.count(1):
         edited = await _run_editor(shown, context)
-        if _content(edited) == _content(shown):
-            if problem:
-                raise Invalid(f"gave up: {problem}", hint=_keep(edited, context))
+        if _content(edited) == _content(shown) and not problem:
             return False
+        if _content(edited) == _content(shown) or (
+            attempt > _ATTEMPTS_MAX and not context.terminal.stdin.isatty()
+        ):
+            raise Invalid(f"gave up: {problem}", hint=_keep(edited, context))
         try:
             await apply(_content(edited))
         except Invalid as error:
@@ -56,6 +62,7 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
             raise
         else:
             return True
+    raise AssertionError("the loop has no end")
 
 
 def _content(text: str) -> str:
