@@ -300,12 +300,14 @@ async def test_specifications_are_edited(
     kept.unlink()
 
     # Case: an editor that is a program makes the same mistake again and again.
-    result = await gazctl(
-        *edit, EDITOR="sed -i s/length:/lenth:\\\\n\\\\ \\\\ length:/", GAZ_EDITOR=""
-    )
+    worse = editor.with_name("worse.py")
+    worse.write_text("import sys\nwith open(sys.argv[1], 'a') as file: file.write('lenth: 1\\n')\n")
+    result = await gazctl(*edit, GAZ_EDITOR=f"{sys.executable} {worse}")
     assert result.code == 2
-    assert "gave up: line" in result.err
-    Path(result.err.split("is kept in ")[1].split("\n")[0].rstrip(".")).unlink()
+    assert "gave up: " in result.err
+    kept = Path(result.err.split("is kept in ")[1].split("\n")[0].rstrip("."))
+    assert kept.read_text().count("lenth") == 6
+    kept.unlink()
 
     # Case: what cannot be applied is kept, and so are the journals.
     result = await gazctl(*edit, **editing(editor, "revision: =>revision: 1"))

@@ -190,7 +190,7 @@ class Http2Channel:
     # -- the connection
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Return the state of the connection. ``try_to_connect``: connect if there is none."""
+        """Return the state of the connection. An idle channel begins to connect if it is to try."""
         if self._closed:
             return State.SHUTDOWN
         if self._connection is not None:
