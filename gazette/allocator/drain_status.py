@@ -69,19 +69,20 @@ class DrainStatus:
 
     def _without_members(self, names: ItemNames) -> str:
         count = len(self.needing_members)
-        there = f"{len(self.staying)} {'stays' if len(self.staying) == 1 else 'stay'}" + (
-            f" ({_some(self.staying)})" if self.staying else ""
-        )
+        there = "none stays"
+        if self.staying:
+            stays = "stays" if len(self.staying) == 1 else "stay"
+            there = f"{len(self.staying)} {stays} ({_some(self.staying)})"
         return (
             f"{names.items(count)} {'waits' if count == 1 else 'wait'} for another {names.member} to "
-            f"start, as a replication of {self._replication()} others and {there}: "
-            f"{_some(self.needing_members)}"
+            f"start, as {self._replication(names)}, and {there}: {_some(self.needing_members)}"
         )
 
-    def _replication(self) -> str:
+    def _replication(self, names: ItemNames) -> str:
+        others = f"other {names.member}{'' if self.replicas == 1 else 's'}"
         if self.replicas_least < self.replicas:
-            return f"{self.replicas_least} to {self.replicas} needs as many"
-        return f"{self.replicas} needs {self.replicas}"
+            return f"replications of {self.replicas_least} to {self.replicas} need as many {others}"
+        return f"a replication of {self.replicas} needs {self.replicas} {others}"
 
 
 def drain_status(state: State) -> DrainStatus:

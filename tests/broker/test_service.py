@@ -202,8 +202,8 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
                 assert code == 503
                 assert not stopping.done()
             assert (
-                "1 journal waits for another broker to start, as a replication of 3 needs 3 others and 2 "
-                "stay (b#broker-three, b#broker-two): a/journal; leaves in"
+                "1 journal waits for another broker to start, as a replication of 3 needs 3 other "
+                "brokers, and 2 stay (b#broker-three, b#broker-two): a/journal; leaves in"
             ) in text
             end = await append(two, b"and while draining")
             await stopping
