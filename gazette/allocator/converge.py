@@ -234,9 +234,7 @@ class _ItemPlan:
         return order, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments. Also compare the assignments that make the removal
-        safe: they may be gone by now.
-        """
+        """Remove assignments, unless those that make the removal safe are gone or changed by then."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))

@@ -43,7 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class Cutover:
-    """Hand-over of one run. Loop-bound. ``require_idle`` requires that shards are idle and unchanged."""
+    """Hand-over of the shards of one run to their new states. Loop-bound.
+
+    ``require_idle`` requires that shards are idle and unchanged.
+    """
 
     def __init__(
         self,

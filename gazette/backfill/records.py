@@ -140,7 +140,7 @@ class RunRecords:
         return path
 
     async def remove(self, attempt: Attempt) -> None:
-        """Remove the state itself, and not its description."""
+        """Remove a staged state, and keep its description."""
         name = state_name(self.run_id, attempt.shard, attempt.attempt)
         await self.blocking(self.staging.remove, name)
 

@@ -32,7 +32,7 @@ WORDS: Final = 5_000
 
 
 class BenchMessage(Message):
-    """A hundred bytes as a line of JSON, with its UUID."""
+    """A message of a hundred bytes, as a line of JSON with its UUID."""
 
     word: str
     count: int
@@ -84,7 +84,9 @@ def _to_out_of(source: JournalName) -> Callable[[BenchMessage], Partition]:
 
 
 class BenchApplication(Application[BenchStore]):
-    """Folds words in memory, upserts each one, or publishes its messages."""
+    """Application that folds words in memory, upserts each one, or publishes its messages, by a
+    label of the shard.
+    """
 
     message_type = BenchMessage
 

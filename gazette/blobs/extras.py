@@ -21,7 +21,7 @@ EXTRAS: Final = {
 
 
 def kind_of(scheme: str) -> str:
-    """Return the name under which a scheme's stores are made."""
+    """Return the key of a scheme in tables such as `EXTRAS`."""
     return "fsspec" if scheme.startswith(FSSPEC_PREFIX) else scheme
 
 

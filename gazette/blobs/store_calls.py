@@ -196,7 +196,7 @@ class StoreCalls:
         return trouble
 
     def close(self) -> None:
-        """Refuse new calls and those that have not begun; does not wait for the others."""
+        """Refuse new calls, and those that have not begun. Do not wait for the others."""
         with self._lock:
             self._closed = True
             refused = list(self._queue)

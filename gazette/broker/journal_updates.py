@@ -42,7 +42,8 @@ async def put_suspend(
     if at.item_kv is None:
         raise Bug("suspension of a journal that does not exist", journal=at.journal)
     raw = at.item_kv.raw
-    # Change the message, not a JournalSpec: it keeps fields that a newer version wrote.
+    # Change the protobuf message as it was read: a `JournalSpec` would lose fields that a newer
+    # version wrote.
     spec = broker_pb2.JournalSpec.FromString(raw.value)
     spec.suspend.CopyFrom(Suspend(level, offset).to_pb())
     compares = [Compare.mod_revision(raw.key, "=", raw.mod_revision), *_unchanged_assignments(at)]

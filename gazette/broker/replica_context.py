@@ -1,4 +1,4 @@
-"""The components that the replicas of one broker share, and their pipelines."""
+"""The components that all replicas of one broker use, and so do their pipelines."""
 
 from __future__ import annotations
 

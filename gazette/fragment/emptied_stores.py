@@ -81,7 +81,7 @@ class EmptiedStores:
             ]
             gone = expected and not any(cover.covers(one.begin, one.end) for one in expected)
             if gone and now - since < JUMP_AGE_S:
-                # Leave out fragments that were stored since: the emptied store has those.
+                # Keep only the former fragments: the listing has those that were stored since.
                 emptied[url] = since, expected
         for _, fragments in emptied.values():
             for one in fragments:

@@ -166,7 +166,8 @@ class SpoolState:
             assert self.first_append_time is not None
             effect = Completed(fragment, self.registers, self.first_append_time)
         if end > fragment.end:
-            # Only then. If both end at the same offset, keep ours: a difference is then a mismatch.
+            # Take registers of the proposal only if it is ahead. If both end at one offset, keep
+            # ours: a difference is then a mismatch.
             self.registers = proposal.registers
         self.fragment = Fragment(
             journal=fragment.journal, begin=end, end=end, codec=proposal.fragment.codec

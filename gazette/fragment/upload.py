@@ -42,8 +42,9 @@ _NOTICE_S: Final = 1.0
 
 
 class Unconfirmed(Exception):
-    """A later primary may have given the offsets of an upload out again: etcd
-    did not answer, for ``cause``.
+    """etcd did not say whether a later primary gave the offsets of an upload out again.
+
+    ``cause`` is the error of the call to etcd.
     """
 
     def __init__(self, cause: GazetteError) -> None:

@@ -93,7 +93,7 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             path = " ".join(["gazctl", *words])
             raise Invalid(
                 f"unknown command {word}{guess}",
-                # The message names the program even when no group precedes the word.
+                # Without a group the path would only name the program, as the message does.
                 path=path if words else "",
                 hint=f"See `{path} --help`.",
             )

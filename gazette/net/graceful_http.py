@@ -158,7 +158,10 @@ class Connection(H11Protocol):
             self._stall = None
 
     def _watch_body(self) -> None:
-        """Bound the time of a body that has not ended, before the answer and after it."""
+        """Limit the time in which the rest of a request's body must arrive.
+
+        Until the answer is complete, that is `BODY_S` without a byte; after it, `LINGER_S` in all.
+        """
         if self.conn.their_state is not h11.SEND_BODY or self.transport.is_closing():
             self._unset_body()
         elif self._body is None and self.cycle.response_complete:

@@ -100,7 +100,7 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
 
 
 def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
-    """Return credentials that follow the files.
+    """Return credentials that are read again when the files change.
 
     gRPC asks for them at each connection, in a thread of its own. Whether callers must have certificates
     cannot change while it serves.
@@ -140,9 +140,9 @@ def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]
         # Clients may ping as often as they like: ours do, to notice a dead broker early.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
-        # Bytes of a stream on their way to this server, or here and not taken yet. gRPC would let that grow
-        # with what a connection could carry. That is some hundred megabytes for an append that arrives faster
-        # than its bytes are replicated.
+        # Bounds what a stream holds: bytes on their way to this server, or here and not taken yet.
+        # gRPC would let that grow with what a connection could carry. That is some hundred
+        # megabytes for an append that arrives faster than its bytes are replicated.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ]

@@ -92,7 +92,7 @@ class TaskScope:
         return len(self._tasks)
 
     def cancel(self) -> None:
-        """Ask all children to stop; does not wait."""
+        """Ask all children to stop. Do not wait for them."""
         for task in self._tasks:
             task.cancel()
 

@@ -55,7 +55,7 @@ class BuiltState:
     sha256: str
     checkpoint: Checkpoint
     messages: int = 0
-    """Number of messages it was built from; rows of a fold, where only that is known."""
+    """Number of messages that it was built from, or of rows of a fold, if only that is known."""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:

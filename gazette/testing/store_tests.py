@@ -230,9 +230,7 @@ class RecordedStoreTests(ABC):
         owner.check()
 
     def test_a_failed_log_ends_the_store(self, owner: Owner) -> None:
-        """Check that an owner that lost the log gets the error at a commit, at the latest at the
-        next one.
-        """
+        """Check that an owner without its log gets the error at the next commit, or at the one after it."""
         owner.commit()
         owner.log.failure = GazetteError("fenced")
         with pytest.raises(GazetteError, match="fenced"):  # noqa: PT012 - any of them may raise

@@ -229,7 +229,7 @@ class _Stream:
                 self.has_content = False
                 replica.others.committed(self.others)
         if acknowledge:
-            self.lease.check()  # Without a lease, another replica may count in place of this one.
+            self.lease.check()  # Without our lease, another replica may have taken this one's place.
             header, self.header = self.header, None
             await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:

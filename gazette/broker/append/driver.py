@@ -84,8 +84,10 @@ class AppendDriver:
         self._fsm = AppendFSM(call.terms, read_through=call.min_revision, store_wait_s=wait_s)
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
-        """The replica that this append uses. The append holds the replica's pipeline, holds its
-        empty place, or waits for answers.
+        """The replica that this append uses: its pipeline is held, or waited for, or owes this
+        append answers.
+
+        The append also holds it while the replica has no pipeline, to build one.
         """
         self._pipeline: Pipeline | None = None
         self._answering: Pipeline | None = None
@@ -284,7 +286,9 @@ class AppendDriver:
         return ev.PipelineTaken(pipeline.route, pipeline.view())
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
-        """Wait for the pipeline with content at hand: its holder keeps all other appends waiting."""
+        """Wait for the pipeline. First read content ahead: a holder without content would keep all
+        other appends waiting.
+        """
         if not self._call.in_line:
             return await take_unless(replica.pipeline, self._at.invalidated)
         with replica.line.wait(self.content):
@@ -303,11 +307,10 @@ class AppendDriver:
             return self._unfinished(error)
         pipeline: Pipeline | None = None
         try:
-            await roll_back(spool, primary=True)  # The last holder may have been cut short.
+            await roll_back(spool, primary=True)  # The last holder may have left pending content.
             if replica.upload_gate.end is None:
-                replica.head.loaded = (
-                    False  # The known head may have grown while this replica followed.
-                )
+                # Read the known head again: it may have grown while this replica followed.
+                replica.head.loaded = False
             pipeline = open_pipeline(
                 self._context, at.header, at.journal, spool, agree=replica.agree
             )

@@ -166,7 +166,7 @@ class PipelineBuilt:
 
 @dataclass(frozen=True, slots=True)
 class SyncSent:
-    """A proposal was sent. ``spool`` is the local one, after the proposal."""
+    """A proposal was sent. ``spool`` is the local spool, to which the proposal was applied."""
 
     spool: SpoolView
 

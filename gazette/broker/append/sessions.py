@@ -108,5 +108,5 @@ class SessionLedger:
             self._generation += 1
 
     def _is_complete_since(self, ledger: str) -> bool:
-        """Return True if no session has been forgotten since ``ledger`` was this ledger's name."""
+        """Return True if no session has been forgotten since this ledger got the name ``ledger``."""
         return ledger in (self.name, f"{self._tenure}.{self._generation - 1}")

@@ -156,7 +156,9 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            return dict.fromkeys(futures).keys()  # In the order in which the futures are awaited.
+            return dict.fromkeys(
+                futures
+            ).keys()  # Keep the order, in which the caller awaits the futures.
 
     # Taking out: the loop's side.
 

@@ -76,7 +76,7 @@ class Shard:
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
         self.verdict: RestartDecision | None = None
-        """Set when the shard failed: restart it, or leave it."""
+        """The decision whether to restart it, once the shard has failed."""
         self.lag: tuple[int, float] | None = None
         """The lag of a standby, in (bytes, seconds), at its last sample."""
         self._spec: ShardSpec = item.decoded.value.spec

@@ -95,9 +95,9 @@ class Http2Stream:
         self._granted = FIRST_BYTES
         """Bytes that the peer may still send."""
         self._held = 0
-        """Bytes that were passed on and are not consumed."""
+        """Bytes that the listener has got, and not consumed."""
         self._expected: int | None = None
-        """Content that the head has announced and that has not arrived."""
+        """Bytes of content that the head has announced, and that have not arrived yet."""
         self._released = False
 
     @property
@@ -174,12 +174,12 @@ class Http2Connection:
         """The beginning of a frame whose end has not arrived."""
         self._preface = fr.PREFACE if accept is not None else b""
         self._data_left = 0
-        """Content of a DATA frame that has not arrived."""
+        """Bytes of the present DATA frame that have not arrived yet."""
         self._data_flags = 0
         self._data_of: Http2Stream | None = None
         self._block: list[bytes] = []
         self._block_of = 0
-        """The stream whose header block goes on; 0 for none."""
+        """Number of the stream whose header block is incomplete; 0 without one."""
         self._block_flags = 0
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
@@ -190,7 +190,7 @@ class Http2Connection:
         self._last = 0
         """The peer's last stream."""
         self._next = 1
-        """Our next stream; of a client."""
+        """Number of the next stream that a client begins."""
         self._waiting: dict[Http2Stream, None] = {}
         """Streams that wait for room, in order."""
         self._paused = False
@@ -314,7 +314,7 @@ class Http2Connection:
         self._forget(stream)
 
     def released(self, stream: Http2Stream) -> None:
-        """Count a stream as one that does not run any more: nothing of it is held."""
+        """Count one running stream less, and release the bytes that it held."""
         self.running -= 1
         self.consume(stream, stream._held)
         self._changed()
@@ -550,7 +550,7 @@ class Http2Connection:
         self._block, self._block_of = [], 0
         fields = self._decoder.decode(
             block
-        )  # Also of a stream that is refused: the table follows it.
+        )  # Decode it also for a refused stream: the block may change the table.
         ended = bool(flags & fr.END_STREAM)
         stream = self._streams.get(number)
         if depends_on_itself:

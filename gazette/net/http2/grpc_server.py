@@ -47,7 +47,7 @@ _NOT_GRPC: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method as it is served: its handler, with the counting around it."""
+    """A method as it is served: its handler, wrapped so that calls are counted."""
 
     call: Any
     request_streaming: bool
@@ -80,7 +80,7 @@ class GrpcServer:
         self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._methods: dict[bytes, _Method] = {}
         self.connections: dict[ServerConnection, None] = {}
-        """In the order in which they were made."""
+        """All connections, in the order in which they were made."""
         self._calls: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -297,7 +297,7 @@ def _measured(name: str, handler: Any, clock: Clock) -> _Method:
 
 
 class _Ignoring:
-    """Listens to a request that is answered already."""
+    """Ignores the rest of a request that was answered already."""
 
     def __init__(self, stream: Http2Stream, content: bytes) -> None:
         self._stream = stream
@@ -329,7 +329,7 @@ class _Ignoring:
 
 
 def _refused(stream: Http2Stream) -> StreamListener:
-    """Answer a request that is not of gRPC, in words."""
+    """Answer a request that is not one of gRPC by a text."""
     head = [(b":status", b"415"), (b"content-type", b"text/plain; charset=utf-8")]
     stream.send_fields(encode_fields(head), ended=False)
     listener = _Ignoring(stream, _NOT_GRPC)

@@ -21,7 +21,7 @@ Fields: TypeAlias = list[tuple[bytes, bytes]]
 LIST_BYTES_MAX: Final = 1 << 16
 """Size of the header list of one request: names, values, and 32 bytes for each field."""
 BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
-"""Size of its compressed form, over all its frames."""
+"""Largest compressed size of one header list, over all its frames."""
 BLOCK_FRAMES_MAX: Final = 16
 
 _REFERENCE: Final = 0x80

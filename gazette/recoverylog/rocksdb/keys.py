@@ -17,7 +17,9 @@ FIRST_USER_KEY: Final = b"\x01"
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
 _ZERO: Final = 0x88
-"""Byte for zero. The bytes of small numbers follow it, then the lengths of larger numbers."""
+"""First byte of zero. Small numbers add their value to it, and larger ones `_SMALL_MAX` and their
+length in bytes.
+"""
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
 

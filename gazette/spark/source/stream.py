@@ -220,15 +220,15 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         long as a broker that lags behind its peers may answer.
         """
         access, selection = self._opened(), self._options.read.selection
-        # From where each journal was read: bytes behind that may have been pruned.
+        # Begin where each journal was read to. Its bytes from there on may have been pruned.
         begin = {journal: source.read_through for journal, source in known.items()}
         given = replace(selection, begin={**selection.begin, **begin})
         began = access.clock.monotonic()
         while True:
             snapshot = take_snapshot(access, given)
             require_stored(snapshot, given, known)
-            # A snapshot begins at the journal's end if that is before its wanted begin. A store
-            # that has nothing of a journal any more does not know where it ends.
+            # A snapshot begins at the journal's end if that is before the offset that was asked
+            # for. A store without fragments of a journal does not know the journal's end.
             short = [
                 one
                 for one in snapshot.journals

@@ -198,7 +198,7 @@ class Bounds:
                 assert value is not None
                 micros = round(value.timestamp() * 1e6)
                 if micros > 0:
-                    # A microsecond wide, as the column is.
+                    # One timestamp stands for all clocks of its microsecond.
                     bounds._narrow_number(filter, clock_at(micros * 1000), "clock", 160)
         return bounds
 
