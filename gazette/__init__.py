@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
 
     def __getattr__(name: str) -> Any:
         if name == "runconsumer":

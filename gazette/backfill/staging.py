@@ -413,7 +413,7 @@ def appending_name(run_id: str, shard_id: str, attempt: str, number: str) -> str
 
 
 def appending_shard(name: str) -> str:
-    """Return the shard that a name made by `appending_name` is of."""
+    """Return the shard whose name `appending_name` put into ``name``."""
     return unquote(name.rpartition("/")[2].rsplit(".", 3)[0])
 
 

@@ -403,7 +403,8 @@ class Replica:
             log.warning(
                 "fragments of %(journal)s could not be listed: %(error)s",
                 {"journal": self.journal, "error": error},
-                # One cause for all journals of a store: the store fails, every few seconds for each journal.
+                # Log this once for all journals of a store: a store that fails does so for each of
+                # them, every few seconds.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
             return False

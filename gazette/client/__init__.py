@@ -21,7 +21,7 @@ _MODULES = {
 __all__ = ["AppendService", "Client", "Reader", "RetryReader"]
 
 
-if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
 
     def __getattr__(name: str) -> Any:
         # Import lazily, so that one module of the package does not import the others.

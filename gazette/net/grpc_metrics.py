@@ -216,9 +216,10 @@ def _code(code: Any) -> Any:
 
 
 def measured_handler(name: str, handler: Any, clock: Clock) -> Any:
-    """Return a method's handler with the counting around it. Its function is a coroutine in any case.
+    """Return a method's handler, wrapped so that its calls are counted.
 
-    It writes responses by the call's ``write`` if there may be several.
+    The wrapped function is a coroutine, whatever the handler's is. It writes responses by the
+    call's ``write`` if there may be several.
     """
     return _Method(name, handler, clock).handler
 

@@ -28,7 +28,7 @@ _MODULES = {
 __all__ = ["BrokerLogs", "LogSource", "Moment", "ShardState", "StoredLogs", "open_at"]
 
 
-if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
 
     def __getattr__(name: str) -> Any:
         # Load lazily, so that importing one module of the package does not import the others.

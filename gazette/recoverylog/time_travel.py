@@ -143,7 +143,7 @@ class _Scan:
             self.positions.append(Position(op.first_offset, self._time))
         if op.group_time:
             self._time, self._groups = op.group_time, True
-        # The operation that ends the hinted range does not itself begin a commit behind the range.
+        # An operation begins a commit that counts only if the hinted range had ended before it.
         self._hinted = self._playback.fsm.has_hints
 
 

@@ -23,7 +23,7 @@ _MODULES = {
 __all__ = ["Backfill", "GazetteDataSource", "read", "session"]
 
 
-if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
 
     def __getattr__(name: str) -> Any:
         # Import lazily: workers of Spark import this package without ever starting a session.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["AppDriver"]
 
 
-if not TYPE_CHECKING:  # Type checkers report a name that is not here.
+if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
 
     def __getattr__(name: str) -> Any:
         # Lazily, so that importing one module of the package does not import the others.

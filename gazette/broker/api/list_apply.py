@@ -318,7 +318,8 @@ class ListApplyApi:
         if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
             former = item.decoded.value.spec
         elif (raw := await context.etcd.get(key)) is not None:
-            # The mirror is behind what the caller has read. A value that cannot be read may be replaced.
+            # The caller has read a newer value than the mirror has: ask etcd. A value that cannot
+            # be decoded may be replaced.
             with suppress(Invalid):
                 former = decode_journal(spec.name, raw.value)
         if former is None or former.suspend is None or not former.suspend.offset:

@@ -228,7 +228,7 @@ class Http2Connection:
         return len(self._streams)
 
     def ping(self, payload: bytes) -> None:
-        """Ask for an answer with the same eight bytes."""
+        """Send a PING, which the peer answers with the same eight bytes."""
         self._write(fr.ping(payload))
 
     def drain(self, *, last: bool = False) -> None:

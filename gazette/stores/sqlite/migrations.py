@@ -84,7 +84,10 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Return the digest of SQL without its space; for a function its name, as its code is unknown."""
+    """Return the digest of a migration's SQL, in which white space does not count.
+
+    A function is known by its name only, since its SQL cannot be seen.
+    """
     if isinstance(migration, str):
         return hashlib.sha256(" ".join(migration.split()).encode()).hexdigest()[:16]
     return f"function {migration.__qualname__}"
