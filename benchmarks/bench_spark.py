@@ -44,9 +44,9 @@ from gazette.bench.backfill import BenchColumns, BenchCombined, BenchRows
 from gazette.bench.cluster import BenchSettings, journal_spec, running
 from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.field_arrays import scannable
+from gazette.history.first_pass import fold_locally
 from gazette.history.meta_columns import META
-from gazette.history.read import fold_locally, read_columns
-from gazette.history.row_cache import KeptRows, summarise_and_keep
+from gazette.history.read import read_columns
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -177,7 +177,7 @@ class History:
         path = str(self.root / "fragments" / "bench" / "words" / "*")
         return self._counted(spark.read.schema("word string, count long").json(path))
 
-    def by_gazette(self, spark: Any, isolation: str) -> int:
+    def by_gazette(self, spark: Any, isolation: str, summaries: str = "none") -> int:
         from gazette.spark import read
 
         options = {
@@ -185,6 +185,7 @@ class History:
             "run_bytes": self.run_bytes,
             "journal": self.journals,
             "isolation": isolation,
+            "summaries": summaries,
         }
         return self._counted(read(spark, schema="word string, count long", **options))
 
@@ -234,6 +235,7 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
         JSON: lambda: history.by_json(spark),
         "gazette, uncommitted": lambda: history.by_gazette(spark, "read_uncommitted"),
         "gazette, committed": lambda: history.by_gazette(spark, "read_committed"),
+        "gazette, committed, summaries": lambda: history.by_gazette(spark, "read_committed", ""),
         "backfill, columns": lambda: by_spark(BenchColumns()),
         "backfill, columns, combined": lambda: by_spark(BenchCombined()),
         "backfill, rows": lambda: by_spark(BenchRows()),
@@ -270,7 +272,7 @@ def works_without_spark(history: History) -> dict[str, Work]:
 
     def decompressed() -> int:
         with history.access.open() as opened:
-            read = sum(len(d) for run in runs for _, d in opened.chunks(run))
+            read = sum(len(d) for run in runs for _, d in opened.chunks(run.journal, run.pieces))
         assert read == history.snapshot.length
         return history.messages
 
@@ -281,19 +283,9 @@ def works_without_spark(history: History) -> dict[str, Work]:
         assert found > history.messages
         return history.messages
 
-    def kept() -> int:
-        with tempfile.TemporaryDirectory(prefix="kept-", dir=history.root) as name:
-            with history.access.open() as opened:
-                for run in runs:
-                    assert summarise_and_keep(opened, run, KeptRows(format), Path(name))[1]
-            size = sum(path.stat().st_size for path in Path(name).iterdir())
-            print(f"{size / 1e6:,.0f} MB of rows were kept", flush=True)
-        return history.messages
-
     return {
         "decompressing, SHA-1": decompressed,
         "… and finding lines, UUIDs, two fields": scanned,
-        "… and rows of two fields, kept": kept,
         "first pass": first_pass,
         "both passes, two fields": lambda: committed(format),
         "both passes, with offset and UUID": lambda: committed(with_places),

@@ -23,11 +23,11 @@ from typing import IO, Any, Final
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.backfill.definition import Backfill
 from gazette.errors import Broken, Closed, GazetteError
+from gazette.history.first_pass import resolver, summarise_run
 from gazette.history.merge import FoldedSnapshot, fold_snapshot
-from gazette.history.read import resolver, summarise_run
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.source import Access
-from gazette.history.summary import RunSummary
+from gazette.history.summary import Summary
 
 _LENGTH: Final = struct.Struct("<Q")
 _TAIL: Final = 4096
@@ -58,13 +58,13 @@ class LocalRunner:
         """Make the first pass: find which messages have committed. Raise what reading raises."""
         with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
-            def one(run: Run) -> RunSummary:
+            def one(run: Run) -> Summary:
                 self._check()
                 summary = summarise_run(opened, run)
                 on_read(run.length)
                 return summary
 
-            def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
+            def summarise_all(runs: Sequence[Run]) -> list[Summary]:
                 return list(pool.map(one, runs))
 
             return fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)

@@ -8,8 +8,9 @@ these facts.
 1. `take_snapshot` lists the fragments, and fixes a `snapshot.Snapshot`. Its `Run`s of fragments are the
 tasks.
 
-2. `summary.summarise` describes how each run changes the state of a producer, whatever the state
-was before. A summary has a constant size per producer.
+2. `first_pass` describes how each run changes the state of a producer, whatever the state was
+before. A summary has a constant size per producer, and summaries of parts combine. `summary_store`
+keeps those of fragments, which never change.
 
 3. `fold` goes through the summaries in the order of each journal, on one machine. Every run gets
 the states at its begin, and the fates of messages that are pending at its end. The state at the end

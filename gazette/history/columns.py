@@ -131,6 +131,8 @@ class ColumnDecoder:
         """
         self.journal = journal
         self.shape = shape
+        self.clean = True
+        """False once a malformed frame was skipped, or counted as a message."""
         self._framing: Framing[Any] | None = None
         if shape.content_type != CONTENT_BYTES:
             self._framing = _framing_of(shape)
@@ -178,6 +180,7 @@ class ColumnDecoder:
             except MalformedMessage as error:
                 if self.shape.malformed == "fail":
                     raise error.of(self.journal) from error.__cause__
+                self.clean = False
                 if self.shape.malformed == "null":
                     begins.append(error.begin)
                     ends.append(error.end)

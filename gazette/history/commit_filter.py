@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette.history.batch_split import BatchSplit, Clocks, Segment, records, split_batch
+from gazette.history.batch_split import Clocks, Segment, records, split_batch
 from gazette.history.columns import Array64, Columns
 from gazette.history.merge import CommittedRun
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
@@ -61,13 +61,11 @@ class CommitFilter(Generic[T]):
         }
         self._batches: deque[_Batch[T]] = deque()
 
-    def add(self, columns: Columns, payload: T, pieces: BatchSplit | None = None) -> None:
-        """Add the next messages of the run. ``pieces`` are their segments, if the caller has cut
-        them already.
-        """
+    def add(self, columns: Columns, payload: T) -> None:
+        """Add the next messages of the run."""
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
-        found, unclocked = split_batch(columns, self._run.run) if pieces is None else pieces
+        found, unclocked = split_batch(columns, self._run.run)
         batch.committed[unclocked] = True
         if not self._acks and len(unclocked):
             batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
@@ -113,23 +111,3 @@ class CommitFilter(Generic[T]):
         while self._batches and not self._batches[0].pending:
             batch = self._batches.popleft()
             yield batch.payload, batch.committed
-
-    def undecided(self) -> Iterator[tuple[T, Mask, Mask]]:
-        """Yield the batches that are left at the end of a run whose fates are unknown, in order.
-
-        Each has its payload, a mask of the committed messages, and a mask of the pending ones.
-        """
-        pending = {id(batch): np.zeros_like(batch.committed) for batch in self._batches}
-        for producer in self._producers.values():
-            for batch, rows, _ in producer.pending:
-                pending[id(batch)][rows] = True
-        for batch in self._batches:
-            yield batch.payload, batch.committed, pending[id(batch)]
-
-
-def committed_later(run: CommittedRun, producers: Clocks, clocks: Clocks) -> Mask:
-    """Return a mask of the messages, pending at the end of a run, that have committed behind it."""
-    until = np.zeros(len(clocks), np.uint64)
-    for producer, clock in run.fates.items():
-        until[producers == np.uint64(producer)] = clock
-    return clocks <= until

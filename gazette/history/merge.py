@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from gazette.errors import Bug, Corrupt
 from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
-from gazette.history.summary import ProducerSummary, RunSummary, State, Undecided
+from gazette.history.summary import ProducerSummary, State, Summary, Undecided
+from gazette.history.whole_runs import Summarise, whole_runs
 from gazette.message.uuid import PRODUCER_BYTES, ProducerId, clock_span
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
@@ -40,9 +41,6 @@ class CommittedRun:
     clock_max: int = 0
     empty: bool = False
     """True if it holds no messages."""
-    fresh: bool = False
-    """True if its messages have greater clocks than all earlier messages of their producers. Such a run
-    repeats no earlier message, so that sequencing it does not need ``known``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +93,9 @@ class _Context:
     """One run during the fold."""
 
     run: Run
-    summary: RunSummary
+    summary: Summary
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
     fates: dict[int, int] = field(default_factory=dict)
-    fresh: bool = True
 
     def committed(self) -> CommittedRun:
         return CommittedRun(
@@ -108,24 +105,22 @@ class _Context:
             self.summary.clock_min,
             self.summary.clock_max,
             not self.summary.rows,
-            self.fresh,
         )
 
 
 def fold(
-    snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[RunSummary], resolve: Resolve
+    snapshot: Snapshot, runs: Sequence[Run], summaries: Sequence[Summary], resolve: Resolve
 ) -> FoldedSnapshot:
-    """Fold the summaries of all runs of a snapshot. The summaries may come in any order.
+    """Fold the summaries of all runs of a snapshot.
 
     Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
     raises. Raise `Bug` if the runs are not those of the snapshot.
     """
-    by_number = {summary.number: summary for summary in summaries}
     contexts: dict[JournalName, list[_Context]] = {j.journal: [] for j in snapshot.journals}
-    for run in runs:
-        if run.number not in by_number or run.journal not in contexts:
+    for run, summary in zip(runs, summaries, strict=True):
+        if run.journal not in contexts:
             raise Bug("not a run of the snapshot", journal=run.journal, number=run.number)
-        contexts[run.journal].append(_Context(run, by_number[run.number]))
+        contexts[run.journal].append(_Context(run, summary))
     folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
     sources = {one.journal: one.fold(contexts[one.journal]) for one in folds}
     return FoldedSnapshot(
@@ -139,19 +134,16 @@ def fold(
 
 
 def fold_snapshot(
-    snapshot: Snapshot,
-    summarise: Callable[[Sequence[Run]], Sequence[RunSummary]],
-    resolve: Resolve,
-    run_bytes: int = RUN_BYTES,
+    snapshot: Snapshot, summarise: Summarise, resolve: Resolve, run_bytes: int = RUN_BYTES
 ) -> FoldedSnapshot:
-    """Do the whole first pass. ``summarise`` returns the summaries of runs, by any means.
+    """Do the whole first pass. Raise what ``summarise``, `whole_runs` and `fold` raise.
 
-    Summarise runs twice if messages from before the snapshot commit in it. Raise what ``summarise``
-    and `fold` raise.
+    Summarise runs twice if messages from before the snapshot commit in it, or if a message
+    continues from one run to the next.
     """
     while True:
-        runs = snapshot.runs(run_bytes)
-        folded = fold(snapshot, runs, summarise(runs), resolve)
+        runs, summaries = whole_runs(snapshot.runs(run_bytes), summarise)
+        folded = fold(snapshot, runs, summaries, resolve)
         if not folded.replays:
             return folded
         replays = {
@@ -211,9 +203,6 @@ class _JournalFold:
             before = State(clock, clock, None)
         else:
             context.known[producer] = (before.acked, before.newest)
-            # Check the least clock too, so that each message is newer than the one before it.
-            least = summary.least_clock
-            context.fresh &= least == summary.first_clock and least > before.newest
         if self._lost.get(producer) == summary.first_begin:
             del self._lost[producer]
         after, fate = summary.apply(

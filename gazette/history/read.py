@@ -1,23 +1,18 @@
-"""Readers of runs: their messages as columns, their summaries, and committed messages as
-envelopes.
-"""
+"""Readers of runs: their messages as columns, and committed messages as envelopes."""
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gazette.errors import Bug
-from gazette.history.columns import Array64, ColumnDecoder, Columns, require_uuids, uuid_bytes
+from gazette.history.columns import Array64, ColumnDecoder, Columns, uuid_bytes
 from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.json_lines import Field, FieldColumn
-from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
-from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.source import Access, OpenAccess
-from gazette.history.summary import RunSummary, first_beyond, summarise
+from gazette.history.merge import CommittedRun
+from gazette.history.snapshot import Piece, Run
+from gazette.history.source import OpenAccess
 from gazette.message.envelope import Envelope, build_envelopes
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
@@ -26,11 +21,10 @@ from gazette.message.framing.frames import (
     TruncatedFrame,
 )
 from gazette.message.framing.framing import framing_of
+from gazette.message.uuid import UuidArrays
 from gazette.protocol.ids import JournalName, Offset
 
 T = TypeVar("T")
-
-_THREADS: Final = 2
 
 
 class Batch(NamedTuple):
@@ -45,93 +39,132 @@ class Batch(NamedTuple):
     fields: tuple[FieldColumn, ...] | None = None
 
 
-def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
-    """Yield all messages of a run, in order, committed or not. Find ``fields`` in the same pass if
-    possible.
+class RunReader:
+    """Reader of all messages of a run, in order, committed or not. For one thread."""
 
-    Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise `TruncatedFrame` for a
-    message that continues in the next run: use larger runs then. An incomplete message at the end
-    of the last run of a journal is left out.
-    """
-    decoder = ColumnDecoder(run.journal, run.shape, fields)
-    rest, base = b"", run.pieces[0].begin
-    for offset, data in access.chunks(run):
-        if offset != base + len(rest):
-            if rest:
-                _cut(run, base, rest, offset)
-            rest, base = b"", offset
-        buffer = rest + data if rest else data
-        columns, consumed, found = decoder.decode(buffer, base)
+    def __init__(
+        self, access: OpenAccess, run: Run, fields: Sequence[Field] = (), *, digest: Any = None
+    ) -> None:
+        """Make a reader that finds ``fields`` in the same pass if possible. ``digest`` hashes the
+        bytes.
+        """
+        self._access = access
+        self._digest = digest
+        self._run = run
+        self._decoder = ColumnDecoder(run.journal, run.shape, fields)
+        self._fields = fields
+        self.rest = b""
+        """Bytes of a message that has no end in the run, nor in ``run.beyond``."""
+        self.reached = run.pieces[0].begin
+        """Offset of ``rest``. All before it was decoded."""
+
+    @property
+    def clean(self) -> bool:
+        """True if no malformed message was found so far."""
+        return self._decoder.clean
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the messages that begin in the run. Leave out an incomplete one at its end.
+
+        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`.
+        """
+        run = self._run
+        yield from self._decoded(run.pieces)
+        if not (self.rest and run.beyond):
+            return
+        for columns, buffer, base, _ in self._decoded(run.beyond, past=run.end):
+            count = int(np.searchsorted(columns.begins, run.end))
+            if count:
+                own = Columns(
+                    columns.begins[:count],
+                    columns.ends[:count],
+                    UuidArrays(*(array[:count] for array in columns.uuids)),
+                )
+                yield Batch(own, buffer, base)
+            if count < len(columns):
+                self.reached = int(columns.begins[count])
+        self.rest = b""
+
+    def _decoded(self, pieces: tuple[Piece, ...], past: Offset | None = None) -> Iterator[Batch]:
+        """Yield the messages of pieces, and of the rest so far. End once ``past`` is decoded.
+
+        A frame that is not complete is decoded again when there is twice as much of it. Otherwise
+        the time for a long one would grow with the square of its length.
+        """
+        held, size = [self.rest], len(self.rest)
+        enough = 2 * size
+        for offset, data in self._access.chunks(self._run.journal, pieces):
+            if offset != self.reached + size:
+                yield from self._decode(held)
+                self._cut(offset)
+                held, size, enough = [], 0, 0
+            if self._digest is not None:
+                self._digest.update(data)
+            held.append(data)
+            size += len(data)
+            if size >= enough:
+                yield from self._decode(held)
+                if past is not None and self.reached >= past:
+                    return
+                held, size = [self.rest], len(self.rest)
+                enough = min(2 * size, FRAME_BYTES_MAX)
+        if len(held) > 1:
+            yield from self._decode(held)
+
+    def _decode(self, held: Sequence[bytes]) -> Iterator[Batch]:
+        buffer, base = b"".join(held), self.reached
+        columns, consumed, found = self._decoder.decode(buffer, base)
+        self.rest, self.reached = buffer[consumed:], base + consumed
         if len(columns):
-            yield Batch(columns, buffer, base, found if fields else None)
-        rest, base = buffer[consumed:], base + consumed
-        if len(rest) > FRAME_BYTES_MAX:
-            raise MalformedMessage(
-                "message is too long",
-                begin=base,
-                end=base + len(rest),
-                raw=rest[:1024],
-                journal=run.journal,
-            )
-    if rest and not run.last:
-        try:
-            decoder.finish(rest, base)
-        except TruncatedFrame as error:
-            raise TruncatedFrame(
-                "a message continues in the next fragment, which another task reads "
-                "(its publisher appended it in parts): let one task read the whole journal",
-                begin=error.begin,
-                end=error.end,
-                raw=error.raw,
-                journal=run.journal,
-            ) from error
+            yield Batch(columns, buffer, base, found if self._fields else None)
+        if len(self.rest) > FRAME_BYTES_MAX:
+            raise self._malformed("message is too long", self.rest[:1024])
 
+    def _cut(self, offset: Offset) -> None:
+        """Go on at ``offset``, behind bytes that the journal has lost."""
+        if self.rest:
+            if self._run.shape.malformed == "fail":
+                raise self._malformed(
+                    f"a message is cut off: the journal continues at offset {offset}", self.rest
+                )
+            self._decoder.clean = False
+        self.rest, self.reached = b"", offset
 
-def _cut(run: Run, base: Offset, rest: bytes, offset: Offset) -> None:
-    if run.shape.malformed == "fail":
-        raise MalformedMessage(
-            f"a message is cut off: the journal continues at offset {offset}",
-            begin=base,
-            end=base + len(rest),
-            raw=rest,
-            journal=run.journal,
+    def _malformed(self, problem: str, raw: bytes) -> MalformedMessage:
+        return MalformedMessage(
+            problem,
+            begin=self.reached,
+            end=self.reached + len(self.rest),
+            raw=raw,
+            journal=self._run.journal,
         )
 
+    def require_whole(self) -> None:
+        """Raise `TruncatedFrame` if a message continues in the next run."""
+        if self.rest and not self._run.last:
+            try:
+                self._decoder.finish(self.rest, self.reached)
+            except TruncatedFrame as error:
+                raise TruncatedFrame(
+                    "a message continues in the next fragment, which another task reads "
+                    "(its publisher appended it in parts): let one task read the whole journal",
+                    begin=error.begin,
+                    end=error.end,
+                    raw=error.raw,
+                    journal=self._run.journal,
+                ) from error
 
-def summarise_run(access: OpenAccess, run: Run) -> RunSummary:
-    """Do the first pass over one run. Raise what `read_columns` raises, and `Invalid` if UUIDs are
-    unknown.
+
+def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> Iterator[Batch]:
+    """Yield all messages of a run that the fold has not seen. Find ``fields`` in the same pass.
+
+    Raise what `RunReader.batches` raises. Raise `TruncatedFrame` for a message that continues in the
+    next run: use larger runs then, or read committed. An incomplete message at the end of the last
+    run of a journal is left out.
     """
-    require_uuids(run.journal, run.shape)
-    return summarise(run, (batch.columns for batch in read_columns(access, run)))
-
-
-def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
-    """Return the function that `fold` calls in rare cases. It reads the run again."""
-
-    def resolve(run: Run, producer: int, clock: int) -> Offset:
-        columns = (batch.columns for batch in read_columns(access, run))
-        found = first_beyond(run, columns, producer, clock)
-        if found is None:
-            raise Bug("a run differs from its first read", journal=run.journal, number=run.number)
-        return found
-
-    return resolve
-
-
-def fold_locally(
-    access: Access, snapshot: Snapshot, *, run_bytes: int = RUN_BYTES, threads: int = _THREADS
-) -> FoldedSnapshot:
-    """Do the whole first pass in this process, with ``threads`` runs at a time.
-
-    Raise what `read_columns` and `fold_snapshot` raise.
-    """
-    with access.open() as opened, concurrent.futures.ThreadPoolExecutor(threads) as pool:
-
-        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
-            return list(pool.map(lambda run: summarise_run(opened, run), runs))
-
-        return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+    reader = RunReader(access, run, fields)
+    yield from reader.batches()
+    reader.require_whole()
 
 
 def read_committed(access: OpenAccess, run: CommittedRun) -> Iterator[tuple[Batch, Mask]]:

@@ -16,6 +16,9 @@ from gazette.protocol.ids import JournalName, Offset
 RUN_BYTES: Final = 64 << 20
 """Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
 
+RUN_PIECES: Final = 256
+"""Greatest number of pieces of a run. Each costs a task some requests, however small it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -84,17 +87,20 @@ class JournalSnapshot:
         }
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:
-        """Return runs of about ``run_bytes`` each. The first run has the number ``number``."""
+        """Return runs of about ``run_bytes`` each. The first run has the number ``number``.
+
+        A run holds the pieces that begin between two multiples of ``run_bytes``. So a run stays the
+        same if the journal was pruned before it, and its summary can be used again.
+        """
         since = self.since
         groups: list[list[Piece]] = []
-        size = 0
+        window = -1
         for piece in cover(self.pieces, min([self.begin, *since.values()]), self.end):
-            length = piece.end - piece.begin
-            if not groups or size + length > run_bytes:
+            at = piece.begin // run_bytes
+            if at != window or len(groups[-1]) == RUN_PIECES:
                 groups.append([])
-                size = 0
+                window = at
             groups[-1].append(piece)
-            size += length
         return [
             Run(
                 journal=self.journal,
@@ -104,6 +110,7 @@ class JournalSnapshot:
                 begin=self.begin,
                 since=since if group[0].begin < self.begin else {},
                 last=at == len(groups) - 1,
+                sure=at == 0 or groups[at - 1][-1].end < group[0].begin,
             )
             for at, group in enumerate(groups)
         ]
@@ -124,6 +131,10 @@ class Run:
     """Producers whose messages count from an earlier offset."""
     last: bool = True
     """True if it ends its journal's snapshot. An incomplete message at its end is left for later."""
+    sure: bool = True
+    """True if its first bytes begin a message. Otherwise they may continue one of the run before."""
+    beyond: tuple[Piece, ...] = ()
+    """Pieces right behind it. Its last message ends there, and is read to its end."""
 
     @property
     def end(self) -> Offset:

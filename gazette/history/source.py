@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.fsspec import check_protocols
-from gazette.blobs.registry import BlobSettings, BlobStores
+from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.history.snapshot import Piece, Run
+from gazette.history.snapshot import Piece
+from gazette.history.summary_store import SummaryStore
 from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import LoopThread
@@ -32,6 +33,7 @@ T = TypeVar("T")
 BLOCK_BYTES: Final = 1 << 20
 """Greatest size of one chunk of `OpenAccess.chunks`, in bytes. A cache of 2 MB holds it while it is
 decompressed, summed and scanned."""
+NO_SUMMARIES: Final = "none"
 _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _WAIT_S: Final = 10.0
@@ -53,6 +55,9 @@ class Access:
     direct: bool = False
     fsspec_protocols: frozenset[str] = frozenset()
     """Protocols that ``fsspec+NAME://`` stores may name."""
+    summaries: str = NO_SUMMARIES
+    """URL of the store of summaries. Empty: the store of the fragments, if it is opened from here.
+    `NO_SUMMARIES`: they are neither kept nor read."""
 
     @classmethod
     def of(
@@ -67,6 +72,7 @@ class Access:
         cert_key_file: str = "",
         direct: bool = False,
         fsspec_protocols: Iterable[str] = (),
+        summaries: str = NO_SUMMARIES,
     ) -> Self:
         """Return an access from its parts. Raise `Invalid` without a broker and without direct
         access.
@@ -90,7 +96,7 @@ class Access:
                 file_root=root,
             )
         protocols = check_protocols(fsspec_protocols, "fsspec_protocols")
-        return cls(brokers, root, direct, protocols)
+        return cls(brokers, root, direct, protocols, summaries)
 
     def open(self, clock: Clock | None = None) -> OpenAccess:
         """Open the access for this process. Close the result, or use it in a ``with``."""
@@ -100,19 +106,36 @@ class Access:
 class OpenAccess:
     """An access in use. Thread-safe."""
 
-    def __init__(self, settings: Access, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: Access,
+        clock: Clock | None = None,
+        constructors: Mapping[str, StoreConstructor] | None = None,
+    ) -> None:
+        """Take the clock of the system, and the constructors of all known stores, unless others are
+        given.
+        """
         self.settings = settings
+        self._constructors = constructors
         self.clock: Clock = SystemClock() if clock is None else clock
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
         self._client: Client | None = None
-        self.stores = BlobStores(
-            BlobSettings(settings.file_root, fsspec_protocols=settings.fsspec_protocols),
+        self.stores = self._blob_stores(settings.file_root)
+        """The blob stores. Only the event loop of `run` uses this. Other threads call `store`."""
+        self._summary_stores = self._blob_stores(settings.file_root or Path("/"))
+        """Stores that only `settings.summaries` names. Without a root of fragments, this is all of
+        the file system."""
+        self._summaries: dict[str, SummaryStore] = {}
+
+    def _blob_stores(self, file_root: Path | None) -> BlobStores:
+        return BlobStores(
+            BlobSettings(file_root, fsspec_protocols=self.settings.fsspec_protocols),
             self.clock,
             threads=_LISTING_THREADS,
             rng=random.Random(),
+            constructors=self._constructors,
         )
-        """The blob stores. Only the event loop of `run` uses this. Other threads call `store`."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +153,7 @@ class OpenAccess:
                 loop.run(client.close())
             loop.close()
         self.stores.close()
+        self._summary_stores.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop that belongs to this access."""
@@ -174,8 +198,29 @@ class OpenAccess:
         with self._lock:
             return self.stores.get(url).store
 
-    def chunks(self, run: Run) -> Iterator[tuple[Offset, bytes]]:
-        """Yield the bytes of a run's pieces with their offsets, in order.
+    def summaries(self, pieces: Sequence[Piece]) -> SummaryStore | None:
+        """Return the store of summaries of some pieces. Return None without one.
+
+        Raise `Invalid` or `NotAllowed` if it cannot be made.
+        """
+        url = self.settings.summaries
+        if not url and self.is_direct(pieces[0]):
+            fragment = pieces[0].fragment
+            assert fragment is not None
+            url = fragment.backing_store
+        if not url or url == NO_SUMMARIES:
+            return None
+        with self._lock:
+            found = self._summaries.get(url)
+            if found is None:
+                stores = self._summary_stores if self.settings.summaries else self.stores
+                found = self._summaries[url] = SummaryStore(stores.get(url).store, url)
+        return found
+
+    def chunks(
+        self, journal: JournalName, pieces: Iterable[Piece]
+    ) -> Iterator[tuple[Offset, bytes]]:
+        """Yield the bytes of pieces of a journal with their offsets, in order.
 
         Check the SHA-1 of a fragment that is read to its end, before its last bytes are yielded.
         Never decode a fragment beyond its length.
@@ -184,15 +229,16 @@ class OpenAccess:
         its name, or if the journal has lost bytes of the snapshot since. Raise ``NotAllowed``,
         ``Unavailable`` or ``Broken`` as stores and brokers do.
         """
-        for piece in run.pieces:
-            if piece.fragment is not None and self._is_direct(piece):
+        for piece in pieces:
+            if self.is_direct(piece):
                 yield from self._stored(piece)
             else:
-                yield from self._through_brokers(run.journal, piece)
+                yield from self._through_brokers(journal, piece)
 
-    def _is_direct(self, piece: Piece) -> bool:
-        assert piece.fragment is not None
-        return bool(self.settings.direct and piece.fragment.backing_store)
+    def is_direct(self, piece: Piece) -> bool:
+        """Return True if this process opens the piece in its store, and compares its SHA-1."""
+        fragment = piece.fragment
+        return bool(self.settings.direct and fragment is not None and fragment.backing_store)
 
     def _stored(self, piece: Piece) -> Iterator[tuple[Offset, bytes]]:
         fragment = piece.fragment

@@ -12,19 +12,21 @@ acknowledgement of a run are known.
 new, the last new one is the one with the greatest clock. All changes after it are known.
 
 * Without a new one, the pending messages of the run join those that were pending before.
+
+So the summaries of consecutive parts of a journal combine to the summary of both (`combine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from gazette.history.batch_split import (
-    BatchSplit,
     Segment,
     counted,
     records,
@@ -60,6 +62,8 @@ Fate = int | Undecided
 
 FirstBeyond = Callable[[int], Offset]
 """Function from a clock to the offset of the first pending message of a run above that clock."""
+FindBeyond = Callable[[int, int], Offset]
+"""The same for any producer, whose number is the first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,6 @@ class ProducerSummary:
     first_clock: int
     first_begin: Offset
     """Offset of the first message that counts."""
-    least_clock: int = 0
-    """Least clock of all messages that count. It is below the first one only if messages were repeated."""
     outside: int | None = None
     """Greatest clock, before, of messages outside of transactions."""
     after_outside: State | None = None
@@ -114,30 +116,85 @@ class ProducerSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
-    """Summary of all producers in a run."""
+class Summary:
+    """Summary of all producers in a run, or in a part of it."""
 
-    number: int
-    """Number of the run."""
     producers: dict[int, ProducerSummary]
     end: Offset
     """End offset of its last complete message. Without a message, the begin of the run."""
+    reached: Offset
+    """Offset up to which there are complete messages, with malformed ones that are skipped. Behind
+    it, a message has begun that does not end here."""
     rows: int
     """Number of messages, with acknowledgements and those that do not count."""
     clock_min: int
     """Least clock of all messages. Zero if some have no clock, or without messages."""
     clock_max: int
+    clean: bool = True
+    """True if no message was malformed. Then it does not depend on how these are treated."""
+    torn: bool = False
+    """True if the first bytes seem to continue a message. Nothing else is known then."""
 
-    def size_hint(self) -> int:
-        """Return the number of producers in the summary."""
-        return len(self.producers)
+    @classmethod
+    def of_torn(cls, begin: Offset) -> Self:
+        """Return the summary of a run that seems to begin inside a message."""
+        return cls({}, begin, begin, 0, 0, 0, clean=False, torn=True)
+
+
+def combine(first: Summary, second: Summary, first_beyond: FindBeyond) -> Summary:
+    """Return the summary of two consecutive parts, of which the second one begins with a message.
+
+    ``first_beyond`` looks into the second part. It is called in one rare case, as in
+    `ProducerSummary.apply`.
+    """
+    producers = dict(first.producers)
+    for number, summary in second.producers.items():
+        earlier = producers.get(number)
+        producers[number] = (
+            summary if earlier is None else _joined(earlier, summary, partial(first_beyond, number))
+        )
+    return Summary(
+        producers,
+        second.end if second.rows else first.end,
+        second.reached,
+        first.rows + second.rows,
+        min(one.clock_min for one in (first, second) if one.rows or not first.rows + second.rows),
+        max(first.clock_max, second.clock_max),
+        first.clean and second.clean,
+    )
+
+
+def _joined(
+    first: ProducerSummary, second: ProducerSummary, first_beyond: FirstBeyond
+) -> ProducerSummary:
+    if first.acknowledged is not None:
+        assert first.after is not None
+        return replace(first, after=second.apply(first.after, first_beyond)[0])
+    outside, after_outside = first.outside, first.after_outside
+    if second.outside is not None and (outside is None or second.outside > outside):
+        outside, after_outside = second.outside, second.after_outside
+    elif after_outside is not None:
+        # Only what the second part holds before its first acknowledgement adds to this state.
+        before = replace(second, outside=None, acknowledged=None, after=None)
+        after_outside, _ = before.apply(after_outside, first_beyond)
+    starts = first if first.pending else second
+    return ProducerSummary(
+        first.first_clock,
+        first.first_begin,
+        outside,
+        after_outside,
+        starts.pending,
+        starts.pending_begin,
+        max(first.pending_newest, second.pending_newest),
+        second.acknowledged,
+        second.after,
+    )
 
 
 @dataclass(slots=True)
 class _Producer:
     first_clock: int
     first_begin: Offset
-    least_clock: int
     outside: int | None = None
     pending: int = 0
     pending_begin: Offset = 0
@@ -148,7 +205,6 @@ class _Producer:
     after_outside: State | None = None
 
     def add(self, segment: Segment, columns: Columns) -> None:
-        self.least_clock = min(self.least_clock, int(segment.clocks.min()))
         if segment.kind == ACK_TXN:
             clock = int(segment.clocks[0])
             if self.acknowledged is None:
@@ -187,7 +243,6 @@ class _Producer:
         return ProducerSummary(
             self.first_clock,
             self.first_begin,
-            self.least_clock,
             self.outside,
             self.after_outside if acknowledged else self.state,
             self.pending,
@@ -209,10 +264,8 @@ class Summariser:
     _clock_min: int | None = None
     _clock_max: int = 0
 
-    def add(self, columns: Columns, pieces: BatchSplit | None = None) -> None:
-        """Add the next messages. ``pieces`` are their segments, if the caller has cut them
-        already.
-        """
+    def add(self, columns: Columns) -> None:
+        """Add the next messages."""
         if not len(columns):
             return
         self._end = int(columns.ends[-1])
@@ -220,27 +273,30 @@ class Summariser:
         least = int(columns.uuids.clocks.min())
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
-        for segment in (split_batch(columns, self.run) if pieces is None else pieces).segments:
+        for segment in split_batch(columns, self.run).segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 first = int(segment.clocks[0])
                 producer = self._producers[segment.producer] = _Producer(
-                    first, int(columns.begins[segment.rows[0]]), first
+                    first, int(columns.begins[segment.rows[0]])
                 )
             producer.add(segment, columns)
 
-    def summary(self) -> RunSummary:
-        return RunSummary(
-            self.run.number,
+    def summary(self, reached: Offset | None = None, *, clean: bool = True) -> Summary:
+        """Return the summary. ``reached`` defaults to the end of the last message."""
+        end = self.run.pieces[0].begin if self._end < 0 else self._end
+        return Summary(
             {number: producer.summary() for number, producer in self._producers.items()},
-            self.run.pieces[0].begin if self._end < 0 else self._end,
+            end,
+            end if reached is None else reached,
             self._rows,
             self._clock_min or 0,
             self._clock_max,
+            clean,
         )
 
 
-def summarise(run: Run, columns: Iterable[Columns]) -> RunSummary:
+def summarise(run: Run, columns: Iterable[Columns]) -> Summary:
     """Return the summary of a run whose messages are ``columns``, in order."""
     summariser = Summariser(run)
     for some in columns:

@@ -23,7 +23,6 @@ from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.meta_columns import META
-from gazette.history.row_cache import KeptRows
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta
@@ -33,7 +32,7 @@ from gazette.spark.java import ensure_java
 from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
-from gazette.spark.source.planning import plan_by_spark
+from gazette.spark.source.planning import fold_by_spark
 from gazette.spark.source.schema import common_value, row_format
 from gazette.spark.source.source import with_combine
 from gazette.spark.spark_session import session
@@ -91,16 +90,13 @@ class SparkRunner:
     ) -> FoldedSnapshot:
         """Make the first pass as a job: a task per run.
 
-        Each task keeps the rows that ``fold`` of the backfill needs, if it has one. Raise
-        ``Invalid`` if it needs fields that do not exist, ``Broken`` for Spark's errors, and what
-        reading raises.
+        Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, ``Broken`` for
+        Spark's errors, and what reading raises.
         """
-        kept_rows = None if backfill is None else _kept_rows(backfill, access, snapshot)
+        combine = None if backfill is None else _combine(backfill, access, snapshot)
         with wrap_spark_errors():
-            folded, plan = plan_by_spark(self.spark, access, snapshot, self._run_bytes, kept_rows)
-        self._first_pass = _FirstPass(
-            snapshot, plan, None if kept_rows is None else kept_rows.combine
-        )
+            folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes)
+        self._first_pass = _FirstPass(snapshot, Plan(folded.runs), combine)
         on_read(sum(run.run.length for run in folded.runs))
         return folded
 
@@ -195,6 +191,7 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
         "journal": ",".join(one.journal for one in snapshot.journals),
         "direct": str(access.direct).lower(),
         "uuid_field": backfill.uuid_field,
+        "summaries": access.summaries,
         # In another mode, a null would get into the state in place of a value that does not fit.
         "mode": "FAILFAST",
     }
@@ -216,15 +213,16 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
     return {name: value for name, value in options.items() if value}
 
 
-def _kept_rows(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> KeptRows | None:
-    """Return the rows that the second pass of a fold needs; None without a fold. Raise ``Invalid``."""
+def _combine(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Combine | None:
+    """Return what combines the rows of a fold, if anything does. Raise ``Invalid`` for a fold whose
+    fields do not exist.
+    """
     loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
     if type(loaded).fold is Backfill.fold or not snapshot.journals:
         return None
     parsed = ReadOptions.parse(_options(loaded, access, snapshot))
-    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
-    combines = type(loaded).combine is not Backfill.combine
-    return KeptRows(format, _Combine(backfill) if combines else None)
+    row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
+    return None if type(loaded).combine is Backfill.combine else _Combine(backfill)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ _SKIP: Final = (
     "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
     "`mode=DROPMALFORMED` leaves them out."
 )
-_WHOLE: Final = "Set run_bytes to more than the journal holds, so that one task reads it all."
+_WHOLE: Final = (
+    "Set run_bytes to more than the journal holds, so that one task reads it all; "
+    "or read with isolation=read_committed."
+)
 _SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.auth_token."
 
 

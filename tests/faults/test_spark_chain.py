@@ -19,7 +19,8 @@ pytest.importorskip("pandas")
 pytest.importorskip("pyspark")
 
 from gazette.client.append.appender import AppendParams
-from gazette.history.read import fold_locally, read_envelopes
+from gazette.history.first_pass import fold_locally
+from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE

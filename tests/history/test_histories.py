@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gazette.errors import Corrupt
 from gazette.history.columns import Columns, MessageFormat
-from gazette.history.commit_filter import CommitFilter, committed_later
-from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
+from gazette.history.commit_filter import CommitFilter
+from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
-from gazette.history.summary import RunSummary, first_beyond, summarise
+from gazette.history.summary import Summary, combine, first_beyond, summarise
 from gazette.message.envelope import Envelope
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
@@ -80,8 +80,9 @@ class History:
             assert offset is not None
             return offset
 
-        def summaries(runs: Sequence[Run]) -> list[RunSummary]:
-            return [summarise(run, self.columns(run)) for run in reversed(runs)]
+        def summaries(runs: Sequence[Run]) -> list[Summary]:
+            # The offsets of lost messages count as decoded, as in bytes.
+            return [replace(summarise(run, self.columns(run)), reached=run.end) for run in runs]
 
         return fold_snapshot(snapshot, summaries, resolve, run_bytes)
 
@@ -95,25 +96,6 @@ class History:
             passes.finish()
             found += [b for begins, mask in passes.ready() for b in begins[mask].tolist()]
         return found
-
-    def committed_at_once(self, folded: FoldedSnapshot) -> tuple[list[int], int]:
-        """Return the committed messages by one pass over each run without
-        repetitions, and a decision behind it.
-
-        Return the number of those runs, too.
-        """
-        found: list[int] = []
-        fresh = [run for run in folded.runs if run.fresh]
-        for run in fresh:
-            passes: CommitFilter[Columns] = CommitFilter(CommittedRun(run.run))
-            for columns in self.columns(run.run):
-                passes.add(columns, columns)
-                found += [b for c, mask in passes.ready() for b in c.begins[mask].tolist()]
-            for columns, mask, pending in passes.undecided():
-                late = pending & committed_later(run, columns.uuids.producers, columns.uuids.clocks)
-                assert not (mask & pending).any()
-                found += columns.begins[mask | late].tolist()
-        return found, len(fresh)
 
 
 def sequenced(
@@ -263,37 +245,6 @@ def test_two_passes_are_one_sequencer(
     folded = history.folded(snapshot, run_bytes)
     assert folded.sources[JOURNAL] == checkpoint
     assert history.committed(folded) == sorted(e.begin for e in want if not e.is_ack)
-    fresh = replace(folded, runs=tuple(run for run in folded.runs if run.fresh))
-    assert history.committed_at_once(folded)[0] == history.committed(fresh)
-
-
-def test_runs_that_repeat_nothing_are_known_to() -> None:
-    """Or else nothing would be decided by one pass: here all of it is, over transactions and runs."""
-    items = [
-        *(Item(0, clock, CONTINUE_TXN) for clock in (1, 2, 3)),
-        Item(1, 1, OUTSIDE_TXN),
-        Item(0, 4, ACK_TXN),
-        *(Item(0, clock, CONTINUE_TXN) for clock in (5, 6)),
-        Item(1, 2, OUTSIDE_TXN),
-        Item(0, 7, ACK_TXN),
-        Item(0, 8, CONTINUE_TXN),
-        Item(0, 6, ACK_TXN),
-    ]
-    history = History(envelopes_of(items), 2)
-    begins = [envelope.begin for envelope in history.envelopes]
-    end = history.envelopes[-1].end
-    pieces = [Piece(e.begin, e.end) for e in history.envelopes]
-    folded = history.folded(snapshot_of(pieces, 0, end, None), 24)
-    found, fresh = history.committed_at_once(folded)
-    # The last one rolls back, and repeats a clock: what is in its run takes two passes.
-    assert (len(folded.runs), fresh) == (6, 5)
-    assert found == [begins[at] for at in (0, 1, 2, 3, 5, 6, 7)]
-
-    # Repetitions of what was before the run, and of its own: the second one does not matter.
-    repeated = History(envelopes_of([*items[:5], items[0], Item(0, 9, 0), Item(0, 9, 0)]), 9)
-    pieces = [Piece(e.begin, e.end) for e in repeated.envelopes]
-    folded = repeated.folded(snapshot_of(pieces, 0, repeated.envelopes[-1].end, None), 1)
-    assert [run.fresh for run in folded.runs] == [True] * 5 + [False, True, False]
 
 
 def snapshot_of(
@@ -339,3 +290,41 @@ def _fields(envelope: Envelope[Any], *, clock: int) -> tuple[Any, ...]:
         clock,
         envelope.flags,
     )
+
+
+@settings(max_examples=800, deadline=None)
+@given(
+    items=histories,
+    cuts=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    chunk=st.integers(1, 9),
+)
+@example(
+    # What is pending in the second part begins behind a repetition of what the first one has committed.
+    items=[Item(0, 1, 0), Item(0, 4, ACK_TXN), Item(0, 3, 1), Item(0, 6, 1)],
+    cuts=[2],
+    chunk=9,
+)
+def test_summaries_of_parts_combine(items: list[Item], cuts: list[int], chunk: int) -> None:
+    """To the very summary of the whole, wherever it is cut."""
+    envelopes = envelopes_of(items)
+    if not envelopes:
+        return
+    history = History(envelopes, chunk)
+
+    def summary(begin: int, end: int) -> tuple[Run, Summary]:
+        run = Run(JOURNAL, MessageFormat(), 0, (Piece(begin, end),), begin)
+        return run, summarise(run, history.columns(run))
+
+    bounds = sorted({0, len(items), *(min(cut, len(items)) for cut in cuts)})
+    offsets = [e.begin for e in envelopes] + [envelopes[-1].end]
+    total: Summary | None = None
+    for low, high in itertools.pairwise(bounds):
+        run, part = summary(offsets[low], offsets[high])
+
+        def beyond(producer: int, clock: int, run: Run = run) -> int:
+            found = first_beyond(run, history.columns(run), producer, clock)
+            assert found is not None
+            return found
+
+        total = part if total is None else combine(total, part, beyond)
+    assert total == summary(0, offsets[-1])[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import gazette
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.set_aside import SetAside
-from gazette.history.columns import ColumnDecoder, MessageFormat, uuid_bytes
+from gazette.history.columns import ColumnDecoder, Decoded, Malformed, MessageFormat, uuid_bytes
+from gazette.history.first_pass import fold_locally
 from gazette.history.merge import FoldedSnapshot
-from gazette.history.read import fold_locally, read_columns, read_envelopes
+from gazette.history.read import read_columns, read_envelopes
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -188,13 +190,68 @@ def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
         fold_locally(access, snapshot)
 
 
-def test_a_message_in_parts_needs_larger_runs(tmp_path: Path) -> None:
-    content = line(ALPHA, 10, OUTSIDE_TXN, word="a") * 2
-    write_journal(tmp_path, STORE, JOURNAL, [content[:70], content[70:]])
-    access, snapshot = taken(tmp_path)
-    assert words(access, fold_locally(access, snapshot)) == ["a"]
-    with raises(TruncatedFrame, journal="topic/one", begin=59, end=70):
-        fold_locally(access, snapshot, run_bytes=1)
+@pytest.mark.parametrize("malformed", ["fail", "skip", "null"])
+def test_a_message_in_parts_is_read_to_its_end(tmp_path: Path, malformed: Malformed) -> None:
+    """A run reads on into the next fragments, and the run behind it begins where the message ends."""
+    lines = [line(ALPHA, 10 + n, OUTSIDE_TXN, word=word) for n, word in enumerate("abcd")]
+    content, size = b"".join(lines), len(lines[0])
+    cuts = [0, size + 11, size + 20, size + 30, 2 * size + 5, 3 * size, 4 * size - 1]
+    parts = [content[low:high] for low, high in itertools.pairwise(cuts)]
+    fragments = write_journal(tmp_path, STORE, JOURNAL, parts)
+    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed=malformed))
+    for run_bytes in (1, 50, 1 << 20):
+        folded = fold_locally(access, snapshot, run_bytes=run_bytes)
+        assert words(access, folded) == ["a", "b", "c"]
+        # The last one is incomplete, and left for later.
+        assert folded.sources[JOURNAL].read_through == 3 * size
+    # Without a first pass, a run does not know where to begin.
+    with access.open() as opened, raises(TruncatedFrame, journal="topic/one", begin=59, end=70):
+        list(read_columns(opened, snapshot.runs(1)[0]))
+    # The middle one of these has the rest of a message, and nothing else.
+    cuts = [0, size + 11, 2 * size, 3 * size + 7, 4 * size]
+    parts = [content[low:high] for low, high in itertools.pairwise(cuts)]
+    write_journal(tmp_path / "exact", STORE, JOURNAL, parts)
+    access, exact = taken(tmp_path / "exact", shape=MessageFormat(malformed=malformed))
+    for run_bytes in (1, 50, 1 << 20):
+        assert words(access, fold_locally(access, exact, run_bytes=run_bytes)) == [*"abcd"]
+    (tmp_path / "fragments" / fragments[2].content_path()).unlink()
+    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed=malformed), skip_gaps=True)
+    if malformed == "fail":
+        for run_bytes in (1, 1 << 20):
+            with raises(MalformedMessage, "begin", journal="topic/one"):
+                fold_locally(access, snapshot, run_bytes=run_bytes)
+    for run_bytes in (1, 50, 1 << 20) if malformed != "fail" else ():
+        # With "null", the end of the second message is a row.
+        folded = fold_locally(access, snapshot, run_bytes=run_bytes)
+        assert folded.rows == (3 if malformed == "null" else 2)
+        assert folded.sources[JOURNAL].read_through == 3 * size
+
+
+def test_the_time_for_a_long_message_is_linear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are decoded some five times in all, and not once more for each block."""
+    decoded: list[int] = []
+    decode = ColumnDecoder.decode
+
+    def counting(self: ColumnDecoder, buffer: bytes, base: int) -> Decoded:
+        decoded.append(len(buffer))
+        return decode(self, buffer, base)
+
+    monkeypatch.setattr(ColumnDecoder, "decode", counting)
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a") + line(
+        ALPHA, 11, OUTSIDE_TXN, word="x" * (24 << 20)
+    )
+    for count in (1, 9):
+        step = len(content) // count + 1
+        parts = [content[at : at + step] for at in range(0, len(content), step)]
+        write_journal(tmp_path / str(count), STORE, JOURNAL, parts)
+        access, snapshot = taken(tmp_path / str(count))
+        for run_bytes in (1, 1 << 30):
+            decoded.clear()
+            folded = fold_locally(access, snapshot, run_bytes=run_bytes)
+            assert folded.rows == 2
+            assert sum(decoded) < 8 * len(content)
 
 
 def test_malformed_messages_fail_or_are_skipped(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from word_count import ngram_pb2
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
+from gazette.history.first_pass import fold_locally
 from gazette.history.meta_columns import META
 from gazette.history.protobuf_rows import protobuf_schema
-from gazette.history.read import fold_locally
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import Unfit, read_rows
 from gazette.history.snapshot_builder import Selection, take_snapshot

@@ -12,7 +12,7 @@ import pytest
 
 from gazette.blobs.s3.store import S3Store
 from gazette.errors import NotAllowed, NotFound, Unavailable
-from gazette.history.read import fold_locally
+from gazette.history.first_pass import fold_locally
 from gazette.history.rows import read_rows
 from gazette.protocol.fragment import Codec, FragmentStoreUrl
 from gazette.testing.stored import write_journal

@@ -12,7 +12,8 @@ from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.etcd.client import Etcd
-from gazette.history.read import fold_locally, read_envelopes
+from gazette.history.first_pass import fold_locally
+from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE

@@ -11,6 +11,7 @@ import pytest
 
 from gazette.errors import Conflict
 from gazette.etcd.client import Etcd
+from gazette.history.summary_store import DIRECTORY
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
@@ -107,34 +108,26 @@ def test_a_table_is_whole_again_behind_a_filter(spark: Any, store: dict[str, str
     assert only.union(other).count() == 4
 
 
-def test_what_the_first_pass_kept_is_not_read_again(spark: Any, tmp_path: Path) -> None:
-    """Also where executors look for it: rows come, though the fragments are gone. Without it they do not."""
+def test_summaries_are_made_by_tasks_and_found_by_all(spark: Any, tmp_path: Path) -> None:
+    """Without them, planning reads the fragments: here these are gone, and it fails or does not."""
     lines = [
         json_line({"word": "w", "n": n}, build_uuid(ALPHA, NOON + n * 160, OUTSIDE_TXN))
         for n in range(9)
     ]
     root = {"store": f"file://{tmp_path}/fragments", "journal": "topic/kept", "run_bytes": 1}
-    frames = {}
     write_journal(tmp_path, STORE, "topic/kept", lines, Codec.ZSTANDARD)
-    for keep in (True, False):
-        frames[keep] = read(spark, schema="n long, offset long", keep=keep, **root)
-    inferred = read(spark, **root)
+    given = {**root, "schema": "n long, offset long"}
+    none = read(spark, summaries="none", **given)
+    assert not (tmp_path / "fragments" / DIRECTORY).exists()
+    frame = read(spark, **given)
+    assert len([*(tmp_path / "fragments" / DIRECTORY / "topic/kept").iterdir()]) == 9
+    for one in (none, frame):
+        assert [row.n for row in one.orderBy("n").collect()] == [*range(9)]
     for path in (tmp_path / "fragments").rglob("*.zst"):
-        path.unlink()
-    assert [row.n for row in frames[True].orderBy("n").collect()] == [*range(9)]
-    # Filters apply to it, and columns may be left out.
-    assert frames[True].where(f"offset >= {3 * len(lines[0])}").count() == 6
-    assert {row.word for row in inferred.select("word").collect()} == {"w"}
+        path.write_bytes(b"")
+    read(spark, **given)
     with pytest.raises(Exception, match="journal=topic/kept"):
-        frames[False].collect()
-    # Executors may lose what they have kept: then it takes the fragments.
-    write_journal(tmp_path, STORE, "topic/kept", lines, Codec.ZSTANDARD)
-    local = Path(spark.conf.get("spark.local.dir"))
-    kept = list(local.glob("blockmgr-*/gazette/*.arrow"))
-    assert len(kept) >= 18
-    for path in kept:
-        path.unlink()
-    assert frames[True].count() == 9
+        read(spark, summaries="none", **given)
 
 
 def test_a_bad_option_is_reported_with_what_to_do(spark: Any, store: dict[str, str]) -> None:

@@ -19,7 +19,8 @@ from word_count import ngram_pb2
 from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
-from gazette.history.read import fold_locally, read_envelopes
+from gazette.history.first_pass import fold_locally
+from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE

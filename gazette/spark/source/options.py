@@ -15,7 +15,7 @@ from gazette.errors import Invalid
 from gazette.history.columns import Malformed, MessageFormat
 from gazette.history.snapshot import RUN_BYTES
 from gazette.history.snapshot_builder import Selection
-from gazette.history.source import Access
+from gazette.history.source import NO_SUMMARIES, Access
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.uuid import clock_at
 from gazette.protocol.fragment import FragmentStoreUrl
@@ -79,7 +79,7 @@ READ: Final[dict[str, str]] = {
     "infer_bytes": "number of bytes to read to infer the fields of JSON messages",
     "pushdown": "true: filters leave out fragments, of a DataFrame that is queried once (docs/spark.md)",
     "planning_threads": "number of runs that the driver reads at the same time",
-    "keep": "false: gazette.spark.read keeps no rows of its first pass on the disks of executors",
+    "summaries": "URL of a store in which to keep summaries of fragments; none: keep none",
     "plan": "made by gazette.spark.read",
 }
 STREAM: Final[dict[str, str]] = {
@@ -206,7 +206,12 @@ class SourceOptions(Options):
             cert_key_file=self.text("broker.cert_key_file"),
             direct=direct,
             fsspec_protocols=self.names("fsspec_protocols"),
+            summaries=self._summaries(),
         )
+
+    def _summaries(self) -> str:
+        url = self.text("summaries")
+        return url if url in ("", NO_SUMMARIES) else self.parsed("summaries", _store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,6 @@ class ReadOptions:
     infer_bytes: int
     pushdown: bool
     threads: int
-    keep: bool
     plan: str
 
     @classmethod
@@ -291,7 +295,6 @@ class ReadOptions:
             infer_bytes=given.number("infer_bytes", 1 << 20, 1),
             pushdown=given.flag("pushdown"),
             threads=given.number("planning_threads", min(8, os.cpu_count() or 1), 1),
-            keep=given.flag("keep", default=True),
             plan=given.text("plan"),
         )
 

@@ -12,15 +12,13 @@ import base64
 import binascii
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from gazette.errors import Invalid
 from gazette.history.merge import CommittedRun
-from gazette.history.row_cache import KEPT_NAME
 from gazette.history.snapshot import Run
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.spark.message_class import require_permitted
@@ -29,23 +27,19 @@ TEXT_BYTES_MAX: Final = 256 << 20
 """Largest encoded plan in bytes: a million fragments, each with its own path, take about 85 MB."""
 DATA_BYTES_MAX: Final = 1 << 30
 """Largest decompressed plan in bytes: about 280 bytes for each fragment."""
-DIRECTORY: Final = "gazette"
-"""Name of the directory, on the disks of an executor, with the rows that its tasks keep."""
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _MARK: Final = "gazette-plan-"
 _HEADER: Final = re.compile(rf"{_MARK}(\d{{1,9}}):")
-_KEPT: Final = re.compile(rf"/(?:[^/\0]+/)*{DIRECTORY}/{KEPT_NAME}")
 _READ: Final = "Use gazette.spark.read(), which sets it."
 _FEWER: Final = "Read fewer journals at once, or a shorter range of offsets."
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The committed messages and, by the numbers of runs, files with their rows of the first pass."""
+    """The runs of a query, with what a first pass has found of them."""
 
     runs: tuple[CommittedRun, ...]
-    kept: Mapping[int, str] = field(default_factory=dict)
 
 
 def encode_plan(plan: Plan) -> str:
@@ -116,16 +110,12 @@ def _check(plan: Plan) -> None:
             raise _invalid(f"not a plan: there are two runs {run.number}")
         numbers.add(run.number)
         _check_pieces(run, paths)
-    for number, path in plan.kept.items():
-        # The file is opened, and removed if it is damaged. So a plan must not name any other file.
-        if number not in numbers or not _KEPT.fullmatch(path) or "/../" in path:
-            raise _invalid(f"not a plan: no rows are kept of run {number} as {path!r}")
 
 
 def _check_pieces(run: Run, paths: set[tuple[str, str, Codec]]) -> None:
     """Require pieces that can be read, in order. ``paths``: valid paths of fragments so far."""
     at = 0
-    for piece in run.pieces:
+    for piece in (*run.pieces, *run.beyond):
         fragment = piece.fragment
         whole = fragment is None or (
             fragment.journal == run.journal

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +21,14 @@ from pyspark.sql.datasource import (
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat, require_uuids
-from gazette.history.combine import Combine
-from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
-from gazette.history.read import resolver, summarise_run
-from gazette.history.row_cache import KeptRows, read_kept_rows
+from gazette.history.combine import Combine, Combiner
+from gazette.history.first_pass import fold_by_threads
+from gazette.history.merge import CommittedRun, FoldedSnapshot
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access, OpenAccess
-from gazette.history.summary import RunSummary
 from gazette.message.uuid import clock_at
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
@@ -41,19 +38,13 @@ from gazette.spark.worker_process import keep_imports
 
 
 class RunPartition(InputPartition):
-    """A run for a task. ``kept`` is the path of the rows that a first pass has kept of it."""
+    """A run for a task. ``combine`` combines its rows, if it is given."""
 
     def __init__(
-        self,
-        run: CommittedRun | Run,
-        format: RowFormat,
-        *,
-        kept: str = "",
-        combine: Combine | None = None,
+        self, run: CommittedRun | Run, format: RowFormat, combine: Combine | None = None
     ) -> None:
         super().__init__(run)
         self.format = format
-        self.kept = kept
         self.combine = combine
 
 
@@ -62,24 +53,17 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
     # Without partitions, Spark makes one of nothing.
     if not isinstance(partition, RunPartition):
         return
-    run, format = partition.value, partition.format
+    combiner = Combiner(partition.combine, partition.format.schema)
     with with_hints(), access.open() as opened:
-        if isinstance(run, CommittedRun):
-            kept_rows = KeptRows(format, partition.combine)
-            yield from read_kept_rows(opened, run, kept_rows, partition.kept)
-        else:
-            yield from read_rows(opened, run, format)
+        for batch in read_rows(opened, partition.value, partition.format):
+            yield from combiner.add(batch)
+        yield from combiner.finish()
     keep_imports()
 
 
 def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> FoldedSnapshot:
     """Make the first pass by threads of this process."""
-    with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
-
-        def summarise_all(runs: Sequence[Run]) -> list[RunSummary]:
-            return list(pool.map(lambda run: summarise_run(access, run), runs))
-
-        return fold_snapshot(snapshot, summarise_all, resolver(access), options.run_bytes)
+    return fold_by_threads(access, snapshot, run_bytes=options.run_bytes, threads=options.threads)
 
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
@@ -106,7 +90,7 @@ class GazetteReader(DataSourceReader):
         if options.plan:
             plan = decode_plan(options.plan)
             shapes = [run.run.shape for run in plan.runs]
-            return self._partitions(shapes, plan.runs, plan.kept)
+            return self._partitions(shapes, plan.runs)
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)
             require_stored(snapshot, options.selection)
@@ -121,15 +105,10 @@ class GazetteReader(DataSourceReader):
         self,
         shapes: Iterable[MessageFormat],
         runs: Sequence[CommittedRun | Run],
-        kept: Mapping[int, str] = {},
     ) -> list[InputPartition]:
         format = row_format(self._options, self._schema, common_value(self._options, shapes))
         format = self._bounds.applied(format)
-        return [
-            RunPartition(run, format, kept=kept.get(_number(run), ""), combine=self._combine)
-            for run in runs
-            if format.selects(run)
-        ]
+        return [RunPartition(run, format, self._combine) for run in runs if format.selects(run)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(self._options.access, partition)
@@ -232,10 +211,6 @@ class Bounds:
         if end is not None:
             key = f"{what}_end"
             setattr(self, key, _least(getattr(self, key), end))
-
-
-def _number(run: CommittedRun | Run) -> int:
-    return run.run.number if isinstance(run, CommittedRun) else run.number
 
 
 def _least(one: int | None, other: int | None) -> int | None:

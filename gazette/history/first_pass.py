@@ -1,0 +1,231 @@
+"""The first pass over runs: their summaries, from those that are kept or from their bytes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+from gazette.errors import Bug
+from gazette.history.batch_split import since_of
+from gazette.history.columns import require_uuids
+from gazette.history.merge import FoldedSnapshot, fold_snapshot
+from gazette.history.read import RunReader
+from gazette.history.snapshot import RUN_BYTES, Piece, Run, Snapshot
+from gazette.history.source import Access, OpenAccess
+from gazette.history.summary import (
+    ProducerSummary,
+    State,
+    Summariser,
+    Summary,
+    combine,
+    first_beyond,
+)
+from gazette.history.summary_store import SummaryStore
+from gazette.message.framing.frames import MalformedMessage
+from gazette.protocol.ids import Offset
+
+_THREADS: Final = 2
+
+
+def summarise_run(access: OpenAccess, run: Run) -> Summary:
+    """Do the first pass over one run. Read what is kept of its pieces, and the bytes of the others.
+
+    Raise what `RunReader.batches` raises, and `Invalid` if UUIDs are unknown. If ``run.sure`` is
+    false, a malformed message may be the end of one that began before the run: the summary is then
+    torn.
+    """
+    require_uuids(run.journal, run.shape)
+    return summarise_messages(access, run)
+
+
+def summarise_messages(access: OpenAccess, run: Run) -> Summary:
+    """Do as `summarise_run`, also where UUIDs are unknown: the offsets are right all the same."""
+    kept = access.summaries(run.pieces)
+    try:
+        if kept is not None and not run.beyond:
+            found = _combined(access, run, kept)
+            if found is not None:
+                return found
+        return _scanned(access, run)
+    except MalformedMessage:
+        if run.sure:
+            raise
+        return Summary.of_torn(run.pieces[0].begin)
+
+
+def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
+    """Return the function that `fold` calls in rare cases. It reads the run again."""
+    return partial(_first_beyond, access)
+
+
+def fold_locally(
+    access: Access, snapshot: Snapshot, *, run_bytes: int = RUN_BYTES, threads: int = _THREADS
+) -> FoldedSnapshot:
+    """Do the whole first pass in this process, with ``threads`` runs at a time.
+
+    Raise what `summarise_run` and `fold_snapshot` raise.
+    """
+    with access.open() as opened:
+        return fold_by_threads(opened, snapshot, run_bytes=run_bytes, threads=threads)
+
+
+def fold_by_threads(
+    access: OpenAccess, snapshot: Snapshot, *, run_bytes: int, threads: int
+) -> FoldedSnapshot:
+    """Do as `fold_locally`, through an access that is open."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+
+        def summarise_all(runs: Sequence[Run]) -> list[Summary]:
+            return list(pool.map(partial(summarise_run, access), runs))
+
+        return fold_snapshot(snapshot, summarise_all, resolver(access), run_bytes)
+
+
+def _scanned(access: OpenAccess, run: Run) -> Summary:
+    """Read a run, and summarise it."""
+    reader = RunReader(access, run)
+    summariser = Summariser(run)
+    for batch in reader.batches():
+        summariser.add(batch.columns)
+    return summariser.summary(reader.reached, clean=reader.clean)
+
+
+def _combined(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
+    """Combine the summaries of the pieces of a run. Return None if a message continues from one
+    piece to the next.
+    """
+    counts_all = run.pieces[0].begin >= run.begin
+    if counts_all and (found := kept.get(run.journal, run.shape, run.pieces)) is not None:
+        return found
+    total: Summary | None = None
+    for piece, summary in _parts(access, run, kept):
+        if summary.reached != piece.end and piece.end != run.end:
+            return None
+        total = (
+            summary
+            if total is None
+            else combine(total, summary, partial(_first_beyond, access, _part(run, piece)))
+        )
+    assert total is not None
+    if counts_all and len(run.pieces) > 1 and not run.last:
+        # The last run of a journal is another one as soon as there is a further fragment.
+        kept.put(run.journal, run.shape, run.pieces, total)
+    return total
+
+
+def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[Piece, Summary]]:
+    """Yield the summaries of the messages that count, from offsets at which messages begin."""
+    since = since_of(run)
+    for piece in run.pieces:
+        if piece.begin < run.begin:
+            before = replace(piece, end=min(piece.end, run.begin))
+            yield from _before(access, run, kept, before, since)
+            if before.end == piece.end:
+                continue
+        after = replace(piece, begin=max(piece.begin, run.begin))
+        yield after, _summary(access, run, kept, after)
+
+
+def _before(
+    access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece, since: dict[int, Offset]
+) -> Iterator[tuple[Piece, Summary]]:
+    """Yield the summaries of a piece before ``run.begin``: only those of producers that are
+    replayed there.
+    """
+    whole = _pending_in(kept, run, piece, since)
+    if whole is not None:
+        yield piece, whole
+        return
+    inside = {at for at in since.values() if piece.begin < at < piece.end}
+    for begin, end in pairwise([piece.begin, *sorted(inside), piece.end]):
+        part = Piece(begin, end, piece.fragment)
+        summary = _summary(access, run, kept, part)
+        own = {p: s for p, s in summary.producers.items() if p in since and since[p] <= begin}
+        yield part, replace(summary, producers=own)
+
+
+def _pending_in(
+    kept: SummaryStore, run: Run, piece: Piece, since: dict[int, Offset]
+) -> Summary | None:
+    """Return the summary of a piece before ``run.begin`` from the one that is kept of its whole
+    fragment. Return None if it does not say enough.
+    """
+    fragment = piece.fragment
+    if fragment is None:
+        return None
+    whole = Piece(fragment.begin, fragment.end, fragment)
+    found = kept.get(run.journal, run.shape, [whole]) if piece.end == fragment.end else None
+    if found is None or not found.clean:
+        # Its fragment may begin within a message.
+        return None
+    own = {}
+    for producer, at in since.items():
+        summary = found.producers.get(producer)
+        if piece.begin == fragment.begin and at <= piece.begin:
+            if summary is not None:
+                own[producer] = summary
+        elif at < piece.end:
+            pending = None if summary is None else _pending_from(summary, at)
+            if pending is None or at < piece.begin:
+                return None
+            own[producer] = pending
+    return replace(found, producers=own)
+
+
+def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
+    """Return the part of a summary from the message on that is still pending at its end.
+
+    All of the producer's messages from there on are pending, or repeat what was committed before.
+    So the greatest clock says all about them.
+    """
+    states = (
+        summary.after,
+        summary.after_outside if summary.after is None else None,
+        State(0, summary.pending_newest, summary.pending_begin) if summary.after is None else None,
+    )
+    for state in states:
+        if state is not None and state.begin == at:
+            return ProducerSummary(
+                state.newest,
+                at,
+                pending=state.newest,
+                pending_begin=at,
+                pending_newest=state.newest,
+            )
+    return None
+
+
+def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> Summary:
+    """Return the summary of a piece, of which all messages count."""
+    found = kept.get(run.journal, run.shape, [piece])
+    if found is not None:
+        return found
+    digest = hashlib.sha1(usedforsecurity=False)
+    reader = RunReader(access, _part(run, piece), digest=digest)
+    summariser = Summariser(_part(run, piece))
+    for batch in reader.batches():
+        summariser.add(batch.columns)
+    made = summariser.summary(reader.reached, clean=reader.clean)
+    # What a broker hands on is not compared with the name of the fragment otherwise.
+    if access.is_direct(piece) or (
+        piece.fragment is not None and digest.digest() == piece.fragment.sum
+    ):
+        kept.put(run.journal, run.shape, [piece], made)
+    return made
+
+
+def _part(run: Run, piece: Piece) -> Run:
+    return Run(run.journal, run.shape, run.number, (piece,), piece.begin)
+
+
+def _first_beyond(access: OpenAccess, run: Run, producer: int, clock: int) -> Offset:
+    columns = (batch.columns for batch in RunReader(access, run).batches())
+    found = first_beyond(run, columns, producer, clock)
+    if found is None:
+        raise Bug("a run differs from its first read", journal=run.journal, number=run.number)
+    return found

@@ -1,0 +1,175 @@
+"""Summaries that earlier first passes have made, kept as objects of a blob store: `SummaryStore`.
+
+A fragment never changes, and neither does its summary. So the first reader of a fragment keeps its
+summary for all that follow. A kept summary is optional. It may be removed at any time: a reader that
+misses it reads the fragment.
+
+The name of an object binds all that its summary depends on: the bytes (journal, offsets, SHA-1 of
+each fragment), the place where the first message begins, how messages are decoded, and the version
+of the format. So writers of the same name write the same bytes, and no object is ever stale. The
+object has a checksum, and repeats what its name binds. One that is damaged, cut, or of another
+version is not used, and is written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.errors import NotAllowed, NotFound, Unavailable
+from gazette.history.columns import MessageFormat
+from gazette.history.snapshot import Piece
+from gazette.history.summary import Summary
+from gazette.labels import CONTENT_PROTO_FIXED
+from gazette.protocol.fragment import ZERO_SUM
+from gazette.protocol.ids import JournalName
+
+LOGGER: Final = logging.getLogger(__name__)
+
+DIRECTORY: Final = ".gazette-summaries"
+"""Directory of the objects, at the root of a store. It is beside the directories of journals, which
+brokers list, and in none of them."""
+VERSION: Final = 1
+"""Version of the format, and of what summaries say. Raise it whenever another summary would be made
+of the same bytes."""
+BYTES_MAX: Final = 16 << 20
+"""Greatest size of an object, in bytes: about 200,000 producers. A greater one is not kept."""
+
+_MARK: Final = b"gazette-summary\n"
+_SUM_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Content of an object. ``malformed`` is empty if the summary does not depend on it."""
+
+    identity: bytes
+    malformed: str
+    summary: Summary
+
+
+class SummaryStore:
+    """Summaries of one store. Thread-safe.
+
+    A store that refuses or fails is used no more, and logged once: reading works without it.
+    """
+
+    def __init__(self, store: BlobStore, url: str) -> None:
+        self._store = store
+        self._url = url
+        self._readable = self.writable = True
+        self._lock = threading.Lock()
+
+    def get(
+        self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]
+    ) -> Summary | None:
+        """Return the summary of some pieces, as if a message began with their first byte.
+
+        Return None if it is not kept.
+        """
+        identity = _identity(journal, shape, pieces) if self._readable else None
+        if identity is None:
+            return None
+        path = _path(journal, pieces, identity)
+        try:
+            with self._store.open(path) as source:
+                content = source.read(BYTES_MAX + 1)
+        except NotFound:
+            return None
+        except (NotAllowed, Unavailable) as error:
+            self._give_up(error, "read")
+            return None
+        found = _decode(content, identity)
+        if found is None or not _fits(found.summary, pieces):
+            LOGGER.warning(
+                "a kept summary is not what was written, and is made again",
+                extra={"store": self._url, "file": path},
+            )
+            return None
+        return found.summary if found.malformed in ("", shape.malformed) else None
+
+    def put(
+        self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece], summary: Summary
+    ) -> None:
+        """Keep a summary, if it follows from what its name binds."""
+        identity = _identity(journal, shape, pieces) if self.writable else None
+        if identity is None or summary.torn:
+            return
+        malformed = "" if summary.clean else shape.malformed
+        body = msgspec.msgpack.encode(_Kept(identity, malformed, summary))
+        content = _MARK + hashlib.sha256(body).digest() + body
+        if len(content) > BYTES_MAX:
+            return
+        try:
+            self._store.put(_path(journal, pieces, identity), io.BytesIO(content))
+        except (NotAllowed, Unavailable) as error:
+            self._give_up(error, "written")
+
+    def _give_up(self, error: Exception, what: str) -> None:
+        with self._lock:
+            known = not (self._readable if what == "read" else self.writable)
+            self.writable = False
+            if what == "read":
+                self._readable = False
+        if not known:
+            LOGGER.warning(
+                "summaries cannot be %(what)s in %(store)s, so later reads will read fragments "
+                "again: %(error)s. Permit it, or name another place by the option summaries.",
+                {"what": what, "store": self._url, "error": error},
+            )
+
+
+def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bytes | None:
+    """Return the digest of all that a summary depends on. Return None if that is not known."""
+    spans = []
+    for piece in pieces:
+        fragment = piece.fragment
+        if fragment is None or fragment.sum == ZERO_SUM or piece.end != fragment.end:
+            return None
+        spans.append((fragment.begin, fragment.end, fragment.sum, piece.begin))
+    decoding = _decoding(shape)
+    if decoding is None:
+        return None
+    parts = (VERSION, journal, decoding, spans)
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
+
+
+def _decoding(shape: MessageFormat) -> tuple[str, ...] | None:
+    """Return what says how UUIDs are found. Return None if only the code of a class says it."""
+    if shape.content_type != CONTENT_PROTO_FIXED or not shape.message:
+        return (shape.content_type, shape.uuid_field)
+    kind: Any = shape.message_type()
+    if hasattr(kind, "gazette_codec") or not hasattr(kind, "DESCRIPTOR"):
+        return None
+    described = hashlib.sha256(kind.DESCRIPTOR.file.serialized_pb).hexdigest()
+    return (shape.content_type, str(kind.DESCRIPTOR.full_name), described)
+
+
+def _path(journal: JournalName, pieces: Sequence[Piece], identity: bytes) -> str:
+    begin, end = pieces[0].begin, pieces[-1].end
+    return f"{DIRECTORY}/{journal}/{begin:016x}-{end:016x}-{identity.hex()[:40]}"
+
+
+def _decode(content: bytes, identity: bytes) -> _Kept | None:
+    head = len(_MARK) + _SUM_BYTES
+    body = content[head:]
+    if content[:head] != _MARK + hashlib.sha256(body).digest():
+        return None
+    try:
+        kept = msgspec.msgpack.decode(body, type=_Kept)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return kept if kept.identity == identity else None
+
+
+def _fits(summary: Summary, pieces: Sequence[Piece]) -> bool:
+    begin, end = pieces[0].begin, pieces[-1].end
+    return begin <= summary.end <= summary.reached <= end and not summary.torn

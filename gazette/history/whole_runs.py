@@ -1,0 +1,108 @@
+"""Runs that begin and end where messages do: `whole_runs`. Pure.
+
+A run is cut where a fragment ends, and nearly always a message ends there, too. But a publisher may
+append a message in parts. Then the run in which it begins reads on into the next fragments, and the
+run behind it begins where that message ends. Only the summaries show where that is, and only if the
+run before is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gazette.history.snapshot import Piece, Run, cover
+from gazette.history.summary import Summary
+from gazette.message.framing.frames import FRAME_BYTES_MAX, MalformedMessage
+from gazette.protocol.ids import JournalName, Offset
+
+Summarise = Callable[[Sequence[Run]], Sequence[Summary]]
+"""Function that returns the summaries of runs, in their order, by any means."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """A run of a journal, and its summary as soon as it is known."""
+
+    run: Run
+    summary: Summary | None = None
+
+
+def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ...], list[Summary]]:
+    """Return the runs, changed so that no message continues from one to the next, and their
+    summaries.
+
+    Raise what ``summarise`` raises. Raise `MalformedMessage` where a message is cut off.
+    """
+    chains: dict[JournalName, list[_Link]] = {}
+    for run in runs:
+        chains.setdefault(run.journal, []).append(_Link(run))
+    while unknown := [link for chain in chains.values() for link in chain if link.summary is None]:
+        made = summarise([link.run for link in unknown])
+        for link, summary in zip(unknown, made, strict=True):
+            link.summary = summary
+        for chain in chains.values():
+            _mend(chain)
+    links = [link for chain in chains.values() for link in chain]
+    return tuple(link.run for link in links), [link.summary for link in links if link.summary]
+
+
+def _mend(chain: list[_Link]) -> None:
+    """Change the first run that is not whole: its summary is to be made again."""
+    for at, link in enumerate(chain):
+        run, summary = link.run, link.summary
+        if summary is None:
+            return  # The one before has changed where this one begins.
+        if summary.torn:
+            # All before it is whole, so the message is malformed: let the next attempt say so.
+            chain[at] = _Link(replace(run, sure=True))
+            return
+        if at == len(chain) - 1 or summary.reached == run.end:
+            continue
+        behind = chain[at + 1].run.pieces[0].begin
+        if summary.reached > run.end:
+            _begin_at(chain, at + 1, summary.reached)
+        elif behind > run.end:
+            _cut_off(run, summary, behind)
+            chain[at] = _Link(replace(run, last=True), summary)
+        elif not run.beyond:
+            chain[at] = _Link(replace(run, beyond=_beyond(chain[at + 1 :], run.end)))
+            return
+        else:
+            # The message does not end in the snapshot, or before bytes that the journal has lost.
+            _begin_at(chain, at + 1, run.beyond[-1].end)
+            if at < len(chain) - 1:
+                _cut_off(run, summary, chain[at + 1].run.pieces[0].begin)
+            chain[at] = _Link(replace(run, last=True, beyond=()), summary)
+
+
+def _begin_at(chain: list[_Link], at: int, begin: Offset) -> None:
+    """Let the runs from ``at`` on begin at an offset."""
+    while at < len(chain) and chain[at].run.end <= begin:
+        del chain[at]
+    if at < len(chain) and chain[at].run.pieces[0].begin < begin:
+        run = chain[at].run
+        chain[at] = _Link(replace(run, pieces=cover(run.pieces, begin, run.end), sure=True))
+
+
+def _beyond(links: Sequence[_Link], begin: Offset) -> tuple[Piece, ...]:
+    """Return the pieces right behind ``begin`` that the longest possible message may need."""
+    pieces: list[Piece] = []
+    for link in links:
+        for piece in link.run.pieces:
+            if piece.begin != begin or (pieces and begin - pieces[0].begin > FRAME_BYTES_MAX):
+                return tuple(pieces)
+            pieces.append(piece)
+            begin = piece.end
+    return tuple(pieces)
+
+
+def _cut_off(run: Run, summary: Summary, offset: Offset) -> None:
+    if run.shape.malformed == "fail":
+        raise MalformedMessage(
+            f"a message is cut off: the journal continues at offset {offset}",
+            begin=summary.reached,
+            end=run.end,
+            raw=b"",
+            journal=run.journal,
+        )
