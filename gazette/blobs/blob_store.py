@@ -91,6 +91,26 @@ class LocalSigner(Protocol):
         ...
 
 
+@runtime_checkable
+class OrderedListing(Protocol):
+    """A store whose listings can begin in the middle, at less than the cost of a whole one."""
+
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        """List as ``BlobStore.list``, without the objects whose path is ``after`` or sorts before it.
+
+        Paths sort by their UTF-8 bytes, as relative to ``prefix``. The order of the listing is not
+        defined all the same.
+        """
+        ...
+
+
+def list_after(store: BlobStore, prefix: str, after: str) -> Iterator[BlobInfo]:
+    """List the objects below ``prefix`` whose paths sort behind ``after``, by any store."""
+    if isinstance(store, OrderedListing):
+        return store.list_after(prefix, after)
+    return (info for info in store.list(prefix) if info.path > after)
+
+
 def validate_path(path: str) -> None:
     """Require the path of an object: relative, clean, without ``..``. Raise ``Invalid``."""
     if not path or path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:

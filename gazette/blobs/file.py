@@ -72,6 +72,10 @@ class FileStore:
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List objects, as in ``BlobStore``. Does not follow symbolic links to directories."""
+        return self.list_after(prefix, "")
+
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        """List as in ``OrderedListing``. Looks at the names of all files, and only at those files."""
         validate_prefix(prefix)
         with _mapped(prefix):
             self._require_directory()
@@ -85,7 +89,7 @@ class FileStore:
                     hint="End both with a slash, or use no slash in either.",
                 )
             top = self._place(rewritten[:-1]) if rewritten else str(self.directory)
-            yield from _walk(top, "")
+            yield from _walk(top, "", after)
 
     def remove(self, path: str) -> None:
         with _mapped(path), suppress(FileNotFoundError, NotADirectoryError):
@@ -165,17 +169,19 @@ def _sync_directory(directory: str) -> None:
         os.close(descriptor)
 
 
-def _walk(directory: str, relative: str) -> Iterator[BlobInfo]:
+def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
     try:
         entries = os.scandir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return  # The prefix has no objects, or was removed meanwhile.
     with entries:
-        for entry in entries:
+        # In order, fragments are added to a cover at its end.
+        for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{relative}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{path}/")
-            elif not entry.name.startswith(PARTIAL_PREFIX):
+                if f"{path}/" > after or after.startswith(f"{path}/"):
+                    yield from _walk(entry.path, f"{path}/", after)
+            elif path > after and not entry.name.startswith(PARTIAL_PREFIX):
                 with suppress(FileNotFoundError):
                     info = entry.stat()
                     if stat.S_ISREG(info.st_mode):

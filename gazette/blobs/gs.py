@@ -87,6 +87,10 @@ class GsStore(FsspecStore):
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List page by page, of 1000 objects, with only the fields that are needed."""
+        return self.list_after(prefix, "")
+
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        """List as in ``OrderedListing``: the service leaves out what is before."""
         validate_prefix(prefix)
         begin = self._begin(prefix)[len(self._bucket) + 1 :]
         token: str | None = None
@@ -97,14 +101,15 @@ class GsStore(FsspecStore):
                     "b/{}/o",
                     self._bucket,
                     prefix=begin or None,
+                    startOffset=f"{begin}{after}" if after else None,
                     fields="items(name,size,updated),nextPageToken",
                     maxResults=1000,
                     pageToken=token,
                     json_out=True,
                 )
             for item in page.get("items", ()):
-                if not item["name"].endswith("/"):
-                    name = item["name"][len(begin) :]
+                name = item["name"][len(begin) :]
+                if name > after and not name.endswith("/"):
                     yield BlobInfo(name, mod_time_of(item), int(item.get("size", 0)))
             token = page.get("nextPageToken")
             if not token:

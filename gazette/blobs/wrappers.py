@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from gazette.blobs import metrics
-from gazette.blobs.blob_store import BlobInfo, BlobStore, LocalSigner
+from gazette.blobs.blob_store import BlobInfo, BlobStore, LocalSigner, list_after
 from gazette.blobs.store_calls import off_store, on_store
 from gazette.errors import Unavailable
 
@@ -47,9 +47,15 @@ class InstrumentedStore:
         metrics.PUT_BYTES.labels(self._name, encoding).inc(counted.count)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
+        return self._listed(lambda: self._store.list(prefix))
+
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        return self._listed(lambda: list_after(self._store, prefix, after))
+
+    def _listed(self, begin: Callable[[], Iterator[BlobInfo]]) -> Iterator[BlobInfo]:
         items = 0
         with self._observed("list"):
-            for info in self._store.list(prefix):
+            for info in begin():
                 items += 1
                 yield info
                 on_store()
@@ -125,9 +131,15 @@ class RetryingStore:
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List objects. A failed listing is repeated only before it has returned the first object."""
+        return self._listed(lambda: self._store.list(prefix))
 
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        """List as ``list``, and as in ``OrderedListing``."""
+        return self._listed(lambda: list_after(self._store, prefix, after))
+
+    def _listed(self, begin: Callable[[], Iterator[BlobInfo]]) -> Iterator[BlobInfo]:
         def first() -> tuple[BlobInfo | None, Iterator[BlobInfo]]:
-            listing = self._store.list(prefix)
+            listing = begin()
             return next(listing, None), listing
 
         head, rest = self.repeated(first)

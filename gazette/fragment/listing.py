@@ -25,13 +25,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gazette.blobs.blob_store import BlobInfo, BlobStore
+from gazette.blobs.blob_store import BlobInfo, BlobStore, list_after
 from gazette.blobs.registry import BlobStores
 from gazette.errors import Invalid
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import JournalName
+from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import await_future
 
@@ -79,9 +79,16 @@ class FragmentOwner:
 
 
 async def list_fragments(
-    blob_stores: BlobStores, spec: JournalSpec, nested: Collection[JournalName] = ()
+    blob_stores: BlobStores,
+    spec: JournalSpec,
+    nested: Collection[JournalName] = (),
+    *,
+    begin: Offset = 0,
 ) -> FragmentCover:
     """List all stores of a journal; where two have the same span, the later store wins.
+
+    With ``begin``, the objects that sort before a fragment of that begin are left out: of those directly in
+    the journal's directory, all fragments that begin earlier.
 
     ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm. Raise what
     any of the stores raised: half an index would invite appends at offsets that are taken. Objects which are
@@ -94,7 +101,7 @@ async def list_fragments(
     for url in spec.fragment.stores:
         active = blob_stores.get(url)
         # Wait without a deadline: the caller must not list a store again while a listing still runs.
-        listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner)
+        listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner, begin)
         foreign = await await_future(listing)
         active.worked()
         if foreign.count:
@@ -117,9 +124,12 @@ def _list_into(
     url: str,
     journal: JournalName,
     owner: FragmentOwner,
+    begin: Offset,
 ) -> Foreign:
     foreign = Foreign()
-    for info, fragment in _parsed(store.list(f"{journal}/"), journal):
+    prefix = f"{journal}/"
+    listing = list_after(store, prefix, f"{begin:016x}") if begin else store.list(prefix)
+    for info, fragment in _parsed(listing, journal):
         if fragment is None and (aside := SetAside.parse(journal, info.path)) is not None:
             if owner.owns(aside.fragment.path_postfix):
                 cover.set_aside.append(replace(aside, fragment=_stored(aside.fragment, url, info)))

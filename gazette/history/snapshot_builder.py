@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -31,6 +32,12 @@ TIME_SLACK_S: Final = 60
 """Seconds by which the clocks of publishers may be ahead of a blob store's clock."""
 
 _LISTS_AT_ONCE: Final = 16
+_EARLIER: Final = 16
+"""Fragments before the wanted one with which a listing begins. Some of them may be stored late, joined
+with later ones, or in doubt."""
+_WHOLE_S: Final = 600.0
+"""Seconds after which a journal is listed from its begin again. Fragments in directories of their own
+(a path postfix) may sort before those that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,48 @@ class Selection:
                 validate_journal_name(name)
 
 
-def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
+class FragmentPlaces:
+    """Begins of the fragments that former listings have found, so that the next ones begin later.
+
+    For one caller that lists again and again. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._begins: dict[JournalName, list[Offset]] = {}
+        self._listed_at: dict[JournalName, float] = {}
+        """Time of the last whole listing of each journal, by the machine's clock."""
+
+    def begin_for(self, journal: JournalName, wanted: Offset, now_s: float) -> Offset:
+        """Return where to begin to list the fragments that hold the bytes from ``wanted`` on.
+
+        Return zero if that is not known, or if it is time for a whole listing: one may find what
+        sorts elsewhere.
+        """
+        begins = self._begins.get(journal, [])
+        at = bisect_right(begins, wanted) - _EARLIER
+        if at <= 0 or now_s - self._listed_at[journal] > _WHOLE_S:
+            return 0
+        return begins[at]
+
+    def add(
+        self, journal: JournalName, begin: Offset, pieces: Sequence[Piece], now_s: float
+    ) -> None:
+        """Take a listing that began at ``begin``."""
+        known = self._begins.get(journal, []) if begin else []
+        if not begin:
+            self._listed_at[journal] = now_s
+        del known[bisect_left(known, begin) :]
+        known += [piece.begin for piece in pieces]
+        self._begins[journal] = known
+
+
+def take_snapshot(
+    access: OpenAccess, selection: Selection, places: FragmentPlaces | None = None
+) -> Snapshot:
     """Return a snapshot of the journals as they are now. Blocks.
+
+    With ``places``, listings begin where the wanted offsets are, if former listings say where that
+    is. A listing that then has a gap is made again as a whole.
 
     It ends at the last fragment or, with brokers, at the head. Brokers serve the bytes that are not
     stored yet.
@@ -88,7 +135,7 @@ def take_snapshot(access: OpenAccess, selection: Selection) -> Snapshot:
     say which bytes are right, and what brokers and stores raise.
     """
     selection.validate()
-    return access.run(_take(access, selection))
+    return access.run(_take(access, selection, places or FragmentPlaces()))
 
 
 def require_stored(
@@ -112,26 +159,62 @@ def require_stored(
             )
 
 
-async def _take(access: OpenAccess, selection: Selection) -> Snapshot:
-    listed: list[JournalSnapshot]
-    now = access.clock.now()
-    if selection.stores:
-        specs = [_spec_of(name, selection) for name in selection.journals]
-        listed = [
-            _journal(spec, await _stored(access.stores, spec), None, selection, now)
-            for spec in specs
-        ]
-    else:
-        client = await access.client()
-        limit = asyncio.Semaphore(_LISTS_AT_ONCE)
+async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces) -> Snapshot:
+    now, now_s = access.clock.now(), access.clock.monotonic()
+    limit = asyncio.Semaphore(_LISTS_AT_ONCE)
+    client = None if selection.stores else await access.client()
 
-        async def one(spec: JournalSpec) -> JournalSnapshot:
+    async def one(spec: JournalSpec) -> JournalSnapshot:
+        name = spec.name
+        begin = 0
+        # Fragments of a journal with a path postfix sort by that first.
+        if not selection.begin_time_s and not spec.fragment.path_postfix_template:
+            begin = places.begin_for(name, _wanted(selection, name), now_s)
+        while True:
             async with limit:
-                fragments, head = await _brokered(access, client, spec)
-            return _journal(spec, fragments, head, selection, now)
+                fragments = await (
+                    _stored(access.stores, spec, begin)
+                    if client is None
+                    else _brokered(client, spec, begin)
+                )
+            cover_set = CoverSet(fragments)
+            until = _wanted(selection, name)
+            if client is None:
+                until = max(until, selection.end.get(name, selection.end_all or 0))
+            if begin and not _reaches(cover_set, _wanted(selection, name), until):
+                begin = 0
+                continue
+            pieces = [
+                Piece(one.begin, one.end, one if one.backing_store and one.mod_time else None)
+                for one in cover_set
+            ]
+            places.add(name, begin, pieces, now_s)
+            async with limit:
+                head = None if client is None else await _head(client, name)
+            return _journal(spec, pieces, head, selection, now)
 
+    if client is None:
+        specs = [_spec_of(name, selection) for name in selection.journals]
+        listed = [await one(spec) for spec in specs]
+    else:
         listed = list(await asyncio.gather(*map(one, await _specs(client, selection))))
     return Snapshot(tuple(sorted(listed, key=lambda journal: journal.journal)))
+
+
+def _wanted(selection: Selection, journal: JournalName) -> Offset:
+    """Return the first offset that is read of a journal."""
+    source = selection.sources.get(journal)
+    if source is None:
+        return selection.begin.get(journal, selection.begin_all)
+    pending = [one.begin for one in source.producers.values() if one.begin is not None]
+    return min([source.read_through, *pending])
+
+
+def _reaches(fragments: CoverSet[Fragment], wanted: Offset, until: Offset) -> bool:
+    """Return True if there is no gap from ``wanted`` on to the end, and ``until`` is not behind that."""
+    if not len(fragments) or fragments.begin > wanted or fragments.end < until:
+        return False
+    return fragments.covers(wanted, fragments.end)
 
 
 def _spec_of(name: JournalName, selection: Selection) -> JournalSpec:
@@ -157,9 +240,12 @@ async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
     return [(await client.get_journal(name)).spec for name in selection.journals]
 
 
-async def _stored(stores: BlobStores, spec: JournalSpec) -> list[Fragment]:
-    """Return the fragments that stores list. Raise ``Corrupt`` where only brokers know if one is right."""
-    cover = await list_fragments(stores, spec)
+async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:
+    """Return the fragments that stores list, from ``begin`` on.
+
+    Raise ``Corrupt`` where only brokers know if one is right.
+    """
+    cover = await list_fragments(stores, spec, begin=begin)
     doubted = cover.doubted([aside.fragment for aside in cover.set_aside])
     if doubted:
         raise Corrupt(
@@ -173,13 +259,10 @@ async def _stored(stores: BlobStores, spec: JournalSpec) -> list[Fragment]:
     return list(cover)
 
 
-async def _brokered(
-    access: OpenAccess, client: Client, spec: JournalSpec
-) -> tuple[list[Fragment], Offset]:
-    """Return the fragments that brokers know, and the head of the journal."""
-    stored = await client.list_fragments(FragmentsParams(spec.name))
-    fragments = [one.fragment for one in stored]
-    return fragments, await _head(client, spec.name)
+async def _brokered(client: Client, spec: JournalSpec, begin: Offset) -> list[Fragment]:
+    """Return the fragments that brokers know, from ``begin`` on."""
+    stored = await client.list_fragments(FragmentsParams(spec.name, begin_offset=begin))
+    return [one.fragment for one in stored]
 
 
 async def _head(client: Client, journal: JournalName) -> Offset:
@@ -194,7 +277,7 @@ async def _head(client: Client, journal: JournalName) -> Offset:
 
 def _journal(
     spec: JournalSpec,
-    fragments: Sequence[Fragment],
+    pieces: list[Piece],
     head: Offset | None,
     selection: Selection,
     now: float,
@@ -205,10 +288,6 @@ def _journal(
     producers: Mapping[ProducerId, ProducerState] = {}
     if source is not None:
         begin, producers = source.read_through, source.producers
-    pieces = [
-        Piece(one.begin, one.end, one if one.backing_store and one.mod_time else None)
-        for one in CoverSet(fragments)
-    ]
     known = max([head or 0, *(piece.end for piece in pieces)])
     if pieces and known > pieces[-1].end:
         # These bytes were written after the fragments were listed.

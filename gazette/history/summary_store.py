@@ -68,6 +68,10 @@ class SummaryStore:
         self._readable = self.writable = True
         self._lock = threading.Lock()
 
+    def keeps(self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]) -> bool:
+        """Return True if a summary of these pieces would be kept, as far as is known."""
+        return self.writable and _identity(journal, shape, pieces) is not None
+
     def get(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece]
     ) -> Summary | None:

@@ -17,7 +17,7 @@ import os
 import pytest
 
 from gazette.blobs import health
-from gazette.blobs.blob_store import BlobStore
+from gazette.blobs.blob_store import BlobStore, list_after
 from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 
 BAD_PATHS = (
@@ -154,6 +154,17 @@ class BlobStoreTests:
         infos = {info.path: info for info in store.list("a/b/")}
         assert infos["c/two"].size == 2
         assert infos["one"].mod_time > 1_500_000_000
+
+    def test_listing_after_a_path(self, store: BlobStore) -> None:
+        """Check that only paths that sort behind the given one are listed, of all directories."""
+        names = ["0=b/one", "00ff", "00ff-one", "0100-one", "d=x/00aa", "d=x/0200", "ümlaut"]
+        for name in names:
+            put(store, f"a/j/{name}", b"")
+        put(store, "a/k/0900", b"")
+        for after in ("", "0", "00ff", "00ff-one", "0=b/one", "d=x", "d=x/00aa", "d=y", "zz", "ü"):
+            found = sorted(info.path for info in list_after(store, "a/j/", after))
+            assert found == [name for name in sorted(names) if name > after]
+        assert [*list_after(store, "a/none/", "00ff")] == []
 
     def test_names_of_fragments(self, store: BlobStore) -> None:
         """Check every symbol that a fragment's path may have."""

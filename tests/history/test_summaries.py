@@ -227,7 +227,7 @@ PUBLISHED: Final = [
 
 @pytest.fixture
 def journal() -> Stored:
-    """A journal of twelve fragments."""
+    """Return a journal of twelve fragments."""
     return Stored(PUBLISHED, set(range(10, 120, 10)), random.Random(1), 0.0)
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import pickle
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
+from gazette.blobs.blob_store import BlobInfo
+from gazette.blobs.file import FileStore
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.errors import Corrupt, NotFound
+from gazette.errors import Corrupt, NotAllowed, NotFound
 from gazette.etcd.client import Etcd
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
@@ -29,9 +32,11 @@ from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
 from gazette.spark.source import stream
 from gazette.spark.source.ddl import parse_columns
+from gazette.spark.source.options import StreamOptions
 from gazette.spark.source.source import GazetteDataSource
-from gazette.spark.source.stream import decode_offset, encode_offset
+from gazette.spark.source.stream import GazetteStreamReader, decode_offset, encode_offset
 from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.clock import ManualClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.facts import raises
 
@@ -226,8 +231,12 @@ def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_batches_give_what_one_table_gives(tmp_path: Path, seed: int) -> None:
-    """Each committed message in one batch, whatever the batches, with restarts between them."""
+@pytest.mark.parametrize("driver_bytes", [0, 1 << 18])
+def test_any_batches_give_what_one_table_gives(
+    tmp_path: Path, seed: int, driver_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each committed message in one batch, with restarts between them, read first by driver or tasks."""
+    monkeypatch.setattr(stream, "_DRIVER_BYTES", driver_bytes)
     rng = random.Random(seed)
     lines: list[bytes] = []
     clock = itertools.count(1)
@@ -238,7 +247,8 @@ def test_any_batches_give_what_one_table_gives(tmp_path: Path, seed: int) -> Non
     cuts = sorted({0, 60, *rng.sample(range(60), 12)})
     contents = [b"".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
     write_journal(tmp_path, STORE, "topic/a", contents)
-    plain = {name: text for name, text in options(tmp_path).items() if name != "refresh"}
+    given = {**options(tmp_path), "summaries": "none"}
+    plain = {name: text for name, text in given.items() if name != "refresh"}
     table = GazetteDataSource(plain).reader(SCHEMA)
     want = [
         n
@@ -324,13 +334,13 @@ def test_a_listing_that_lags_is_asked_again(
     assert query.step() == [1]
     lagging = iter([True])
 
-    def take(access: Any, selection: Any) -> Any:
+    def take(access: Any, selection: Any, places: Any) -> Any:
         if next(lagging, False):
             selection = replace(selection, journals=("topic/lags",), begin={"topic/lags": 9})
             Journal(tmp_path, "topic/lags").add(b"{}\n")
             (one,) = take_snapshot(access, selection).journals
             return Snapshot((replace(one, journal="topic/a"),))
-        return take_snapshot(access, selection)
+        return take_snapshot(access, selection, places)
 
     monkeypatch.setattr(stream, "take_snapshot", take)
     assert query.step() is None
@@ -433,3 +443,158 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
                 named.step()
 
         await asyncio.to_thread(play)
+
+
+class Seam:
+    """Counts what is read of a store by the driver: not by tasks, which run in this process, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        self.listed = 0
+        self.on = True
+        seam, plain_open, plain_list = self, FileStore.open, FileStore.list_after
+
+        class Counted(io.BufferedReader):
+            def read(self, size: int | None = -1, /) -> bytes:
+                found = super().read(size)
+                seam.bytes += len(found) if seam.on else 0
+                return found
+
+        def opening(store: FileStore, path: str) -> BinaryIO:
+            with plain_open(store, path) as source:
+                return Counted(io.BytesIO(source.read()))
+
+        def listing(store: FileStore, prefix: str, after: str) -> Iterator[BlobInfo]:
+            for info in plain_list(store, prefix, after):
+                seam.listed += 1
+                yield info
+
+        monkeypatch.setattr(FileStore, "open", opening)
+        monkeypatch.setattr(FileStore, "list_after", listing)
+
+
+class SeamQuery(Query):
+    """A query whose tasks read beside the seam."""
+
+    def __init__(self, seam: Seam, *given: Any) -> None:
+        super().__init__(*given)
+        self._seam = seam
+
+    def batch(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+        rows = []
+        for partition in self.reader.partitions(start, end):
+            self._seam.on = False
+            for batch in pickle.loads(pickle.dumps(self.reader)).read(partition):
+                rows += batch.column("n").to_pylist()
+            self._seam.on = True
+        return rows
+
+    def all(self) -> list[int]:
+        found: list[int] = []
+        while (batch := self.step()) is not None:
+            found += batch
+        return found
+
+
+def test_the_driver_reads_little_of_a_long_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 30 MB, no more than 1 MB after the first batch, and after a restart; and of what follows."""
+    journal = Journal(tmp_path, "topic/a")
+    text, count = "x" * 9900, itertools.count(1)
+
+    def grow(fragments: int) -> list[int]:
+        written = []
+        for _ in range(fragments):
+            numbers = [next(count) for _ in range(50)]
+            journal.add(*(line(1, n, OUTSIDE_TXN, n=n, text=text) for n in numbers))
+            written += numbers
+        return written
+
+    seam = Seam(monkeypatch)
+    want = grow(61)
+    assert journal.end > 30_000_000
+    given = options(tmp_path, max_fragments="10", run_bytes=str(4 << 20))
+    query = SeamQuery(seam, given)
+    first = query.step()
+    assert first == want[:500]
+    assert seam.bytes > 4_900_000
+    seam.bytes = 0
+    assert first + query.all() == want
+    assert seam.bytes <= 1_000_000
+    # After a restart, the last batch is planned again; others find the same summaries.
+    seam.bytes = 0
+    again = SeamQuery(seam, given, query.log)
+    assert again.batch(*query.log[-2:]) == want[-50:]
+    assert again.step() is None
+    assert SeamQuery(seam, options(tmp_path)).all() == want
+    assert seam.bytes <= 1_000_000
+    # What is appended is summarised by the tasks of a batch of its own.
+    seam.bytes = 0
+    more = grow(3)
+    assert again.step() == []
+    assert again.all() == more
+    assert seam.bytes <= 100_000
+    # A run with a single batch does not wait.
+    more = grow(1)
+    assert SeamQuery(seam, given, query.log).step() == more
+
+
+def test_a_store_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is waited for in vain more than once."""
+    monkeypatch.setattr(stream, "_DRIVER_BYTES", 0)
+
+    def refusing(store: FileStore, path: str, *_: Any, **__: Any) -> None:
+        raise NotAllowed("read only", file=path)
+
+    monkeypatch.setattr(FileStore, "put", refusing)
+    journal = Journal(tmp_path, "topic/a")
+    query = Query(options(tmp_path, max_fragments="1"))
+    for n in range(1, 5):
+        journal.add(line(1, n, OUTSIDE_TXN, n=n))
+    assert [query.step() for _ in range(5)] == [[1], [2], [3], [4], None]
+
+
+def test_listings_begin_where_reading_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,200 fragments, some twenty are listed again, unless it is time to list all."""
+    clock = ManualClock()
+    journal = Journal(tmp_path, "topic/a")
+    for n in range(1, 1201):
+        journal.add(line(1, n, OUTSIDE_TXN, n=n))
+
+    def following(**more: str) -> Query:
+        given = options(tmp_path, **more)
+        query = Query(given)
+        query.reader = GazetteStreamReader(StreamOptions.parse(given), SCHEMA, clock)
+        return query
+
+    # A listing of so many is not repeated at once.
+    slow = following(max_fragments="1", isolation="read_uncommitted")
+    assert slow.step() == [1]
+    listed = slow.reader._listed
+    clock.advance(0.09)
+    assert slow.step() == [2]
+    assert slow.reader._listed is listed
+    clock.advance(0.02)
+    assert slow.step() == [3]
+    assert slow.reader._listed is not listed
+
+    seam = Seam(monkeypatch)
+    query = following(starting="latest", refresh="1")
+    assert query.step() is None
+    assert seam.listed >= 1200
+    seam.listed = 0
+    for n in range(1201, 1205):
+        journal.add(line(1, n, OUTSIDE_TXN, n=n))
+        clock.advance(1.2)
+        assert query.step() == [n]
+    assert 0 < seam.listed < 4 * 3 * 25
+    # A fragment of a directory of its own that sorts before is found all the same, in time.
+    seam.listed = 0
+    content = line(1, 1205, OUTSIDE_TXN, n=1205)
+    write_fragment(tmp_path, STORE, "topic/a", journal.end, content, path_postfix="0-=0")
+    clock.advance(1.2)
+    assert query.step() is None
+    clock.advance(600.0)
+    assert query.step() == [1205]
+    assert seam.listed > 1200

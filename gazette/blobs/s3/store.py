@@ -173,6 +173,10 @@ class S3Store:
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List page by page. Keys that end in ``/`` stand for directories of consoles, and are left out."""
+        return self.list_after(prefix, "")
+
+    def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
+        """List as in ``OrderedListing``: the service leaves out what is before."""
         validate_prefix(prefix)
         rewritten = self._rewrite.apply(prefix)
         if rewritten:
@@ -182,6 +186,7 @@ class S3Store:
             listing = client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket,
                 Prefix=begin,
+                **({"StartAfter": f"{begin}{after}"} if after else {}),
                 PaginationConfig={"PageSize": self._settings.page_objects},
             )
             pages = iter(listing)

@@ -4,6 +4,11 @@ Spark keeps an offset of a stream. It has, for each journal, how far it was read
 known of its producers there: the sources of a checkpoint, in JSON. So the messages of a batch
 follow from its two offsets and the journals alone. It does not matter how often, or in which
 process, the batch is planned.
+
+To plan a batch takes the summaries of its fragments. The driver could make them from the bytes, and
+does so for few bytes, and for the first batch. Otherwise tasks of one batch summarise the fragments
+of the next one ("ahead"), and the driver finds the summaries. So an offset also says up to where
+that was asked. A batch may do nothing else.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.history.first_pass import summarise_messages, summarise_run
 from gazette.history.merge import FoldedSnapshot
-from gazette.history.read import read_columns
-from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
-from gazette.history.snapshot_builder import require_stored, take_snapshot
+from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot
+from gazette.history.snapshot_builder import FragmentPlaces, require_stored, take_snapshot
 from gazette.history.source import OpenAccess
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import PRODUCER_BYTES
@@ -38,16 +43,29 @@ from gazette.spark.source.schema import common_value, row_format
 from gazette.spark.source.table import RunPartition, check_isolation, fold_on_driver, read_partition
 
 StreamOffset: TypeAlias = dict[str, Any]
-"""``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex."""
+"""``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-_AT, _PRODUCERS = "at", "producers"
+With ``"ahead": offset``, tasks were asked for summaries up to there."""
+
+_AT, _PRODUCERS, _AHEAD = "at", "producers", "ahead"
+_DRIVER_BYTES: Final = 1 << 18
+"""Bytes without a summary that the driver reads itself for a batch. A batch only for them takes longer."""
+_LISTED_MAX: Final = 1000
+_PER_FRAGMENT_S: Final = 0.0005
+"""Back-off of listings: seconds for each fragment of one beyond `_LISTED_MAX`. A fragment takes a tenth
+of that to list."""
 _LAG_S: Final = 30.0
 _LAG_POLL_S: Final = 0.5
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
 
-def encode_offset(sources: Mapping[JournalName, SourceCheckpoint]) -> StreamOffset:
-    """Encode sources. Keys ascend, since Spark compares offsets as texts."""
+def encode_offset(
+    sources: Mapping[JournalName, SourceCheckpoint], ahead: Mapping[JournalName, Offset] = {}
+) -> StreamOffset:
+    """Encode sources, and up to where summaries were asked for behind them.
+
+    Keys ascend, since Spark compares offsets as texts.
+    """
     offset: StreamOffset = {}
     for journal, source in sorted(sources.items()):
         producers = {}
@@ -55,7 +73,17 @@ def encode_offset(sources: Mapping[JournalName, SourceCheckpoint]) -> StreamOffs
             begin = "" if state.begin is None else f"@{state.begin}"
             producers[producer.hex()] = f"{state.last_ack:x}{begin}"
         offset[journal] = {_AT: source.read_through, _PRODUCERS: producers}
+        if ahead.get(journal, 0) > source.read_through:
+            offset[journal] = {_AHEAD: ahead[journal], **offset[journal]}
     return offset
+
+
+def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
+    """Return up to where summaries were asked for. Raise `Corrupt`."""
+    try:
+        return {name: int(one[_AHEAD]) for name, one in offset.items() if _AHEAD in one}
+    except (TypeError, ValueError) as error:
+        raise _unreadable(error) from error
 
 
 def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
@@ -72,18 +100,30 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
                 producers[bytes.fromhex(digits)] = state
             sources[journal] = SourceCheckpoint(int(value[_AT]), producers)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Corrupt(
-            f"the offset of the stream cannot be read: {error!r}",
-            hint="The query's checkpoint is of another source: give it another checkpointLocation.",
-        ) from error
+        raise _unreadable(error) from error
     return sources
+
+
+def _unreadable(error: Exception) -> Corrupt:
+    return Corrupt(
+        f"the offset of the stream cannot be read: {error!r}",
+        hint="The query's checkpoint is of another source: give it another checkpointLocation.",
+    )
+
+
+class AheadPartition(InputPartition):
+    """A run of a later batch, for a task that summarises its fragments and returns no rows."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A listing of the journals at some time of the machine's clock."""
+    """A listing of the journals."""
 
-    at_s: float
+    again_s: float
+    """Time of the machine's clock from which on to list again."""
     snapshot: Snapshot
     known: frozenset[JournalName]
     """Journals of which something had been read when they were listed."""
@@ -103,6 +143,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The batch that was planned last: its offsets, and its fold."""
         self._served: JournalName = ""
         """The last journal in the last batch of limited size."""
+        self._places = FragmentPlaces()
+        self._kept: set[tuple[JournalName, Piece]] = set()
+        """Pieces of the listing that are known to have a summary."""
+        self._planned = False
+        """True once a batch was planned. Only then may one wait for summaries, since ``Trigger.Once``
+        has a single batch."""
 
     # These methods run on the driver:
 
@@ -132,23 +178,77 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
-        known = decode_offset(start)
-        ends = self._ends(known, limit)
-        while True:
-            if all(
-                journal in known and end <= known[journal].read_through
-                for journal, end in ends.items()
-            ):
-                return start
+        known, asked = decode_offset(start), decode_ahead(start)
+        ends, ahead = self._prepared(known, self._ends(known, limit), asked, limit)
+        sources = known
+        while not all(
+            journal in known and end <= known[journal].read_through for journal, end in ends.items()
+        ):
             sources = {**known, **self._read_to(known, ends)}
             further = self._further(known, ends, sources)
             if not further:
                 break
             ends = {**ends, **further}
-        end = encode_offset(sources)
+        if sources is known and all(asked.get(name, 0) >= at for name, at in ahead.items()):
+            return start
+        self._planned = True
+        end = encode_offset(sources, {**asked, **ahead})
         if self._folded is not None:
             self._folded = (start, end, self._folded[2])
         return end
+
+    def _prepared(
+        self,
+        known: Mapping[JournalName, SourceCheckpoint],
+        ends: dict[JournalName, Offset],
+        asked: Mapping[JournalName, Offset],
+        limit: ReadLimit,
+    ) -> tuple[dict[JournalName, Offset], dict[JournalName, Offset]]:
+        """Return earlier ends if many bytes before them have no summary yet, and up to where to ask
+        tasks for summaries.
+
+        What was asked for once is not waited for again: the driver reads what is missing.
+        """
+        ahead: dict[JournalName, Offset] = {}
+        if self._options.read.isolation == "read_uncommitted":
+            return ends, ahead
+        budget = _DRIVER_BYTES
+        waits = self._planned or self._target is not None
+        ends = dict(ends)
+        for journal in self._listed_to_target(known):
+            name = journal.journal
+            at = known[name].read_through if name in known else self._first(journal)
+            pieces = [
+                replace(piece, begin=max(piece.begin, at))
+                for piece in journal.pieces
+                if piece.end > at
+            ]
+            stop = at
+            for piece in pieces:
+                if piece.end > ends.get(name, at):
+                    break
+                if waits and piece.end > asked.get(name, 0) and self._lacks(journal, piece):
+                    budget -= piece.end - piece.begin
+                    if budget < 0:
+                        ends[name] = stop
+                        break
+                stop = piece.end
+            behind = _within([piece for piece in pieces if piece.begin >= stop], limit)
+            if any(
+                piece.end > asked.get(name, 0) and self._lacks(journal, piece) for piece in behind
+            ):
+                ahead[name] = behind[-1].end
+        return ends, ahead
+
+    def _lacks(self, journal: JournalSnapshot, piece: Piece) -> bool:
+        """Return True if a piece has no summary, and a task could make it."""
+        store = self._opened().summaries([piece])
+        if store is None or (journal.journal, piece) in self._kept:
+            return False
+        if store.get(journal.journal, journal.shape, [piece]) is not None:
+            self._kept.add((journal.journal, piece))
+            return False
+        return store.keeps(journal.journal, journal.shape, [piece])
 
     def reportLatestOffset(self) -> StreamOffset | None:
         if self._listed is None:
@@ -157,14 +257,16 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
+        self._planned = True
         known, until = decode_offset(start), decode_offset(end)
+        ahead = self._ahead(start, until, decode_ahead(end))
         ends = {
             journal: source.read_through
             for journal, source in until.items()
             if source.read_through > known.get(journal, SourceCheckpoint()).read_through
         }
         if not ends:
-            return []
+            return ahead
         read = self._options.read
         if read.isolation == "read_uncommitted":
             snapshot = self._snapshot(known, ends)
@@ -173,7 +275,26 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
         format = row_format(read, self._schema, common_value(read, snapshot.shapes))
-        return [RunPartition(run, format) for run in runs if format.selects(run)]
+        rows = [RunPartition(run, format) for run in runs if format.selects(run)]
+        return [*rows, *ahead]
+
+    def _ahead(
+        self,
+        start: StreamOffset,
+        until: Mapping[JournalName, SourceCheckpoint],
+        ahead: Mapping[JournalName, Offset],
+    ) -> list[InputPartition]:
+        """Return tasks for the summaries that a batch asks for, and the one before did not."""
+        asked = decode_ahead(start)
+        ends = {name: end for name, end in ahead.items() if end > asked.get(name, 0)}
+        if not ends:
+            return []
+        begins = {name: SourceCheckpoint(until[name].read_through) for name in ends}
+        return [
+            AheadPartition(replace(run, sure=False))
+            for run in self._snapshot(begins, ends).runs(self._options.read.run_bytes)
+            if run.end > asked.get(run.journal, 0)
+        ]
 
     def commit(self, end: StreamOffset) -> None:
         """Keep nothing: Spark may ask for the same batch again."""
@@ -186,7 +307,11 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # These methods run on an executor:
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_partition(self._options.read.access, partition)
+        if isinstance(partition, AheadPartition):
+            with with_hints(), self._options.read.access.open() as opened:
+                summarise_run(opened, partition.value)
+            return
+        yield from read_partition(self._options.read.access, partition)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -194,6 +319,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_access": None,
             "_listed": None,
             "_folded": None,
+            "_places": FragmentPlaces(),
+            "_kept": set(),
         }
 
     def _opened(self) -> OpenAccess:
@@ -206,11 +333,16 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = (self._clock or SystemClock()).monotonic()
         if (
             self._listed is None
-            or now - self._listed.at_s >= self._options.refresh_s
+            or now >= self._listed.again_s
             # The recent listing was not checked for journals that lost what was read of them.
             or not known.keys() <= self._listed.known
         ):
-            self._listed = _Listed(now, self._take(known), frozenset(known))
+            snapshot = self._take(known)
+            count = sum(len(journal.pieces) for journal in snapshot.journals)
+            pause_s = max(count - _LISTED_MAX, 0) * _PER_FRAGMENT_S
+            again_s = now + max(self._options.refresh_s, pause_s)
+            self._listed = _Listed(again_s, snapshot, frozenset(known))
+            self._kept.clear()
         return self._listed.snapshot
 
     def _take(self, known: Mapping[JournalName, SourceCheckpoint]) -> Snapshot:
@@ -225,7 +357,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         given = replace(selection, begin={**selection.begin, **begin})
         began = access.clock.monotonic()
         while True:
-            snapshot = take_snapshot(access, given)
+            snapshot = take_snapshot(access, given, self._places)
             require_stored(snapshot, given, known)
             # A snapshot begins at the journal's end if that is before the offset that was asked
             # for. A store without fragments of a journal does not know the journal's end.
@@ -351,10 +483,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _last_end(self, journal: JournalSnapshot) -> Offset | None:
         run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
-        found = None
-        for batch in read_columns(self._opened(), run):
-            found = int(batch.columns.ends[-1])
-        return found
+        summary = summarise_messages(self._opened(), run)
+        return summary.end if summary.rows else None
 
     def _fold(
         self,
@@ -386,13 +516,27 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sources={journal: known[journal] for journal in ends if journal in known},
         )
         try:
-            return take_snapshot(self._opened(), selection)
+            return take_snapshot(self._opened(), selection, self._places)
         except (Invalid, NotFound) as error:
             raise Corrupt(
                 f"a batch of the stream cannot be read again: {error}",
                 hint="A journal was deleted or created again: give the query another "
                 "checkpointLocation.",
             ) from error
+
+
+def _within(pieces: Sequence[Piece], limit: ReadLimit) -> Sequence[Piece]:
+    """Return as many of the next pieces as a batch may have."""
+    if isinstance(limit, ReadMaxFiles):
+        return pieces[: limit.max_files]
+    if not isinstance(limit, ReadMaxBytes):
+        return pieces
+    size = 0
+    for count, piece in enumerate(pieces):
+        if size >= limit.max_bytes:
+            return pieces[:count]
+        size += piece.end - piece.begin
+    return pieces
 
 
 def _until(journal: JournalSnapshot, end: Offset) -> JournalSnapshot:
