@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
