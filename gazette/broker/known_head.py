@@ -188,22 +188,34 @@ class KnownHead:
         self.loaded = True
         return head.offset
 
-    async def begin(self, tenure: Revision, begin: Offset) -> None:
+    async def begin(self, tenure: Revision, begin: Offset) -> bool:
         """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries
-        upload nothing beyond. Raise as ``acknowledge``.
+        upload nothing beyond. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+
+        Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An operator
+        may have confirmed the head while it was paused.
         """
-        if self._tenure != tenure:
-            await self._write(lambda head: head.begun(tenure, begin, begin), tenure)
+        return self._tenure == tenure or await self._write(
+            lambda head: head.begun(tenure, begin, begin), tenure, begin
+        )
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.
 
         Writes to etcd for the first append of a tenure only. Raise ``Conflict`` if a later primary has
-        acknowledged an append, and as ``Etcd.txn``: then the head may have been written.
+        acknowledged an append, or a former one has acknowledged bytes behind ``begin``. Raise as
+        ``Etcd.txn``: then the head may have been written.
         """
         if self._tenure == tenure:
             return
-        await self._write(lambda head: head.begun(tenure, begin, end), tenure)
+        if not await self._write(lambda head: head.begun(tenure, begin, end), tenure, begin):
+            raise Conflict(
+                "a former primary has acknowledged bytes at the offsets of this append",
+                hint="No action: the next append goes on behind them, or is refused with the offsets.",
+                journal=self._journal,
+                begin=begin,
+                known_head=self._head.offset,
+            )
         self._tenure = tenure
         self._noted = max(self._noted, end)
 
@@ -263,7 +275,12 @@ class KnownHead:
                 )
                 await self._context.clock.sleep(_RETRY_S)
 
-    async def _write(self, change: Callable[[Head], Head], tenure: Revision) -> None:
+    async def _write(
+        self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None
+    ) -> bool:
+        """Change the head. Return False if it is behind ``begin`` already. Raise ``Conflict`` if a later
+        primary has begun.
+        """
         for _ in range(_ATTEMPTS_MAX):
             if (begun := self._head.limit(tenure)) is not None:
                 raise Conflict(
@@ -272,12 +289,14 @@ class KnownHead:
                     journal=self._journal,
                     begun_at=begun,
                 )
+            if begin is not None and begin < self._head.offset:
+                return False
             head = change(self._head)
             unchanged = Compare.mod_revision(self._key, "=", self._mod_revision)
             result = await self._context.etcd.txn([unchanged], [Op.put(self._key, head.encode())])
             if result.succeeded:
                 self._head, self._mod_revision = head, result.header.revision
-                return
+                return True
             await self.load()
         raise Unavailable(
             "the known head of the journal changes too often to be written",

@@ -164,10 +164,15 @@ class Replica:
         and then stores are listed again. The listing shows what was uploaded before. Its broker
         removes what is uploaded later.
 
+        Without effect on etcd if the known head is behind ``end`` by now: the caller looks at the head again.
+
         Raise as etcd and stores do, and ``Unavailable`` if the listing takes too long.
         Cancellation: etcd may be written.
         """
-        await self.head.begin(tenure, end)
+        try:
+            begun = await self.head.begin(tenure, end)
+        finally:
+            self.index.known_head = self.head.offset
         timeout_s = self._context.settings.listing_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -180,7 +185,20 @@ class Replica:
                 journal=self.journal,
                 timeout_s=timeout_s,
             ) from None
+        if begun:
+            self.others.clear()
+
+    async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
+        """Return once an append of ``[begin, end)``, which all replicas have, may be answered by the
+        primary of ``tenure``. Raise and write as ``KnownHead.acknowledge``.
+        """
+        try:
+            await self.head.acknowledge(tenure, begin, end)
+        finally:
+            self.index.known_head = self.head.offset
         self.others.clear()
+        # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
+        self.upload_gate.agree(end)
 
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.

@@ -16,7 +16,7 @@ from gazette.allocator.model import item_key
 from gazette.auth import Capability, Claims
 from gazette.blobs.blob_store import BlobStore
 from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import AppendTerms, Ending, Outcome
+from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.known_head import Head, head_key
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
@@ -374,11 +374,71 @@ async def test_an_upload_between_listing_and_first_append_is_not_hidden(
     await until(lambda: not cluster["a"].context.persister.unpersisted)
     assert stored(tmp_path)[1].name == name_of(5, b"held by a")
     assert (await append(cluster["b"], offset=5)).status is Status.WRONG_APPEND_OFFSET
-    assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
-    assert (await append(cluster["b"], offset=14)).ending is Ending.COMMITTED
+    # Broker a has left in good order: nothing was acknowledged behind its bytes.
     outcome = await append(cluster["b"], b"x")
     assert outcome.commit is not None
     assert outcome.commit.begin == 14
+
+
+async def test_what_a_broker_that_wakes_up_saves_is_not_given_out_again(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """One replica, paused. An operator confirms the head at b, which appends nothing.
+
+    Then broker a leaves in good order: its bytes are stored, and the known head is behind them.
+    """
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    cluster.assign(JOURNAL, "b")
+    assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
+    confirm: dict[str, Any] = {"offset": 5, "suspend": SuspendControl.KEEP}
+    assert (await append(cluster["b"], **confirm)).ending is Ending.COMMITTED
+    replica = cluster["b"].replica(JOURNAL)
+    for daemon in replica._daemons:
+        daemon.cancel()  # The next listing is a while away.
+    # As if b had followed a primary that appended nothing either.
+    replica.others.follow(frozenset())
+    cluster["a"].catch_up()
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    assert stored(tmp_path)[1].name == name_of(5, b"held by a")
+    outcome = await append(cluster["b"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 14
+
+
+async def test_a_primary_answers_no_append_at_offsets_that_were_acknowledged(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """The same, and broker b takes itself for a primary that need not look."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    cluster.assign(JOURNAL, "b")
+    await append(cluster["b"])
+    await append(cluster["b"], offset=5, suspend=SuspendControl.KEEP)
+    replica = cluster["b"].replica(JOURNAL)
+    for daemon in replica._daemons:
+        daemon.cancel()
+    replica.others.clear()
+    cluster["a"].catch_up()
+    await cluster["a"].context.resolver.wait_torn_down(10.0)
+    outcome = await append(cluster["b"], b"x")
+    assert isinstance(outcome.error, Conflict)
+    assert (outcome.error.facts["begin"], outcome.error.facts["known_head"]) == (5, 14)
+    assert replica.index.write_head == 14
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    cluster.assign(JOURNAL)
+    await until(lambda: not cluster["b"].context.persister.unpersisted)
+    assert [one.name for one in stored(tmp_path)] == [
+        name_of(0, b"first"),
+        name_of(5, b"held by a"),
+    ]
 
 
 async def test_a_broker_that_wakes_up_uploads_nothing_at_offsets_of_a_later_one(

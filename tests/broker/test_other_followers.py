@@ -13,7 +13,7 @@ NEW_C: Incarnation = (ProcessId("zone", "c"), 9)
 
 def followed(*with_them: Incarnation) -> OtherFollowers:
     others = OtherFollowers()
-    others.follow(frozenset(with_them))
+    others.committed(frozenset(with_them))
     return others
 
 
@@ -55,6 +55,8 @@ def test_any_broker_may_have_followed_with_a_replica_that_did_not() -> None:
     assert others.unknown
     assert others.any_gone(frozenset({B, C}))
     others.follow(frozenset())
+    assert others.unknown, "a primary that has appended nothing may know as little"
+    others.committed(frozenset())
     assert not others.unknown
     assert others.empty
     others.forget()

@@ -555,10 +555,7 @@ class AppendDriver:
         assert replica is not None
         if end <= begin or replica.head.names(tenure):
             return
-        await replica.head.acknowledge(tenure, begin, end)
-        replica.others.clear()
-        # Not `replica.agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
-        replica.upload_gate.agree(end)
+        await replica.acknowledge(tenure, begin, end)
 
     # The ways to give up the pipeline.
 

@@ -25,7 +25,8 @@ _LEFT: Final = -1
 class OtherFollowers:
     """The other followers of former primaries, as seen by one replica that followed with them.
 
-    A replica that has not followed knows of none: any broker may have been one.
+    A replica that got no content of a primary knows of none: any broker may have been one. To follow is not
+    enough. A primary that has appended nothing may know as little, and has not looked.
     """
 
     def __init__(self) -> None:
@@ -42,11 +43,13 @@ class OtherFollowers:
         return self._known == frozenset()
 
     def follow(self, others: frozenset[Incarnation]) -> None:
-        """Record that this replica follows a primary, and ``others`` with it.
+        """Record that this replica follows a primary, and ``others`` with it. No effect while none is known.
 
         A known follower that is not among them has left the journal. If it returns, its replica is new.
         """
-        left = {(id, _LEFT) for id, _ in (self._known or frozenset()) - others}
+        if self._known is None:
+            return
+        left = {(id, _LEFT) for id, _ in self._known - others}
         self._known = others | left
 
     def committed(self, others: frozenset[Incarnation]) -> None:
