@@ -58,8 +58,9 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
-    """End the call with code and text of a ``GazetteError`` from the block. A
-    caller that is gone is no error.
+    """End the call with code and text of a ``GazetteError`` from the block.
+
+    A caller that is gone is no error. Then the block is left without an exception: give any answer.
     """
     try:
         try:
@@ -68,7 +69,7 @@ async def failing(call: Call) -> AsyncIterator[None]:
             trailing = _INVALID_REQUEST if isinstance(error, Invalid) else ()
             await call.abort(protocol_code_of(error), str(error), trailing)
     except grpc.aio.InternalError as error:
-        # gRPC raises this for a write when the caller's connection has just ended.
+        # gRPC raises this for a write or a status when the caller's connection has just ended.
         log.debug("a caller has gone: %(error)s", {"error": error})
 
 
