@@ -47,7 +47,7 @@ def check_registers(
     forgotten: dict[int, LabelSet] = {}
     for place, attempt in enumerate(log):
         if place in gone:
-            forgotten[place], states[-1] = states[-1], _left(states, attempt)
+            forgotten[place], states[-1] = states[-1], _left(states, log[place:])
         before = states[-1]
         invoked = attempt.invoked
         if not _passes(before, invoked.check):
@@ -108,20 +108,26 @@ def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
     return union(LabelSet.of(*invoked.union), subtract(before, LabelSet.of(*invoked.subtract)))
 
 
-def _left(states: Sequence[LabelSet], attempt: Attempt) -> LabelSet:
-    """Return the registers after a reset of the head, as its first append shows.
+def _left(states: Sequence[LabelSet], following: Sequence[Attempt]) -> LabelSet:
+    """Return the registers after a reset of the head, as the next acknowledged append shows.
 
     There are none, or those of a broker that had not ended, which may lack the last appends.
     """
     for state in (LabelSet(), *reversed(states[-_LAST:])):
-        completed = attempt.completed
-        agrees = attempt.outcome != "ok" or (
-            completed is not None
-            and LabelSet.of(*completed.registers) == _changed(state, attempt.invoked)
-        )
-        if agrees and _passes(state, attempt.invoked.check):
+        if _explains(state, following):
             return state
     return LabelSet()
+
+
+def _explains(state: LabelSet, following: Sequence[Attempt]) -> bool:
+    """Return True if appends from a state on, up to the first that was acknowledged, are as they were."""
+    for attempt in following:
+        if not _passes(state, attempt.invoked.check):
+            return False
+        state = _changed(state, attempt.invoked)
+        if attempt.outcome == "ok" and attempt.completed is not None:
+            return LabelSet.of(*attempt.completed.registers) == state
+    return True
 
 
 def _passes(registers: LabelSet, check: str) -> bool:

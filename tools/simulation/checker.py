@@ -92,7 +92,7 @@ def _check_life(
             [one for one in kept if _known_at(one) <= until],
             () if stays else gone,
         )
-    yield from _registers(history, kept)
+    yield from _registers(history, life, kept)
     finals = [piece for piece in pieces if piece.final]
     if life.deleted is None and finals:
         yield from _missing(kept, finals)
@@ -274,13 +274,20 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _registers(history: History, appends: list[Append]) -> Iterator[str]:
-    """Yield appends that required another value of the register than the one last set before them."""
+def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
+    """Yield appends that required another value of the register than the one last set before them.
+
+    Registers go with the last replica. So none is known after an operator confirmed the head.
+    """
+    confirmed = sorted(one.time for one in history.confirmed if one.life is life)
     tag: int | None = None
     mine = {one.number for one in appends}
     unknown = {one.tag for one in history.appends if one.number not in mine}
     for append in appends:
         expected = append.expected_tag
+        while confirmed and append.ended is not None and confirmed[0] <= append.ended:
+            del confirmed[0]
+            tag = None
         if expected is not None and tag is not None and expected != tag and expected not in unknown:
             yield f"{_name(append)} required {append.expected_tag}, and the register was {tag}"
         if append.tag is not None and append.payload:
