@@ -346,6 +346,23 @@ def test_what_a_name_binds(journal: Stored) -> None:
     assert kept.get(JOURNAL, plain, [replace(piece, fragment=moved)]) is not None
 
 
+def test_a_damaged_summary_is_not_used(journal: Stored) -> None:
+    """Neither with any bit changed, nor cut, nor that of another fragment under its name."""
+    kept = SummaryStore(journal.store, URL)
+    journal.folded(journal.snapshot(0, journal.fragments[1].end, None), 1)
+    first, second = journal.store.kept
+    piece = Piece(journal.fragments[0].begin, journal.fragments[0].end, journal.fragments[0])
+    content = journal.store.open(first).read()
+    damaged = [journal.store.open(second).read(), content[:-1], content + b"x", b""]
+    for at in range(len(content)):
+        damaged.append(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
+    for one in damaged:
+        journal.store.put(first, io.BytesIO(one))
+        assert kept.get(JOURNAL, MessageFormat(), [piece]) is None
+    journal.store.put(first, io.BytesIO(content))
+    assert kept.get(JOURNAL, MessageFormat(), [piece]) is not None
+
+
 def test_a_class_whose_code_finds_the_uuid_is_not_named(journal: Stored) -> None:
     shape = MessageFormat(CONTENT_PROTO_FIXED, message=f"{__name__}:Own")
     kept = SummaryStore(journal.store, URL)
