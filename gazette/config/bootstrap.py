@@ -82,26 +82,7 @@ def run_member(
         debug_port = loaded.group(DebugFlags).port
         return asyncio.run(_supervise(group, flags, debug_port, argv, environ, workers))
     warn_of_few_files(files, limit, f"--{group}.limit")
-    return run_to_the_end(serve)
-
-
-def run_to_the_end(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run ``serve`` in an event loop of its own, and return its exit code.
-
-    From then on SIGTERM and SIGINT are ignored: what is left takes a moment. A second signal would make a
-    killed process of one that has ended well.
-    """
-
-    async def run() -> int:
-        try:
-            return await serve()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # The loop would restore the default when it closes.
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, signal.SIG_IGN)
-
-    return asyncio.run(run())
+    return asyncio.run(serve())
 
 
 async def _supervise(

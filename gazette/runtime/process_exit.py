@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from typing import Final, NoReturn
@@ -21,7 +22,12 @@ def end_process(code: int) -> NoReturn:
 
     A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for ever.
     Such a thread is named in the log and left.
+
+    SIGTERM and SIGINT are ignored meanwhile. A second signal would make a killed process of one that has
+    ended well. Call it from the main thread, and only of a process that ends.
     """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     if left := threads_left(_THREADS_S):
         named = ", ".join(one.name for one in left[:_NAMED_MAX])
         more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
