@@ -89,7 +89,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "store": f"file://{root}/fragments",
         "journal": ",".join(JOURNALS),
-        "run_bytes": "600",
+        "run_bytes": "200",
     }
 
 
