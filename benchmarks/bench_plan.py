@@ -1,4 +1,4 @@
-"""What it costs a driver to plan a read of many fragments, and to look for new ones.
+"""Measure what a driver spends to plan a read of many fragments, and to find new ones.
 
     python benchmarks/bench_plan.py --fragments 50000
 

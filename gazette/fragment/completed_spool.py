@@ -118,9 +118,8 @@ class SpoolCompression:
         self._pool = pool
         self._target = 0  # Only the loop writes it.
         self._scheduled = False
-        self._lock = (
-            threading.Lock()
-        )  # Held by the thread that compresses. It guards the attributes below.
+        # Held by the thread that compresses. It guards the attributes below.
+        self._lock = threading.Lock()
         self._compressor: Compressor = new_compressor(codec)
         self._output: SpoolFile | None = None
         self._through = 0

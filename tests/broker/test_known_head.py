@@ -82,6 +82,17 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
         yield cluster
 
 
+async def pause_with_content(cluster: FixedCluster, tmp_path: Path) -> None:
+    """Pause broker a beyond its lease, as the only replica of a journal. The store has ``[0, 5)``, and only
+    the broker has ``[5, 14)``, which was acknowledged.
+    """
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
+    await append(cluster["a"], b"held by a")
+    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+
+
 async def lose_all(cluster: FixedCluster, name: str) -> None:
     """Kill the broker, and with it all that it did not upload."""
     await cluster[name].stop()
@@ -359,11 +370,7 @@ async def test_an_upload_between_listing_and_first_append_is_not_hidden(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
     """One replica. The broker that was paused uploads before the next one begins, which does not know."""
-    cluster.create(journal_spec(JOURNAL), "a")
-    await append(cluster["a"], b"first")
-    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
-    await append(cluster["a"], b"held by a")
-    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    await pause_with_content(cluster, tmp_path)
     cluster.assign(JOURNAL, "b")
     assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
     for daemon in cluster["b"].replica(JOURNAL)._daemons:
@@ -387,11 +394,7 @@ async def test_what_a_broker_that_wakes_up_saves_is_not_given_out_again(
 
     Then broker a leaves in good order: its bytes are stored, and the known head is behind them.
     """
-    cluster.create(journal_spec(JOURNAL), "a")
-    await append(cluster["a"], b"first")
-    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
-    await append(cluster["a"], b"held by a")
-    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    await pause_with_content(cluster, tmp_path)
     cluster.assign(JOURNAL, "b")
     assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
     confirm: dict[str, Any] = {"offset": 5, "suspend": SuspendControl.KEEP}
@@ -414,11 +417,7 @@ async def test_a_primary_answers_no_append_at_offsets_that_were_acknowledged(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
     """The same, and broker b takes itself for a primary that need not look."""
-    cluster.create(journal_spec(JOURNAL), "a")
-    await append(cluster["a"], b"first")
-    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
-    await append(cluster["a"], b"held by a")
-    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    await pause_with_content(cluster, tmp_path)
     cluster.assign(JOURNAL, "b")
     await append(cluster["b"])
     await append(cluster["b"], offset=5, suspend=SuspendControl.KEEP)
@@ -470,11 +469,7 @@ async def cut_off(cluster: FixedCluster, tmp_path: Path, *, reset: bool) -> None
 
     With ``reset``, broker b has begun at its offsets before.
     """
-    cluster.create(journal_spec(JOURNAL), "a")
-    await append(cluster["a"], b"first")
-    await until(lambda: stored(tmp_path) and not cluster["a"].context.persister.unpersisted)
-    await append(cluster["a"], b"held by a")
-    cluster["a"].lagging, cluster["a"].lease.remaining_s = [], 0.0
+    await pause_with_content(cluster, tmp_path)
     if reset:
         cluster.assign(JOURNAL, "b")
         assert (await append(cluster["b"], offset=5)).ending is Ending.COMMITTED

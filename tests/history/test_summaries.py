@@ -272,7 +272,7 @@ def test_runs_are_the_same_behind_what_was_pruned(journal: Stored) -> None:
 
 
 def test_a_transaction_over_batches_reads_no_fragment_again() -> None:
-    """What was pending before a checkpoint follows from the summaries of whole fragments, too."""
+    """Messages that were pending at a checkpoint are found from summaries of whole fragments."""
     items = [
         Item(0, 1, OUTSIDE_TXN),
         *(Item(0, n, CONTINUE_TXN) for n in range(2, 8)),
@@ -310,7 +310,7 @@ def test_a_store_that_may_only_be_read(
 
 
 def test_summaries_of_another_place(journal: Stored, tmp_path: Path) -> None:
-    """What may only be read stays as it is: a directory of the job's own holds the summaries."""
+    """Nothing is written to fragments that are read only: the job has its own directory of summaries."""
     journal.store.refuses = "write"
     journal.folded(all_of(journal), 1000, f"file://{tmp_path}/")
     assert len([*(tmp_path / DIRECTORY / JOURNAL).iterdir()]) > 12

@@ -315,6 +315,14 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
         assert "timed out" in str(error.details())
 
 
+@pytest.mark.parametrize("target", ["127.0.0.1:99999", "127.0.0.1:no", "no.such.host.invalid:1"])
+async def test_a_target_that_cannot_be_reached_fails_its_calls(target: str) -> None:
+    async with Http2Channel(target, None) as channel:
+        error = await failure(double(channel)(b"x", timeout=20))
+        assert error.code() is CODE.UNAVAILABLE
+        assert target in str(error.details())
+
+
 async def test_a_server_of_another_protocol_is_named() -> None:
     async def http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")

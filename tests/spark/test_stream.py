@@ -499,7 +499,7 @@ class SeamQuery(Query):
 def test_the_driver_reads_little_of_a_long_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 30 MB, no more than 1 MB after the first batch, and after a restart; and of what follows."""
+    """The driver reads at most 1 MB of a journal of 30 MB: after the first batch, and after a restart."""
     journal = Journal(tmp_path, "topic/a")
     text, count = "x" * 9900, itertools.count(1)
 
@@ -556,7 +556,7 @@ def test_a_store_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_listings_begin_where_reading_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,200 fragments, some twenty are listed again, unless it is time to list all."""
+    """A poll lists about twenty of 1,200 fragments, unless it is time to list all of them."""
     clock = ManualClock()
     journal = Journal(tmp_path, "topic/a")
     for n in range(1, 1201):

@@ -7,7 +7,7 @@ next, it would give the same offsets to other bytes.
 A follower that stays brings such bytes along: the first synchronization of the new pipeline compares the ends
 of all spools. Only followers that are gone matter. For these the new primary ends late uploads and lists the
 stores before its first append (``Replica.begin``). It costs a listing if two replicas were lost at once, and
-for the first append of a primary that has not followed.
+for the first append of a primary that got no content before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OtherFollowers:
     """The other followers of former primaries, as seen by one replica that followed with them.
 
     A replica that got no content of a primary knows of none: any broker may have been one. To follow is not
-    enough. A primary that has appended nothing may know as little, and has not looked.
+    enough: a primary that has appended nothing has not looked at stores either.
     """
 
     def __init__(self) -> None:

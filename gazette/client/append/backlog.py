@@ -156,9 +156,8 @@ class Backlog:
                     futures.append(queue.failed)
                 elif queue.batches:
                     futures.append(queue.batches[-1].future)
-            return dict.fromkeys(
-                futures
-            ).keys()  # Keep the order, in which the caller awaits the futures.
+            # Keep the order, in which the caller awaits the futures.
+            return dict.fromkeys(futures).keys()
 
     # Taking out: the loop's side.
 

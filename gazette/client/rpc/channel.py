@@ -429,7 +429,7 @@ class _Channel:
         self.heard_at = self._clock.monotonic()
         if code is grpc.StatusCode.UNAVAILABLE:
             details = of_ended(call.details()) or ""
-            if _TOO_MANY_PINGS in details.lower():
+            if _TOO_MANY_PINGS in details.lower().replace("_", " "):
                 self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:

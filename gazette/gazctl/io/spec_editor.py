@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,9 @@ _HEADER: Final = (
 )
 _EDITOR_DEFAULT: Final = "vi"
 _ATTEMPTS_MAX: Final = 5
-"""Attempts of an editor that is not used by a person. It may make the same mistake for ever."""
+"""Number of times that text is opened again by an editor that no person uses. It may make the same
+mistake for ever.
+"""
 
 
 def read_specs(path: str, context: Context) -> str:
@@ -38,17 +39,16 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
     Text that ``apply`` finds ``Invalid`` is opened again, with the error above it. That ends when it is
-    valid, or is not changed any more. Without a terminal it ends after `_ATTEMPTS_MAX` times, as the
-    editor is a program. After another error the text is kept in a file that the error names.
+    valid, or is not changed any more. Without a terminal the editor is a program: then it is opened again at
+    most `_ATTEMPTS_MAX` times. After another error the text is kept in a file that the error names.
     """
-    shown, problem = _HEADER + text, ""
-    for attempt in itertools.count(1):
-        edited = await _run_editor(shown, context)
-        if _content(edited) == _content(shown) and not problem:
+    shown, problem, attempts = _HEADER + text, "", 0
+    while True:
+        edited, attempts = await _run_editor(shown, context), attempts + 1
+        unchanged = _content(edited) == _content(shown)
+        if unchanged and not problem:
             return False
-        if _content(edited) == _content(shown) or (
-            attempt > _ATTEMPTS_MAX and not context.terminal.stdin.isatty()
-        ):
+        if unchanged or (attempts > _ATTEMPTS_MAX and not context.terminal.stdin.isatty()):
             raise Invalid(f"gave up: {problem}", hint=_keep(edited, context))
         try:
             await apply(_content(edited))
@@ -62,7 +62,6 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
             raise
         else:
             return True
-    raise AssertionError("the loop has no end")
 
 
 def _content(text: str) -> str:

@@ -29,7 +29,7 @@ _STATUS_OF_RESET: Final = {
     FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
     FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
 }
-_OF_THE_STATUS: Final = frozenset({"grpc-status", "grpc-message", "grpc-status-details-bin"})
+_OF_THE_STATUS: Final = frozenset({"grpc-status", "grpc-message"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ class ClientCall(StreamListener):
     """
 
     __slots__ = (
-        "_again",
         "_arrived",
         "_callbacks",
         "_cancelled",
@@ -76,13 +75,15 @@ class ClientCall(StreamListener):
         "_method",
         "_opener",
         "_queue",
+        "_repeats",
+        "_request",
+        "_rest",
         "_room",
         "_status",
         "_stream",
         "_trailers",
         "_trailing",
         "head",
-        "request",
         "wait_for_ready",
     )
 
@@ -99,11 +100,13 @@ class ClientCall(StreamListener):
     ) -> None:
         self.head = head
         """The header block by which the call begins."""
-        self.request = request
-        """The only request, encoded, or what is left of it; None if requests are written."""
         self.wait_for_ready = wait_for_ready
-        self._again = request
-        """The request, until the call was begun a second time."""
+        self._request = request
+        """The only request, encoded; None if requests are written, and once it is not needed any more."""
+        self._rest = memoryview(b"")
+        """The part of the only request that has not been sent."""
+        self._repeats = request is not None
+        """True if the call may be begun a second time."""
         self._opener = opener
         self._method = method
         self._max = receive_bytes_max
@@ -133,8 +136,8 @@ class ClientCall(StreamListener):
     def opened(self, stream: Http2Stream) -> None:
         """Take the stream, whose head is sent."""
         self._stream = stream
-        if self.request is not None:
-            self._send(memoryview(prefixed(self.request)), ended=True)
+        if self._request is not None:
+            self._rest = self._send(memoryview(prefixed(self._request)), ended=True)
         self._changed.wake()
 
     def _send(self, content: memoryview, *, ended: bool) -> memoryview:
@@ -142,15 +145,11 @@ class ClientCall(StreamListener):
         assert self._stream is not None
         if self._stream.local_ended:
             return content[:0]
-        rest = content[self._stream.send(content, ended=ended) :]
-        if ended:
-            self.request = bytes(rest) if rest else None
-        return rest
+        return content[self._stream.send(content, ended=ended) :]
 
     def on_room(self) -> None:
-        if self.request is not None:
-            # The beginning of the request is on its way.
-            self._send(memoryview(self.request), ended=True)
+        if self._rest:
+            self._rest = self._send(self._rest, ended=True)
         self._room.wake()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
@@ -175,7 +174,7 @@ class ClientCall(StreamListener):
         else:
             self._queue = MessageQueue(self._max, encoding)
             self._head = metadata_of(_plain(fields))
-            self._again = None
+            self._repeats = False
             self._changed.wake()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
@@ -201,7 +200,7 @@ class ClientCall(StreamListener):
 
     def on_fault(self, error: GazetteError) -> None:
         name = str(error.facts.get("code"))
-        if name == FaultCode.REFUSED_STREAM.name and self._again is not None:
+        if name == FaultCode.REFUSED_STREAM.name and self._repeats:
             self._repeat()
             return
         code = grpc.StatusCode.UNAVAILABLE
@@ -210,9 +209,9 @@ class ClientCall(StreamListener):
         self.finish(code, str(error))
 
     def _repeat(self) -> None:
-        """Begin once more: the server has seen nothing of the call, such as one that restarts."""
+        """Begin once more: a server that refuses a stream has seen nothing of its call."""
         assert self._stream is not None
-        self.request, self._again = self._again, None
+        self._repeats = False
         self._stream.release()
         self._stream = None
         self._opener.start(self)
@@ -242,7 +241,7 @@ class ClientCall(StreamListener):
         if self._status is not None:
             return
         self._status = (code, details)
-        self.request = self._again = None
+        self._request, self._rest = None, memoryview(b"")
         if self._deadline is not None:
             self._deadline.cancel()
         stream = self._stream

@@ -31,6 +31,7 @@ from gazette.version import __version__
 State = grpc.ChannelConnectivity
 
 _UNIX: Final = "unix:"
+_PORT_MAX: Final = 65_535
 _GROWTH: Final = 1.6
 """Factor between two waits after failed attempts, as of gRPC."""
 _JITTER: Final = 0.2
@@ -253,6 +254,8 @@ class Http2Channel:
             return
         host, _, port = self.target.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
+        if not port.isdecimal() or int(port) > _PORT_MAX:
+            raise ValueError(f"its port must be a number of at most {_PORT_MAX}, and not {port!r}")
         transport, _ = await loop.create_connection(
             make, host, int(port), ssl=self._tls, happy_eyeballs_delay=0.25
         )
