@@ -33,7 +33,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server, also after ``kill``. Has no effect while it runs.
 
-        Raise ``NotFound`` without the package, ``Unavailable`` if the server does not start again.
+        Raise ``NotFound`` without the package, ``Unavailable`` if the server does not start.
         """
         if self._server is not None:
             self._restart()
@@ -51,7 +51,18 @@ class PostgresServer:
         # The server may run as another user, and its socket needs a short path.
         self._directory = Path(tempfile.mkdtemp(prefix="gazette-pg-"))
         self._directory.chmod(0o755)
-        self._server = package.get_server(self._directory / "data", cleanup_mode="stop")
+        try:
+            self._server = package.get_server(self._directory / "data", cleanup_mode="stop")
+        except FileNotFoundError as error:
+            # As root, the package makes a user for the server.
+            self.stop()
+            raise Unavailable(
+                f"PostgreSQL could not start: there is no program {error.filename!r}",
+                hint="Do not run it as root, or add /usr/sbin to PATH.",
+            ) from error
+        except BaseException:
+            self.stop()
+            raise
         uri: str = self._server.get_uri(driver="psycopg")
         self.url = uri.replace("postgresql://", "postgresql+psycopg://")
 
