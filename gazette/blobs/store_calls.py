@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from gazette.errors import Closed, Unavailable
@@ -169,6 +170,10 @@ class StoreCalls:
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call ``start``, and return a future to wait for without a limit."""
         return self.start(fn, *args, **kwargs).future
+
+    def lock(self) -> AbstractContextManager[object]:
+        """See ``Pool.lock``."""
+        return self._pool.lock()
 
     def watch(self) -> str:
         """Give the waiters of calls that hang an error. Return ``trouble``. Call this every second.

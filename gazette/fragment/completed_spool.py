@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import io
 import logging
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -119,7 +118,7 @@ class SpoolCompression:
         self._target = 0  # Only the loop writes it.
         self._scheduled = False
         # Held by the thread that compresses. It guards the attributes below.
-        self._lock = threading.Lock()
+        self._lock = pool.lock()
         self._compressor: Compressor = new_compressor(codec)
         self._output: SpoolFile | None = None
         self._through = 0

@@ -10,6 +10,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
@@ -210,6 +211,10 @@ class Pool(Protocol):
         """Queue ``fn``. Raise ``RuntimeError`` once the pool is closed. Threads may call it, too."""
         ...
 
+    def lock(self) -> AbstractContextManager[object]:
+        """Return a lock, for calls in threads. Entering it blocks the thread while another one is in it."""
+        ...
+
     def close(self) -> None:
         """Refuse new calls and drop those that have not begun; does not wait for the others."""
         ...
@@ -242,6 +247,10 @@ class BlockingPool:
         self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
         return self._executor.submit(fn, *args, **kwargs)
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Return a lock of `threading`."""
+        return threading.Lock()
 
     def close(self) -> None:
         """Refuse new calls and drop those that have not begun; does not wait for the others."""

@@ -11,7 +11,7 @@ import pytest
 from gazette.errors import Closed
 from gazette.runtime.tasks import OpFuture
 from tools.simulation.loop import Node, VirtualLoop
-from tools.simulation.storage import Threads, TurnThread
+from tools.simulation.storage import SimPool, Threads, TurnThread
 from tools.simulation.workers import SimWorker, Workers
 
 
@@ -134,3 +134,29 @@ def test_threads_end_with_the_run_wherever_they_wait(machine: Machine) -> None:
 
         worker.submit(work)
     machine.run(1.0)
+
+
+def test_calls_wait_for_a_lock_in_virtual_time(machine: Machine) -> None:
+    """Also a call that would be performed at once, as most are: it could not wait (seed 1104934)."""
+    threads = Threads(machine.node, random.Random(1))
+    pool, other = SimPool(threads, "pool", 8), SimPool(threads, "other", 8)
+    lock = pool.lock()
+
+    def call(name: str, seconds: float) -> None:
+        with lock:
+            machine.say(f"{name} begins")
+            threads.wait(seconds)
+            machine.say(f"{name} ends")
+
+    threads.troubled = lambda: True
+    pool.submit(call, "slow", 5.0)
+    machine.run(1.0)
+    threads.troubled = lambda: False
+    for one in range(6):
+        (other if one % 2 else pool).submit(call, f"quick {one}", 0.0)
+    machine.run()
+    names = [what.rpartition(" ")[0] for what, _ in machine.said]
+    assert len(names) == 14
+    assert names[::2] == names[1::2]  # No two are in it at a time.
+    assert machine.said[1] == ("slow ends", 5.0)
+    assert threads.locked == 0

@@ -27,6 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _CALL_S: Final = 0.003
+_LOCK_S: Final = 0.01
+"""Seconds between two looks at a lock that another call holds."""
 _AT_ONCE: Final = 0.9
 """How many calls are performed at one instant, while nothing is wrong: threads cost time."""
 _DIRECTORY: Final = Path("/spools")
@@ -116,6 +118,8 @@ class Threads:
         self.rng = rng
         self.troubled: Callable[[], bool] = lambda: False
         """Whether calls take longer than usual now, so that they must not be performed at once."""
+        self.locked = 0
+        """Number of locks that calls hold. Then no call is performed at once: it could not wait for one."""
         self._waiting: dict[TurnThread, None] = {}
         self._at_once = False
 
@@ -134,7 +138,7 @@ class Threads:
     def start(self, call: Callable[[], None]) -> None:
         """Run a call in a thread, to its end or until it waits."""
         context = self.node.context.copy()
-        if not self.troubled() and self.rng.random() < _AT_ONCE:
+        if not self.troubled() and self.rng.random() < _AT_ONCE and not self.locked:
             self._at_once = True
             context.run(call)
             self._at_once = False
@@ -156,6 +160,24 @@ class Threads:
         """End all calls that wait, at the end of a simulation."""
         for worker in list(self._waiting):
             worker.unwind()
+
+
+class SimLock:
+    """A lock of calls that take virtual time. One of `threading` would block the loop's thread, too."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._held = False
+
+    def __enter__(self) -> None:
+        while self._held:
+            self._threads.wait(_LOCK_S)
+        self._held = True
+        self._threads.locked += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._held = False
+        self._threads.locked -= 1
 
 
 class SimPool:
@@ -180,6 +202,9 @@ class SimPool:
         self._queue.append((future, lambda: fn(*args, **kwargs)))
         self._begin()
         return future
+
+    def lock(self) -> SimLock:
+        return SimLock(self._threads)
 
     def close(self) -> None:
         self._closed = True
