@@ -25,6 +25,7 @@ from gazette.runtime.tasks import TaskScope
 from tools.chaos.cluster import LIVES, Broker, ChaosCluster
 from tools.chaos.history import Deposed, Ended, FaultEvent, Lost, Phase, Quiet
 from tools.chaos.lives import Lives
+from tools.chaos.losses import contiguous, merged, processes_left
 from tools.chaos.network import CLIENT, LinkState
 from tools.chaos.recorder import Recorder
 from tools.chaos.schedule import ETCD, Bounds, Effect, Kind, Planned
@@ -282,14 +283,11 @@ class Driver:
         for journal in journals:
             acknowledged = self._recorder.acknowledged.get(journal)
             last = acknowledged[-1] if acknowledged else 0.0
-            processes = {
-                (name, pids[name])
-                for name in self._recorder.members.get(journal, ())
-                if name in pids and self._started.get(pids[name], 0.0) <= last
-            }
+            members = self._recorder.members.get(journal, ())
+            processes = processes_left(members, pids, self._started, last)
             begin = self._recorder.heads[journal]
             if stored is not None:
-                begin = min(begin, _contiguous(stored[journal]))
+                begin = min(begin, contiguous(stored[journal]))
             lost = stored is not None
             if (former := self._confirmations.get(journal)) is not None:
                 # What happened before is not made good yet, and reaches as far back as it did. Without an
@@ -309,7 +307,7 @@ class Driver:
             hidden = self._cluster.file_root / f"{self._lives.store_of(journal)}.hidden"
             spans = await asyncio.to_thread(stored_spans, directory, journal)
             spans += await asyncio.to_thread(stored_spans, hidden, journal)
-            stored[journal] = _merged(spans)
+            stored[journal] = merged(spans)
         for journal, held in stored.items():
             self._recorder.record(Lost(self._recorder.time, journal, brokers, held))
         self._allow_confirmation(journals, stored)
@@ -582,21 +580,6 @@ class Driver:
 
 
 _End = Callable[[], Awaitable[None]]
-
-
-def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return tuple(merged)
-
-
-def _contiguous(spans: tuple[tuple[int, int], ...]) -> int:
-    """Return the end of the contiguous bytes from offset 0 on."""
-    return spans[0][1] if spans and spans[0][0] == 0 else 0
 
 
 async def rolling_restarts(
