@@ -473,7 +473,15 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
         for reset in book.resets[journal]
         for place in range(bisect_left(begins, reset.begin), bisect_right(begins, reset.offset) + 1)
     }
-    say("register", check_registers(log, refused, gone))
+    undone = [
+        one
+        for one in attempts
+        if one.outcome == "unknown"
+        and one.invoked.op not in places
+        and (one.invoked.union or one.invoked.subtract)
+    ]
+    undone.sort(key=lambda one: one.invoked.time)
+    say("register", check_registers(log, refused, gone, undone))
     say("source", _wrong_sources(book.finals[journal], content))
     verdict.unknown_there += sum(one.outcome == "unknown" for one in log)
 

@@ -67,6 +67,8 @@ class QuietTimes:
         """Time of the last declared loss, by journal."""
         self._continued: dict[str, int] = {}
         """Least offset of the appends that began after the last loss, by journal."""
+        self._ends: dict[str, int] = {}
+        """End of what was stored, of journals whose head was reset before such an append was seen."""
         self._ops: dict[int, Invoked] = {}
         self._window: _Window | None = None
 
@@ -78,12 +80,14 @@ class QuietTimes:
                 self.gaps.pop(event.journal, None)
                 self._stored.pop(event.journal, None)
                 self._lost.pop(event.journal, None)
+                self._ends.pop(event.journal, None)
                 self._waits.pop(event.journal, None)
                 self._head_is(event.journal, 0)
             case Lost():
                 self._stored[event.journal] = event.stored
                 self._lost[event.journal] = event.time
                 self._continued.pop(event.journal, None)
+                self._ends.pop(event.journal, None)
                 self._enter_gaps(event.journal, event.stored)
             case Invoked():
                 self._ops[event.op] = event
@@ -92,10 +96,9 @@ class QuietTimes:
             case HeadReset():
                 if (stored := self._stored.pop(event.journal, None)) is not None:
                     self._enter_gaps(event.journal, [*stored, (event.offset, event.offset)])
-                    at = self._continued.get(event.journal, 0)
-                    if stored and stored[-1][1] < at:
-                        # Perhaps another broker still had what is before it.
-                        self._waits[event.journal].append((stored[-1][1], at))
+                    self._ends[event.journal] = stored[-1][1] if stored else 0
+                    if (at := self._continued.get(event.journal)) is not None:
+                        self._went_on(event.journal, at)
                 self._head_is(event.journal, event.offset)
             case Opened(follows=True):
                 self._positions[event.journal, event.reader] = event.offset
@@ -133,6 +136,7 @@ class QuietTimes:
             if event.begin < event.end and invoked.time > self._lost.get(journal, float("inf")):
                 at = self._continued.get(journal, event.begin)
                 self._continued[journal] = min(at, event.begin)
+                self._went_on(journal, event.begin)
         if self._window is None:
             return
         if event.outcome == "ok":
@@ -140,6 +144,13 @@ class QuietTimes:
         else:
             reason = event.status or event.error[:_REASON_CHARACTERS] or event.outcome
             self._window.reasons[journal][reason] += 1
+
+    def _went_on(self, journal: str, at: int) -> None:
+        """Take note of the first append behind a reset, perhaps behind bytes that were lost."""
+        end = self._ends.pop(journal, at)
+        if end < at:
+            # Perhaps another broker still had what is before it.
+            self._waits[journal].append((end, at))
 
     def _head_is(self, journal: str, offset: int) -> None:
         self._heads[journal] = offset

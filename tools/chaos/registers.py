@@ -8,7 +8,7 @@ between its beginning and its end.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gazette.protocol.label_set import LabelSelector, LabelSet, subtract, union
@@ -36,12 +36,17 @@ def labels_of(labels: LabelSet) -> Labels:
 
 
 def check_registers(
-    log: Sequence[Attempt], refused: Sequence[Attempt], gone: Collection[int] = ()
+    log: Sequence[Attempt],
+    refused: Sequence[Attempt],
+    gone: Collection[int] = (),
+    undone: Sequence[Attempt] = (),
 ) -> Iterator[str]:
     """Yield the violations of registers.
 
     ``log`` has the attempt at each place of the journal, in order. ``refused`` has those that failed with
     ``REGISTER_MISMATCH``. ``gone`` are places before which all brokers had ended, and registers with them.
+    ``undone`` has the attempts of unknown outcome that are not in the journal, in the order of their
+    beginning. Until a primary takes an append back, it refuses others for the registers that it sets.
     """
     states = [LabelSet()]
     forgotten: dict[int, LabelSet] = {}
@@ -64,7 +69,7 @@ def check_registers(
                     f"op {invoked.op} was answered registers {_text(answered)}, but left {_text(after)}"
                 )
         states.append(after)
-    yield from _check_refused(log, refused, states, forgotten)
+    yield from _check_refused(log, refused, states, forgotten, undone)
 
 
 def _check_refused(
@@ -72,6 +77,7 @@ def _check_refused(
     refused: Sequence[Attempt],
     states: Sequence[LabelSet],
     forgotten: Mapping[int, LabelSet],
+    undone: Sequence[Attempt],
 ) -> Iterator[str]:
     # Acknowledged before we began: certainly before us. Begun after we ended: certainly after.
     known = [
@@ -98,10 +104,48 @@ def _check_refused(
         last = max(latest[until - 1] if until else 0, first)
         possible = [*states[first : last + 1]]
         possible += [state for place, state in forgotten.items() if first <= place <= last]
-        if all(_passes(state, invoked.check) for state in possible):
+        if any(not _passes(state, invoked.check) for state in possible):
+            continue
+        pending = _pending(log, undone, invoked.time, completed.time)
+        if all(_passes(state, invoked.check) for state in _with_pending(possible, pending)):
             yield (
                 f"op {invoked.op} was refused for its registers, but {invoked.check!r} held all the time"
             )
+
+
+def _pending(
+    log: Sequence[Attempt], undone: Sequence[Attempt], begin: float, end: float
+) -> Iterator[Attempt]:
+    """Yield the attempts that a primary may not have taken back at some time from ``begin`` to ``end``.
+
+    It had, if an append was acknowledged before, which was begun after their clients had given up.
+    """
+    decided = max(
+        (
+            attempt.invoked.time
+            for attempt in log
+            if attempt.outcome == "ok"
+            and attempt.completed is not None
+            and attempt.completed.time <= begin
+        ),
+        default=float("-inf"),
+    )
+    for attempt in undone:
+        ended = float("inf") if attempt.completed is None else attempt.completed.time
+        if attempt.invoked.time <= end and decided <= ended:
+            yield attempt
+
+
+def _with_pending(states: Sequence[LabelSet], pending: Iterable[Attempt]) -> set[LabelSet]:
+    """Return the states, and what any of the pending attempts make of them in their order."""
+    found = set(states)
+    for attempt in pending:
+        found |= {
+            _changed(state, attempt.invoked)
+            for state in found
+            if _passes(state, attempt.invoked.check)
+        }
+    return found
 
 
 def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:

@@ -809,6 +809,27 @@ def test_a_reader_that_waits_before_an_offset_that_an_append_confirmed() -> None
         assert story.kinds() == kinds
 
 
+def test_a_reader_that_waits_where_a_journal_went_on_once_its_head_was_reset() -> None:
+    """The reset says where the stored bytes end. The first append shows that it goes on behind that."""
+    for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
+        story = Story()
+        follower(story, 0)
+        story.held_by("b1", "b2")
+        story.held_by("b1", "b2")
+        story.read(0, 100, reader="tail")
+        if declared:
+            loss(story, "b1", "b2", stored=((0, 100),))
+        story.content = story.content[:100] + bytes(100)
+        story.say(HeadReset, JOURNAL, 100, 100)
+        story.held_by("b1", "b2")
+        story.say(Quiet, "begun")
+        story.held_by("b1", "b2")
+        story.say(Quiet, "ended")
+        digest = hashlib.sha1(story.content).hexdigest()
+        story.events.append(Final(STORED, JOURNAL, 400, digest, ((100, 200),)))
+        assert story.kinds() == kinds
+
+
 def test_a_journal_that_refuses_everything() -> None:
     story = Story()
     story.append()
