@@ -6,9 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+
+from tools.simulation import run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -62,3 +67,21 @@ def test_a_mistake_that_is_planted_is_found() -> None:
     assert missed.returncode == 1
     assert "not in 0 seeds" in missed.stdout
     assert simulate("--plant", "no-such-plant").returncode == 2
+
+
+def test_a_seed_that_hangs_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A lock of `threading` that one simulated thread holds while another waits for it, for example."""
+
+    def hang(seed: int, **_: object) -> NoReturn:
+        threading.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(run, "run_seed", hang)
+    monkeypatch.setattr(run, "_HUNG_S", 0.1)
+    with pytest.raises(RuntimeError, match="has died"):
+        next(run.in_children([partial(run.simulate, range(7, 9))], 1))
+    said = capfd.readouterr().err
+    assert "seed 7 has not ended" in said
+    assert "in hang" in said

@@ -11,7 +11,16 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from tools.simulation.run import Outcome, in_children, plants_of, quiet, report, run_seed, simulate
+from tools.simulation.run import (
+    Outcome,
+    in_children,
+    plants_of,
+    quiet,
+    report,
+    run_seed,
+    simulate,
+    watched,
+)
 
 _HASH_SEED = "0"
 
@@ -52,7 +61,8 @@ def _one(seed: int, *, trace: bool, consumers: bool, plant: str) -> int:
 def _outcome(seed: int, *, trace: bool, consumers: bool, plant: str) -> Outcome:
     if plant:
         plants_of(consumers)[plant]()
-    return run_seed(seed, trace=trace, consumers=consumers)
+    with watched(seed):
+        return run_seed(seed, trace=trace, consumers=consumers)
 
 
 def _slices(arguments: argparse.Namespace) -> list[range]:

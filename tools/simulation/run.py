@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
+import os
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -19,6 +24,9 @@ from tools.simulation.consumer_scenario import ConsumerScenario
 from tools.simulation.scenario import Scenario
 
 T = TypeVar("T")
+
+_HUNG_S = 300.0
+"""Seconds of the machine's time after which a seed hangs. Most take a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,25 @@ def quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
+@contextmanager
+def watched(seed: int) -> Iterator[None]:
+    """End this process, with the stacks of its threads, if what it does with a seed does not end."""
+    timer = threading.Timer(_HUNG_S, _end_hung, (seed,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_hung(seed: int) -> None:
+    sys.stderr.write(f"seed {seed} has not ended after {_HUNG_S:g} s, and hangs here:\n")
+    sys.stderr.flush()
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
+
+
 def report(outcome: Outcome) -> str:
     """Return the trace of a seed, and what it violated."""
     lines = [f"{when:10.4f}  {node:8}  {what}" for when, node, what in outcome.trace]
@@ -122,10 +149,12 @@ def simulate(
     begun = time.process_time()
     failed = []
     for seed in seeds:
-        if run_seed(seed, consumers=consumers).violations:
+        with watched(seed):
+            if not run_seed(seed, consumers=consumers).violations:
+                continue
             failed.append(run_seed(seed, trace=True, consumers=consumers))
-            if not keep_going:
-                break
+        if not keep_going:
+            break
     return failed, time.process_time() - begun
 
 
