@@ -15,7 +15,9 @@ from google.protobuf import text_format
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import Corrupt
+from gazette.gazctl.journals.fragments import holes
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -234,6 +236,30 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
     result = await gazctl("journals", "reset-head", "-l", "name=a/write-only")
     assert result.code == 1
     assert "failed:" in result.out
+
+
+async def test_offsets_that_no_fragment_has_are_named(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    store(broker, "a/holed", b"before", begin=8, mod_time=NOW)
+    store(broker, "a/holed", b"behind", begin=1040, mod_time=NOW)
+    await broker.create(journal_spec("a/holed"))
+    for command in ("fragments", "reset-head"):
+        result = await gazctl.ok("journals", command, "-l", "name=a/holed")
+        assert "a/holed: no fragment has offsets 14 to 1040 (1.0 KiB)" in result.err
+        assert "6 h" in result.err
+    # Case: of some times only, something is always missing.
+    result = await gazctl.ok("journals", "fragments", "-l", "name=a/holed", "--from", "1h")
+    assert "no fragment has" not in result.err
+
+
+def test_holes_between_fragments_and_before_the_head() -> None:
+    def fragments(*spans: tuple[int, int]) -> list[Fragment]:
+        return [Fragment("a/journal", begin, end) for begin, end in spans]
+
+    assert list(holes(fragments((20, 30), (5, 9), (7, 10), (6, 8)), 0)) == [(10, 20)]
+    assert list(holes(fragments((5, 10)), 12)) == [(10, 12)]
+    assert list(holes(fragments((5, 10)), 10)) == list(holes([], 10)) == []
 
 
 async def test_journals_are_suspended(broker: BrokerFixture, gazctl: Runner) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import yaml
 
@@ -10,15 +11,20 @@ from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, ListedJournal, StoredFragment
 from gazette.client.rpc.errors import status_of
 from gazette.errors import GazetteError, NotAllowed
+from gazette.fragment.index import JUMP_AGE_S
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import FragmentsFlags
 from gazette.gazctl.io.output import Table, json_text, proto_text
 from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
 from gazette.gazctl.journals.list import list_journals
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import Offset
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
+
+_WAIT_H: Final = JUMP_AGE_S // 3600
 
 
 async def run(context: Context) -> int:
@@ -58,8 +64,40 @@ async def run(context: Context) -> int:
                 f"{hidden} hold different bytes at the same offsets; the first is read, and "
                 "the other is hidden"
             )
+    if begin == end == 0:  # Of some times only, fragments have holes between them.
+        for journal in journals:
+            note_holes(context, journal.spec.name, found)
     context.terminal.write(_render(context, found, flags))
     return 1 if failed else 0
+
+
+def note_holes(
+    context: Context, journal: str, stored: Iterable[StoredFragment], head: Offset = 0
+) -> None:
+    """Tell the user of offsets that no fragment of the journal covers.
+
+    Looks from the begin of the first fragment to ``head``, or to the end of the last fragment if that is
+    greater.
+    """
+    fragments = [one.fragment for one in stored if one.fragment.journal == journal]
+    for begin, end in holes(fragments, head):
+        context.terminal.note(
+            f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). A reader "
+            f"that gets there waits until {_WAIT_H} h after the next fragment was stored, and then goes "
+            f"on behind it. To go on now, let it begin at {end}."
+        )
+
+
+def holes(fragments: Iterable[Fragment], head: Offset) -> Iterator[tuple[Offset, Offset]]:
+    """Yield the spans that no fragment covers, behind the first fragment and before ``head``."""
+    spans = sorted((one.begin, one.end) for one in fragments)
+    if not spans:
+        return
+    through = spans[0][0]
+    for begin, end in [*spans, (head, head)]:
+        if through < begin:
+            yield through, begin
+        through = max(through, end)
 
 
 async def fragments_of(

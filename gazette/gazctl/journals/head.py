@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from gazette.client.append.appender import AppendParams, SuspendControl
 from gazette.client.client import Client
-from gazette.client.journals import ListedJournal
+from gazette.client.journals import FragmentsParams, ListedJournal
 from gazette.client.rpc.errors import status_of
 from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import ResetHeadFlags, SuspendFlags
 from gazette.gazctl.io.output import Table
+from gazette.gazctl.journals.fragments import fragments_of, note_holes
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import journals_by_name, write_head
 from gazette.protocol.journal import SuspendLevel
@@ -61,6 +62,7 @@ async def reset_head(
         if status_of(error) != Status.WRONG_APPEND_OFFSET.name:
             raise
         return str(head), RACED
+    note_holes(context, name, await fragments_of(context, client, FragmentsParams(name)), head)
     return str(head), RESET
 
 
