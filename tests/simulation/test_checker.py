@@ -312,6 +312,17 @@ def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed() -> None:
     assert assigned_ended(history, life, {"b": 8.0})
 
 
+def test_a_broker_that_never_agreed_with_its_primary_held_nothing() -> None:
+    """It was assigned, and its primary ended before they met (seed 1110672)."""
+    history = History()
+    life = Life(J, 5, "bucket")
+    history.lost_brokers["a"] = 8.0
+    history.assigned.append(Assigned(J, 7, 2.0, frozenset({"a", "b"}), frozenset({"a", "b"})))
+    assert not assigned_ended(history, life)
+    history.assigned[0] = Assigned(J, 7, 2.0, frozenset({"a", "b"}), frozenset({"a"}))
+    assert assigned_ended(history, life)
+
+
 def test_an_upload_that_brokers_know_to_be_doubtful() -> None:
     story = Story()
     story.append(b"zz", 0, time=10.0)

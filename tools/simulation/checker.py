@@ -343,7 +343,8 @@ def replicas_ended(
 def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _NONE) -> bool:
     """Return True if all brokers of a journal ended before the journal was assigned to others.
 
-    ``others`` are further processes that count as ended.
+    A broker that had not agreed with its primary held nothing, and need not have ended. ``others`` are
+    further processes that count as ended.
     """
     changes = [
         one for one in history.assigned if one.journal == life.journal and life.has(one.revision)
@@ -351,7 +352,8 @@ def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _
     for number, change in enumerate(changes, 1):
         until = changes[number].time if number < len(changes) else math.inf
         ends = [
-            history.lost_brokers.get(name, others.get(name, math.inf)) for name in change.processes
+            history.lost_brokers.get(name, others.get(name, math.inf))
+            for name in change.synchronized or change.processes
         ]
         if ends and max(ends) < math.inf and max(ends) <= until:
             return True

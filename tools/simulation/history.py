@@ -127,6 +127,8 @@ class Assigned:
     revision: int
     time: float
     processes: frozenset[str]
+    synchronized: frozenset[str] = frozenset()
+    """Those of which etcd has a route: they agreed with their primary since they were assigned."""
 
 
 @dataclass(frozen=True, slots=True)

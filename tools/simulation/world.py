@@ -298,23 +298,27 @@ class World:
                 self.history.lives.append(Life(journal, revision, bucket))
         names = {one.id: one.name for one in self.announced.values()}
         for journal in assigned:
-            processes = frozenset(names[id] for id in self._assigned(journal) if id in names)
-            self.history.assigned.append(Assigned(journal, revision, self.loop.now, processes))
+            found = {names[id]: route for id, route in self._assigned(journal) if id in names}
+            synchronized = frozenset(name for name, route in found.items() if route)
+            self.history.assigned.append(
+                Assigned(journal, revision, self.loop.now, frozenset(found), synchronized)
+            )
 
     def assigned(self, journal: str) -> list[str]:
         """Return the hosts of a journal's brokers, as etcd has them: the primary, then the others."""
         hosts = {one.id: one.host for one in self.brokers.values()}
-        return [hosts[id] for id in self._assigned(journal) if id in hosts]
+        return [hosts[id] for id, _ in self._assigned(journal) if id in hosts]
 
-    def _assigned(self, journal: str) -> list[str]:
+    def _assigned(self, journal: str) -> list[tuple[str, bytes]]:
+        """Return the members that a journal is assigned to, in order of slots, with the route of each."""
         prefix = f"{ROOT}/assign/{journal}#"
         end = prefix[:-1] + chr(ord("#") + 1)
-        request = rpc_pb2.RangeRequest(key=prefix.encode(), range_end=end.encode(), keys_only=True)
+        request = rpc_pb2.RangeRequest(key=prefix.encode(), range_end=end.encode())
         slots = []
         for kv in self.etcd.store.range(request).kvs:
             _, id, slot = kv.key.decode().removeprefix(prefix).split("#")
-            slots.append((int(slot), id))
-        return [id for _, id in sorted(slots)]
+            slots.append((int(slot), id, kv.value))
+        return [(id, route) for _, id, route in sorted(slots)]
 
     def hold_watches(self, host: str) -> list[WatchStream]:
         """Let a host hear of no change in etcd until the streams are released."""
