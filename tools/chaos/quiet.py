@@ -65,10 +65,8 @@ class QuietTimes:
         """Further spans of each journal at which readers may have to wait: see `perhaps_empty`."""
         self._lost: dict[str, float] = {}
         """Time of the last declared loss, by journal."""
-        self._continued: dict[str, int] = {}
-        """Least offset of the appends that began after the last loss, by journal."""
         self._ends: dict[str, int] = {}
-        """End of what was stored, of journals whose head was reset before such an append was seen."""
+        """End of what was stored at the last loss, of journals without an append that began later."""
         self._ops: dict[int, Invoked] = {}
         self._window: _Window | None = None
 
@@ -86,8 +84,7 @@ class QuietTimes:
             case Lost():
                 self._stored[event.journal] = event.stored
                 self._lost[event.journal] = event.time
-                self._continued.pop(event.journal, None)
-                self._ends.pop(event.journal, None)
+                self._ends[event.journal] = event.stored[-1][1] if event.stored else 0
                 self._enter_gaps(event.journal, event.stored)
             case Invoked():
                 self._ops[event.op] = event
@@ -96,9 +93,6 @@ class QuietTimes:
             case HeadReset():
                 if (stored := self._stored.pop(event.journal, None)) is not None:
                     self._enter_gaps(event.journal, [*stored, (event.offset, event.offset)])
-                    self._ends[event.journal] = stored[-1][1] if stored else 0
-                    if (at := self._continued.get(event.journal)) is not None:
-                        self._went_on(event.journal, at)
                 self._head_is(event.journal, event.offset)
             case Opened(follows=True):
                 self._positions[event.journal, event.reader] = event.offset
@@ -134,9 +128,10 @@ class QuietTimes:
         if event.outcome == "ok":
             self._heads[journal] = max(self._heads[journal], event.end)
             if event.begin < event.end and invoked.time > self._lost.get(journal, float("inf")):
-                at = self._continued.get(journal, event.begin)
-                self._continued[journal] = min(at, event.begin)
-                self._went_on(journal, event.begin)
+                end = self._ends.pop(journal, event.begin)
+                if end < event.begin:
+                    # Perhaps another broker still had what is before it.
+                    self._waits[journal].append((end, event.begin))
         if self._window is None:
             return
         if event.outcome == "ok":
@@ -144,13 +139,6 @@ class QuietTimes:
         else:
             reason = event.status or event.error[:_REASON_CHARACTERS] or event.outcome
             self._window.reasons[journal][reason] += 1
-
-    def _went_on(self, journal: str, at: int) -> None:
-        """Take note of the first append behind a reset, perhaps behind bytes that were lost."""
-        end = self._ends.pop(journal, at)
-        if end < at:
-            # Perhaps another broker still had what is before it.
-            self._waits[journal].append((end, at))
 
     def _head_is(self, journal: str, offset: int) -> None:
         self._heads[journal] = offset
