@@ -10,6 +10,7 @@ from typing import Final
 from gazette.client.journals import JournalChange
 from gazette.errors import GazetteError
 from gazette.protocol.journal import JournalSpec
+from gazette.runtime.tasks import TaskScope
 from tools.chaos.cluster import LIVES, ChaosCluster
 from tools.chaos.history import Created
 from tools.chaos.recorder import Recorder
@@ -22,6 +23,8 @@ _SHORT_BYTES: Final = 1024
 """Fragments of this length are completed by nearly every append."""
 _FAILING_S: Final = 7.0
 """Brokers have then tried uploads three times, and pause for some seconds."""
+
+_HIDDEN_S: Final = 30.0
 
 
 class Lives:
@@ -68,16 +71,30 @@ class Lives:
         """Delete a journal, and create it again ``gap_s`` seconds later, with an empty store.
 
         With ``store_fails``, the store of the present life has failed for seconds then, so that brokers
-        have spools that they have tried to upload, and will try again when the next life has begun.
+        have spools that they have tried to upload, and will try again when the next life has begun. It
+        works again after `_HIDDEN_S` at the latest: brokers that end wait for it for minutes, and there
+        may be none that could delete the journal.
         """
         self.pending = True
-        former = self._cluster.created(name)
         store = BreakableStore(self._cluster.file_root / self.store_of(name))
-        if store_fails:
+        async with TaskScope("store") as scope:
+            try:
+                await self._again(name, gap_s, store, scope if store_fails else None)
+            finally:
+                store.show()
+                scope.cancel()
+        self.pending = False
+
+    async def _again(
+        self, name: str, gap_s: float, store: BreakableStore, hiding: TaskScope | None
+    ) -> None:
+        former = self._cluster.created(name)
+        if hiding is not None:
             spec = self._specs[name]
             short = replace(spec, fragment=replace(spec.fragment, length=_SHORT_BYTES))
             await self._apply(JournalChange(upsert=short, expect_mod_revision=_ANY))
             store.hide()
+            hiding.spawn(self._show_later(store), name="show")
             await self._cluster.clock.sleep(_FAILING_S)
         while self._cluster.created(name) == former:
             await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
@@ -86,8 +103,10 @@ class Lives:
         while not self._cluster.created(name):
             await self._apply(JournalChange(upsert=self._specs[name]))
         self._record(self._specs[name])
+
+    async def _show_later(self, store: BreakableStore) -> None:
+        await self._cluster.clock.sleep(_HIDDEN_S)
         store.show()
-        self.pending = False
 
     def _absent(self) -> str:
         return ", ".join(name for name in self._specs if not self._cluster.created(name))
