@@ -9,11 +9,13 @@ that state owes may be appended already; the next owner then appends it again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from gazette.backfill.build import Attempt
 from gazette.backfill.definition import Backfill
@@ -37,9 +39,13 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
+from gazette.runtime.tasks import TaskScope
 from gazette.stores.claims import HeldState
 
 log = logging.getLogger(__name__)
+
+_READS_MAX: Final = 4
+"""Recovery logs that are played back at a time. Each takes the space of its state on the local disk."""
 
 
 class Cutover:
@@ -83,18 +89,25 @@ class Cutover:
         """Read the states that shards have; those in databases are in ``held``.
 
         `require_published` judges them. `run` reads a state again only if it was written to
-        meanwhile. Raise ``NotAllowed`` for a state of another application, and for an unreadable
-        one unless the user has accepted that.
+        meanwhile. Recovery logs are played back several at a time, each to the local disk. Raise
+        ``NotAllowed`` for a state of another application, and for an unreadable one unless the user has
+        accepted that. Cancellation leaves no file.
         """
-        self._progress.begin("reading former states", 0)
-        for shard in listed:
-            spec = shard.spec
-            if (one := held.get(spec.id)) is not None:
-                self._previous[spec.id] = PreviousState(one.checkpoint)
-            elif spec.recovery_log:
+        self._previous |= {id: PreviousState(one.checkpoint) for id, one in held.items()}
+        logs = [one.spec for one in listed if one.spec.recovery_log and one.spec.id not in held]
+        self._progress.begin("reading former states", len(logs), "shards")
+        room = asyncio.Semaphore(_READS_MAX)
+
+        async def read(spec: ShardSpec) -> None:
+            async with room:
                 await self.publication.check_log(spec.recovery_log)
                 if (previous := await self._read(spec)) is not None:
                     self._previous[spec.id] = previous
+            self._progress.add(1)
+
+        async with TaskScope("former states") as scope:
+            for spec in logs:
+                scope.spawn(read(spec), name=spec.id)
         require_own(self._previous, self._application)
 
     def require_published(

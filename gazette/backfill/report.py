@@ -11,16 +11,17 @@ from gazette.backfill.build import Attempt, ShardTask
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a run, in bytes. Any thread may count and read."""
+    """Progress of a run, in bytes or in what ``unit`` names. Any thread may count and read."""
 
     step: str = "planning"
+    unit: str = "bytes"
     done: int = 0
     total: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, step: str, total: int) -> None:
+    def begin(self, step: str, total: int, unit: str = "bytes") -> None:
         with self._lock:
-            self.step, self.done, self.total = step, 0, total
+            self.step, self.unit, self.done, self.total = step, unit, 0, total
 
     def add(self, count: int) -> None:
         with self._lock:

@@ -114,20 +114,23 @@ class Context:
 
     @asynccontextmanager
     async def reporting_progress(
-        self, label: str | Callable[[], str], amounts: Callable[[], tuple[int, int]]
+        self, label: str | Callable[[], tuple[str, str]], amounts: Callable[[], tuple[int, int]]
     ) -> AsyncIterator[None]:
-        """Show how many bytes of long work are done, of how many; see `ProgressLine`."""
+        """Show how many bytes of long work are done, of how many; see `ProgressLine`.
 
-        def labelled() -> str:
-            return label if isinstance(label, str) else label()
+        ``label`` may return the name of the present work, and what is counted.
+        """
+
+        def labelled() -> tuple[str, str]:
+            return (label, "bytes") if isinstance(label, str) else label()
 
         async def report(line: ProgressLine) -> None:
             while True:
                 await self.clock.sleep(_PROGRESS_EVERY_S)
-                line.label = labelled()
+                line.label, line.unit = labelled()
                 line.update(*amounts())
 
-        with ProgressLine(self.terminal, self.clock, labelled()) as line:
+        with ProgressLine(self.terminal, self.clock, *labelled()) as line:
             async with TaskScope("progress") as scope:
                 scope.daemon(report(line), name="progress")
                 try:

@@ -31,7 +31,7 @@ from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log.log_file import Branch
 from gazette.runtime import failpoints
 from gazette.runtime.failpoints import armed
-from gazette.runtime.tasks import resolved
+from gazette.runtime.tasks import TaskScope, resolved
 from gazette.stores import json_file
 from gazette.stores.claims import BackfillClaim
 from gazette.stores.sql.store import SQLStore
@@ -386,6 +386,28 @@ async def test_a_journal_that_is_gone_owes_nothing(start: Any) -> None:
     report = await cluster.backfill(replayed(PublishingWords), overwrite=True)
     assert report.acknowledged == 1
     assert await published(cluster, TWO) == BOTH
+
+
+async def test_former_states_are_read_at_the_same_time(start: Any) -> None:
+    """One log takes for ever to be played back. The states of the other shards are read meanwhile."""
+    cluster: Cluster = await start(Words())
+    await cluster.broker.create(source(SOURCE))
+    shards = ["shard-a", "shard-b", "shard-c"]
+    await cluster.create(*(shard_settings(one, SOURCE) for one in shards))
+    await cluster.append(SOURCE, [line(ALPHA, 1, word="first")])
+    for one in shards:
+        await cluster.enable(one)
+        await cluster.consumer.read_to_heads(one)
+        await cluster.disable(one)
+    job = cluster.job(WordsBackfill(), overwrite=True)
+    with armed(f"recovery.playing({LOGS}/shard-a)=delay:3600"):
+        async with TaskScope("run") as scope:
+            scope.spawn(job.run(), name="run")
+            while job.progress.done < 2:
+                await cluster.broker.client.clock.sleep(0.02)
+            assert (job.progress.step, job.progress.total) == ("reading former states", 3)
+            scope.cancel()
+    assert not list(cluster.scratch.iterdir()), "a cancelled run leaves no file"
 
 
 async def test_the_former_state_may_be_of_another_store(start: Any) -> None:

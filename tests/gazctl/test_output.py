@@ -48,8 +48,24 @@ def test_progress_is_a_line_every_few_seconds(clock: ManualClock) -> None:
             line.update(second * 1024, 12 * 1024)
             clock.advance(1.0)
     assert terminal.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "playing: 5.0 KiB of 12.0 KiB",
-        "playing: 10.0 KiB of 12.0 KiB",
+        "playing: 5.0 KiB of 12.0 KiB, about 7s left",
+        "playing: 10.0 KiB of 12.0 KiB, about 2s left",
+    ]
+
+
+def test_the_next_step_is_estimated_by_its_own_rate(clock: ManualClock) -> None:
+    terminal = Terminal(io.BytesIO(), io.BytesIO(), io.StringIO())
+    with ProgressLine(terminal, clock, "reading", "shards") as line:
+        line.update(0, 4)
+        clock.advance(100.0)
+        line.update(2, 4)
+        line.label, line.unit = "building", "bytes"
+        line.update(0, 4096)
+        clock.advance(6.0)
+        line.update(1024, 4096)
+    assert terminal.stderr.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "reading: 2 of 4 shards, about 1m left",
+        "building: 1.0 KiB of 4.0 KiB, about 18s left",
     ]
 
 

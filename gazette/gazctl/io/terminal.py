@@ -11,6 +11,7 @@ from typing import BinaryIO, Final, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gazette.gazctl.io.time_args import age_text
 from gazette.runtime.clock import Clock
 
 _LINE_EVERY_S: Final = 5.0
@@ -53,10 +54,12 @@ class ProgressLine:
         self._terminal = terminal
         self._clock = clock
         self.label = label
-        """The name of the present work. May be changed before `update`."""
-        self._unit = unit
+        """The name of the present work. May be changed before `update`, with ``unit``."""
+        self.unit = unit
         self._bar: Progress | None = None
         self._written_at = clock.monotonic()
+        self._begun = (label, self._written_at, 0)
+        """The work that is estimated, and when it was at how many units."""
 
     def __enter__(self) -> Self:
         if self._terminal.stderr.isatty():
@@ -82,7 +85,15 @@ class ProgressLine:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` units are done. ``total`` may grow."""
+        """Show that ``done`` of ``total`` units are done, and how long the rest will take at that rate.
+
+        ``total`` may grow.
+        """
+        now = self._clock.monotonic()
+        if self._begun[0] != self.label or done < self._begun[2]:
+            self._begun = (self.label, now, done)
+            if self._bar is not None:
+                self._bar.reset(self._bar.task_ids[0])
         if self._bar is not None:
             self._bar.update(
                 self._bar.task_ids[0],
@@ -92,17 +103,23 @@ class ProgressLine:
                 text=self._amounts(done, total),
             )
             return
-        now = self._clock.monotonic()
         if now - self._written_at >= _LINE_EVERY_S:
             self._written_at = now
-            self._terminal.note(f"{self.label}: {self._amounts(done, total)}")
+            text = f"{self.label}: {self._amounts(done, total)}"
+            self._terminal.note(text + self._left(now, done, total))
+
+    def _left(self, now: float, done: int, total: int) -> str:
+        _, since, before = self._begun
+        if done <= before or total <= done or now - since < _LINE_EVERY_S:
+            return ""
+        return f", about {age_text((total - done) * (now - since) / (done - before))} left"
 
     def _amounts(self, done: int, total: int) -> str:
         if not done and not total:
             return "…"  # The total is unknown.
-        if self._unit == "bytes":
+        if self.unit == "bytes":
             return f"{bytes_text(done)} of {bytes_text(total)}"
-        return f"{done} of {total} {self._unit}"
+        return f"{done} of {total} {self.unit}"
 
 
 def bytes_text(count: int) -> str:

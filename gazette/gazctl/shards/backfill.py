@@ -103,7 +103,7 @@ async def run(context: Context) -> int:
         {"broker": client, "consumer": consumer}, progress, context.terminal, context.clock
     )
     async with (
-        context.reporting_progress(lambda: progress.step, amounts),
+        context.reporting_progress(lambda: (progress.step, progress.unit), amounts),
         TaskScope("waits") as scope,
     ):
         scope.daemon(waits, name="waits")
