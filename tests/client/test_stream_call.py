@@ -9,6 +9,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.client.rpc.stream_call import StreamCall
@@ -108,3 +109,33 @@ async def test_a_closed_channel_cancels_no_task(channel: Any) -> None:
     assert not await call.write(PIECE)
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_an_end_that_is_not_sent_any_more_leaves_the_answer(channel: Any) -> None:
+    """The core may know that a call has ended before the call does. Seen in chaos, with killed brokers."""
+
+    class Ending:
+        """A call of which the core says at its end that it has ended."""
+
+        def __init__(self, call: Any) -> None:
+            self._call = call
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._call, name)
+
+        def __await__(self) -> Any:
+            return self._call.__await__()
+
+        async def done_writing(self) -> None:
+            raise cygrpc.ExecuteBatchError("execute_batch", (), 8)
+
+    assert issubclass(cygrpc.ExecuteBatchError, grpc.aio.InternalError)
+    call = StreamCall(Ending(channel.stream_unary("/t.S/Answer")(timeout=30)))
+    await call.done_writing()
+    assert await call == b"enough"
+    call = StreamCall(Ending(channel.stream_unary("/t.S/Refuse")(timeout=30)))
+    await call.write(b"content")
+    await call.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED

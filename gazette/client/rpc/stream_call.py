@@ -56,8 +56,9 @@ class StreamCall:
     async def _sent(self, sending: Coroutine[Any, Any, None]) -> bool:
         try:
             await sending
-        except _ENDED:
-            if not self._call.done():
+        except _ENDED as error:
+            # The core refuses only what is sent to a call that has ended. Its status may arrive later.
+            if not self._call.done() and not isinstance(error, grpc.aio.InternalError):
                 raise
             return False
         except asyncio.CancelledError:
