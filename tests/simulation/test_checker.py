@@ -234,6 +234,21 @@ def test_an_upload_that_was_removed_before_its_offsets_were_given_out_again() ->
     assert story.found() == ""
 
 
+def test_an_upload_of_what_was_not_acknowledged_and_was_taken_back() -> None:
+    """Its offsets were given out again shortly before (seed 1171639)."""
+    story = Story()
+    story.append(b"undone one", None)
+    story.append(b"undone two", None)
+    story.append(b"AAAAAAAAAAAAAAA", 10)
+    story.stored(b"undone oneundone two", 3, time=7.0)
+    assert "other bytes" in story.found()
+    story.history.stored[0].removed = 8.0
+    assert story.found() == ""
+    # Case: these bytes are of no append.
+    story.history.stored[0].content = b"undone oneundone Two"
+    assert "other bytes" in story.found()
+
+
 def test_what_was_removed_again_is_not_stored() -> None:
     story = Story()
     story.append(b"aaaa", 0)

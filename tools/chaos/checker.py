@@ -76,6 +76,10 @@ _CREATION_S = 15.0
 """Seconds by which the record of a creation may be late."""
 _STALE_S = 5.0
 """A reader may be given bytes that it has received already for so long after its journal went on."""
+_PENDING_MAX = 12
+"""Appends that may be under way at a time."""
+_DEPTH_MAX = 3
+"""Lost appends behind what a reader was shown before, of which one read may consist."""
 _LEASE_KINDS = ("pause", "etcd")
 """Faults with these words in their names may cost a broker its lease."""
 
@@ -357,6 +361,8 @@ class _Reads:
         self._life: dict[str, int] = defaultdict(lambda: 1)
         self._readers: dict[tuple[str, str], tuple[int, int]] = {}
         """The offset and life of each reader of each journal."""
+        self._shown: dict[str, tuple[float, int, bytes]] = {}
+        """By journal, when and where readers were first shown appends that were lost, and those appends."""
 
     def enter(self, event: Event) -> None:
         match event:
@@ -387,17 +393,28 @@ class _Reads:
             self._complain("read", event, "which are other bytes than the journal has")
 
     def _is_unanswered(self, event: Read, content: bytes) -> bool:
-        """Return True if these bytes end in an append whose outcome its client does not know.
+        """Return True if these bytes are of appends whose outcomes their clients do not know.
 
         A broker shows an append before all replicas have it. If the broker dies just then, none may have it.
         """
-        length = event.end - event.begin
-        for attempt in self._book.attempts_of[event.journal]:
-            before = length - attempt.invoked.length
-            if attempt.outcome == "unknown" and attempt.invoked.time < event.time and before >= 0:
-                held = content[event.begin : event.begin + before]
-                if digest(held + payload(attempt.invoked.op, attempt.invoked.length)) == event.sum:
-                    return True
+        resets = [one.time for one in self._book.resets[event.journal]]
+        since = max((time for time in resets if time < event.time - _STALE_S), default=0.0)
+        pending = [
+            one
+            for one in self._book.attempts_of[event.journal]
+            if one.outcome == "unknown" and since < one.invoked.time < event.time
+        ]
+        pending = sorted(pending, key=lambda one: -one.invoked.time)[:_PENDING_MAX]
+        shown = self._shown.get(event.journal, (-1.0, 0, b""))
+        for learned, begin, held in [
+            *([shown] if since < shown[0] else []),
+            (event.time, event.begin, b""),
+            *((event.time, event.end - one.invoked.length, b"") for one in pending),
+        ]:
+            grown = _explained(event, content, begin, held, pending)
+            if grown is not None:
+                self._shown[event.journal] = (learned, begin, grown)
+                return True
         return False
 
     def _is_excused(self, event: Read) -> bool:
@@ -419,6 +436,30 @@ class _Reads:
     def _complain(self, kind: str, event: Read | Jumped, text: str) -> None:
         text = f"{event.reader} got [{event.begin}, {event.end}) at {event.time:.1f} s, {text}"
         self.violations[event.journal].append(Violation(kind, event.journal, text))
+
+
+def _explained(
+    event: Read, content: bytes, begin: int, held: bytes, pending: Sequence[Attempt], depth: int = 0
+) -> bytes | None:
+    """Return ``held``, with such pending appends behind it that it explains the bytes of a read.
+
+    They are behind ``content``, from the offset ``begin`` on. None if they cannot be explained.
+    """
+    length = event.end - event.begin
+    if not event.begin - len(held) <= begin <= event.end or begin > len(content):
+        return None
+    shown = content[event.begin : begin] + held[max(0, event.begin - begin) :]
+    if len(shown) >= length:
+        return held if held and digest(shown[:length]) == event.sum else None
+    if depth == _DEPTH_MAX:
+        return None
+    for one in pending:
+        rest = [other for other in pending if other is not one]
+        longer = held + payload(one.invoked.op, one.invoked.length)
+        found = _explained(event, content, begin, longer, rest, depth + 1)
+        if found is not None:
+            return found
+    return None
 
 
 def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) -> None:

@@ -79,6 +79,8 @@ def _check_life(
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
+        if fragment.removed is not None and _is_undone(history, life, kept, fragment):
+            continue
         # One that was removed before is no matter of what was acknowledged later. Brokers do not use one that
         # is marked: they ask etcd first.
         until = math.inf if fragment.removed is None else fragment.removed
@@ -188,6 +190,43 @@ def _same(append: Append, begin: int, content: bytes) -> bool:
         return False
     mine = append.payload[at : at + len(content)]
     return content[: len(mine)] == mine
+
+
+def _is_undone(history: History, life: Life, kept: list[Append], fragment: Stored) -> bool:
+    """Return True if a fragment that was taken back differs from a kept append by appends without one.
+
+    They were not acknowledged, and a later primary gave their offsets out again.
+    """
+    numbers = {one.number for one in kept}
+    undone = [
+        one.payload
+        for one in history.appends
+        if one.journal == life.journal and one.payload and one.number not in numbers
+    ]
+    for append in kept:
+        assert append.begin is not None
+        begin, until = max(fragment.begin, append.begin), min(fragment.end, append.end)
+        if begin < until:
+            content = fragment.content[begin - fragment.begin : until - fragment.begin]
+            if not _same(append, begin, content) and not _consists_of(content, undone):
+                return False
+    return True
+
+
+def _consists_of(content: bytes, payloads: list[bytes]) -> bool:
+    """Return True if the content is of payloads, one after the other, or of parts of them."""
+    if not content:
+        return True
+    for payload in payloads:
+        at = payload.find(content[:_NAME_BYTES])
+        if at < 0:  # Perhaps it begins with the end of a payload.
+            ends = (at for at in range(max(0, len(payload) - _NAME_BYTES), len(payload)))
+            at = next((at for at in ends if content.startswith(payload[at:])), len(payload))
+        length = min(len(content), len(payload) - at)
+        found = length and content[:length] == payload[at : at + length]
+        if found and _consists_of(content[length:], payloads):
+            return True
+    return False
 
 
 def _missing(appends: list[Append], finals: list[Piece]) -> Iterator[str]:

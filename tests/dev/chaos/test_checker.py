@@ -629,6 +629,31 @@ def test_a_reader_at_a_broker_that_died_in_an_append(outcome: str, kinds: set[st
     assert story.kinds() == kinds
 
 
+@pytest.mark.parametrize("outcome", ["unknown", "fail"])
+def test_readers_at_a_broker_that_died_with_several_appends(outcome: str) -> None:
+    """They get them piece by piece, and from the middle on."""
+    story = Story()
+    story.append()
+    ops = [story.invoke(length=length) for length in (60, 40, 30)]
+    shown = story.content + b"".join(payload(op, story.length(op)) for op in ops)
+    story.open(0)
+    story.open(50, "other")
+    for begin, end in ((0, 100), (100, 140), (140, 160), (160, 230)):
+        story.read(begin, end, shown[begin:end])
+    story.read(50, 120, shown[50:120], reader="other")
+    story.read(120, 225, shown[120:225], reader="other")
+    for op in ops:
+        story.complete(op, outcome, **({"status": "SUSPENDED"} if outcome == "fail" else {}))
+    story.append(length=200)
+    assert story.kinds() == (set() if outcome == "unknown" else {"read"})
+    # Case: such bytes long after the journal went on without them.
+    story.say(HeadReset, JOURNAL, 100, 100)
+    story.time += 60.0
+    story.open(100, "late")
+    story.read(100, 160, shown[100:160], reader="late")
+    assert story.kinds() == {"read"}
+
+
 # Journals that are deleted and created again.
 
 
