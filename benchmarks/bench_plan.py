@@ -72,7 +72,7 @@ def polled(root: Path) -> int:
     """
     from gazette.spark.source.source import GazetteDataSource
 
-    given = {**options_of(root), "starting": "latest"}
+    given = {**options_of(root), "startingOffsets": "latest"}
     reader = GazetteDataSource(given).streamReader(schema())
     start = reader.initialOffset()
     start = reader.latestOffset(start, reader.getDefaultReadLimit())

@@ -182,7 +182,7 @@ class History:
 
         options = {
             "store": f"file://{self.root}/fragments",
-            "run_bytes": self.run_bytes,
+            "maxPartitionBytes": self.run_bytes,
             "journal": self.journals,
             "isolation": isolation,
             "summaries": summaries,

@@ -105,6 +105,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.begins)
 
+    def part(self, first: int, last: int) -> Columns:
+        """Return the messages from position ``first`` to before ``last``."""
+        uuids = UuidArrays(*(array[first:last] for array in self.uuids))
+        return Columns(self.begins[first:last], self.ends[first:last], uuids)
+
 
 class Decoded(NamedTuple):
     """Complete frames of a buffer. ``consumed`` is the number of bytes of these frames and of

@@ -10,12 +10,14 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from gazette.errors import Bug
 from gazette.history.batch_split import since_of
 from gazette.history.columns import require_uuids
 from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.read import RunReader
-from gazette.history.snapshot import RUN_BYTES, Piece, Run, Snapshot
+from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Piece, Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import (
     ProducerSummary,
@@ -56,6 +58,47 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
         if run.sure:
             raise
         return Summary.of_torn(run.pieces[0].begin)
+
+
+def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = None) -> None:
+    """Keep the summaries of the pieces of a run, for a later first pass.
+
+    With ``portion_bytes``, keep those of the portions of a larger piece. Each portion begins behind
+    the last message of the one before, and holds as many bytes, or as one message has. Raise what
+    `summarise_run` raises.
+    """
+    whole: list[Piece] = []
+    for piece in run.pieces:
+        if portion_bytes is None or piece.end - piece.begin <= portion_bytes:
+            whole.append(piece)
+        else:
+            _keep_portions(access, run, piece, portion_bytes)
+    if whole:
+        summarise_run(access, replace(run, pieces=tuple(whole)))
+
+
+def find_message(
+    access: OpenAccess, journal: JournalSnapshot, piece: Piece, position: int
+) -> tuple[int, Offset]:
+    """Return ``position`` and where the message at that position of a piece begins.
+
+    Return the number of messages, and the end of the piece, if there are no more. Read no further
+    than necessary, and nothing if the summary of the piece is kept and has no more messages.
+    """
+    kept = access.summaries([piece])
+    summary = None if kept is None else kept.get(journal.journal, journal.shape, [piece])
+    if summary is not None and summary.rows <= position:
+        return summary.rows, piece.end
+    run = Run(journal.journal, journal.shape, 0, (piece,), piece.begin)
+    seen = 0
+    try:
+        for batch in RunReader(access, run).batches():
+            if seen + len(batch.columns) > position:
+                return position, int(batch.columns.begins[position - seen])
+            seen += len(batch.columns)
+    except MalformedMessage:
+        pass  # The first pass reads the piece, too, and says so if that is an error.
+    return seen, piece.end
 
 
 def resolver(access: OpenAccess) -> Callable[[Run, int, int], Offset]:
@@ -211,12 +254,56 @@ def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> 
     for batch in reader.batches():
         summariser.add(batch.columns)
     made = summariser.summary(reader.reached, clean=reader.clean)
-    # What a broker hands on is not compared with the name of the fragment otherwise.
-    if access.is_direct(piece) or (
-        piece.fragment is not None and digest.digest() == piece.fragment.sum
-    ):
+    if _is_compared(access, piece, digest.digest()):
         kept.put(run.journal, run.shape, [piece], made)
     return made
+
+
+def _is_compared(access: OpenAccess, piece: Piece, digest: bytes) -> bool:
+    """Return True if the bytes of a piece were read, and compared with the name of the fragment."""
+    fragment = piece.fragment
+    if fragment is None or piece.end != fragment.end:
+        return False
+    # What a broker hands on is not compared otherwise.
+    return access.is_direct(piece) or digest == fragment.sum
+
+
+def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: int) -> None:
+    kept = access.summaries([piece])
+    if kept is None:
+        return
+    digest = hashlib.sha1(usedforsecurity=False)
+    reader = RunReader(access, _part(run, piece), digest=digest)
+    found: list[tuple[Piece, Summary]] = []
+    begin = end = piece.begin
+    cut, rows = begin + portion_bytes, 0
+    summariser = Summariser(_part(run, piece))
+    try:
+        for batch in reader.batches():
+            columns = batch.columns
+            while len(columns):
+                count = int(np.searchsorted(columns.ends, cut, side="right"))
+                if count:
+                    summariser.add(columns.part(0, count))
+                    end, rows = int(columns.ends[count - 1]), rows + count
+                    columns = columns.part(count, len(columns))
+                elif not rows:
+                    # A message, or what is malformed, is longer: streams take twice as much then, too.
+                    cut = begin + 2 * (cut - begin)
+                else:
+                    portion = Piece(begin, cut, piece.fragment)
+                    reached = min(int(columns.begins[0]), cut)
+                    found.append((portion, summariser.summary(reached, clean=reader.clean)))
+                    begin, cut, rows = end, end + portion_bytes, 0
+                    summariser = Summariser(_part(run, replace(piece, begin=begin)))
+    except MalformedMessage:
+        return  # The first pass of the batch itself says so, if that is an error.
+    cut = min(cut, piece.end)
+    made = summariser.summary(min(reader.reached, cut), clean=reader.clean)
+    found.append((Piece(begin, cut, piece.fragment), made))
+    if _is_compared(access, piece, digest.digest()):
+        for portion, summary in found:
+            kept.put(run.journal, run.shape, [portion], summary)
 
 
 def _part(run: Run, piece: Piece) -> Run:

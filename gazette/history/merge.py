@@ -171,7 +171,10 @@ class _JournalFold:
             number = int.from_bytes(producer, "big")
             self._states[number] = State(state.last_ack, state.last_ack, state.begin)
             if producer in journal.replays:
-                self._lost[number] = pending[producer]
+                at = pending[producer]
+                # What is left of a transaction counts if lost bytes are skipped.
+                if not any(begin <= at < end for begin, end in journal.lost):
+                    self._lost[number] = at
             elif producer in pending:
                 self._unread.add(number)
 

@@ -21,7 +21,6 @@ from gazette.message.framing.frames import (
     TruncatedFrame,
 )
 from gazette.message.framing.framing import framing_of
-from gazette.message.uuid import UuidArrays
 from gazette.protocol.ids import JournalName, Offset
 
 T = TypeVar("T")
@@ -75,12 +74,7 @@ class RunReader:
         for columns, buffer, base, _ in self._decoded(run.beyond, past=run.end):
             count = int(np.searchsorted(columns.begins, run.end))
             if count:
-                own = Columns(
-                    columns.begins[:count],
-                    columns.ends[:count],
-                    UuidArrays(*(array[:count] for array in columns.uuids)),
-                )
-                yield Batch(own, buffer, base)
+                yield Batch(columns.part(0, count), buffer, base)
             if count < len(columns):
                 self.reached = int(columns.begins[count])
         self.rest = b""

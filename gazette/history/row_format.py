@@ -15,7 +15,6 @@ from gazette.history.json_values import EncodeVariant
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import META
 from gazette.history.snapshot import Run
-from gazette.protocol.ids import Offset
 
 Value = Literal["json", "csv", "protobuf", "text", "binary"]
 Mask = npt.NDArray[np.bool_]
@@ -38,10 +37,6 @@ class RowFormat:
     acks: bool = False
     clock_begin: int = 0
     clock_end: int | None = None
-    unclocked: bool = False
-    """True if messages without a UUID, whose clock is 0, count as before ``clock_end``."""
-    offset_begin: Offset = 0
-    offset_end: Offset | None = None
     corrupt: str = ""
     """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
     encode_variant: EncodeVariant | None = None
@@ -74,11 +69,6 @@ class RowFormat:
 
     def selects(self, run: CommittedRun | Run) -> bool:
         """Return True if a run may hold rows within the bounds."""
-        inner = run.run if isinstance(run, CommittedRun) else run
-        if inner.end <= self.offset_begin:
-            return False
-        if self.offset_end is not None and inner.pieces[0].begin >= self.offset_end:
-            return False
         if isinstance(run, Run):
             return True
         if run.empty or (self.clock_begin and run.clock_max < self.clock_begin):
@@ -91,11 +81,6 @@ class RowFormat:
             wanted = wanted & (columns.uuids.clocks >= np.uint64(self.clock_begin))
         if self.clock_end is not None:
             clocks = columns.uuids.clocks
-            wanted = wanted & (clocks < np.uint64(self.clock_end))
-            if not self.unclocked:
-                wanted &= clocks != 0
-        if self.offset_begin:
-            wanted = wanted & (columns.begins >= self.offset_begin)
-        if self.offset_end is not None:
-            wanted = wanted & (columns.begins < self.offset_end)
+            # Messages without a UUID have the clock 0, and no time.
+            wanted = wanted & (clocks < np.uint64(self.clock_end)) & (clocks != 0)
         return wanted

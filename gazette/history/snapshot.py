@@ -16,6 +16,10 @@ from gazette.protocol.ids import JournalName, Offset
 RUN_BYTES: Final = 64 << 20
 """Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
 
+GAP_HINT: Final = "Read again later, end before the gap, or skip lost bytes."
+LOST_HINT: Final = "Begin behind these bytes, or skip lost bytes."
+READ_AGAIN_HINT: Final = "Read again: a new snapshot leaves these bytes out."
+
 RUN_PIECES: Final = 256
 """Greatest number of pieces of a run. Each costs a task some requests, however small it is."""
 
@@ -51,6 +55,8 @@ class JournalSnapshot:
     pieces, the journal has lost its bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
+    lost: tuple[tuple[Offset, Offset], ...] = ()
+    """Ranges of bytes that the journal has lost, if reading is to continue behind them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end:
@@ -85,6 +91,18 @@ class JournalSnapshot:
         return {
             producer: begin for producer, begin in self.pending.items() if producer in self.replays
         }
+
+    @property
+    def missed(self) -> tuple[tuple[Offset, Offset], ...]:
+        """Ranges of ``lost`` bytes that were not read before. To begin at offset 0 misses nothing that
+        was pruned.
+        """
+        first = self.pieces[0].begin if self.pieces else self.end
+        return tuple(
+            (max(begin, self.begin), end)
+            for begin, end in self.lost
+            if end > self.begin and (self.begin or end > first)
+        )
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:
         """Return runs of about ``run_bytes`` each. The first run has the number ``number``.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal
 
 from gazette.blobs.registry import BlobStores
 from gazette.client.client import Client
@@ -17,7 +17,14 @@ from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.index import JUMP_AGE_S
 from gazette.fragment.listing import list_fragments
 from gazette.history.columns import MessageFormat
-from gazette.history.snapshot import JournalSnapshot, Piece, Snapshot, cover
+from gazette.history.snapshot import (
+    GAP_HINT,
+    LOST_HINT,
+    JournalSnapshot,
+    Piece,
+    Snapshot,
+    cover,
+)
 from gazette.history.source import OpenAccess
 from gazette.labels import CONTENT_TYPE
 from gazette.message.uuid import ProducerId
@@ -27,6 +34,8 @@ from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text.validation import within
+
+Lost = Literal["settled", "fail", "skip"]
 
 TIME_SLACK_S: Final = 60
 """Seconds by which the clocks of publishers may be ahead of a blob store's clock."""
@@ -65,8 +74,10 @@ class Selection:
     """Checkpoint to resume from. It takes precedence over ``begin``."""
     begin_time_s: float = 0
     """Unix time in seconds. Fragments that were stored earlier are left out: their messages are older."""
-    skip_gaps: bool = False
-    """True to skip missing fragments that may still appear."""
+    lost: Lost = "settled"
+    """What becomes of bytes that the journal has lost. ``settled`` continues behind them as readers do,
+    and raises ``NotYet`` where they may still appear. ``fail`` raises ``Corrupt``. ``skip`` continues
+    behind them, also where they may still appear, and says so in `JournalSnapshot.lost`."""
 
     def validate(self) -> None:
         """Raise `Invalid` if the options contradict each other."""
@@ -127,12 +138,13 @@ def take_snapshot(
     It ends at the last fragment or, with brokers, at the head. Brokers serve the bytes that are not
     stored yet.
 
-    Where a journal has lost bytes, reading continues behind them, as readers do. This applies at
-    its begin, and if the next fragment was stored more than six hours ago. A younger gap may be a
-    fragment that its broker has not uploaded yet. It raises ``NotYet`` unless ``skip_gaps``.
+    Where a journal has lost bytes, ``selection.lost`` decides. Bytes before the first fragment were
+    pruned. Bytes before a fragment that was stored more than six hours ago are lost, too. A younger
+    gap may be a fragment that its broker has not uploaded yet. To begin at offset 0 misses
+    nothing that was pruned.
 
-    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` if stores alone do not
-    say which bytes are right, and what brokers and stores raise.
+    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` for lost bytes, or if
+    stores alone do not say which bytes are right, and what brokers and stores raise.
     """
     selection.validate()
     return access.run(_take(access, selection, places or FragmentPlaces()))
@@ -315,8 +327,11 @@ def _journal(
     )
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
     held = cover(pieces, empty.pieces_begin, end)
-    if not selection.skip_gaps:
-        _check_gaps(journal, held, empty.pieces_begin, pieces, now)
+    gaps = list(_gaps(held, empty, pieces, now))
+    if selection.lost == "skip":
+        return replace(empty, pieces=held, lost=tuple((gap.begin, gap.end) for gap in gaps))
+    for gap in gaps:
+        _require_no_gap(gap, empty, fails=selection.lost == "fail")
     return replace(empty, pieces=held)
 
 
@@ -329,25 +344,57 @@ def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
     return pieces[-1].end if pieces else 0
 
 
-def _check_gaps(
-    journal: JournalName,
-    held: Sequence[Piece],
-    begin: Offset,
-    pieces: Sequence[Piece],
-    now: float,
-) -> None:
-    at = begin
-    for number, piece in enumerate(held):
-        gap = piece.begin > at
-        # No bytes exist before it: they were pruned and will not come.
-        pruned = number == 0 and piece.begin <= pieces[0].begin
-        fragment = piece.fragment
-        settled = fragment is not None and fragment.mod_time < now - JUMP_AGE_S
-        if gap and not pruned and not settled:
-            raise NotYet(
-                f"the journal has no bytes from offset {at} to {piece.begin}. The bytes behind them are "
-                "too recent to call these lost: a broker may not have stored them yet",
-                hint="Read again later, end before the gap, or skip gaps.",
-                journal=journal,
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Bytes of a snapshot that are in none of its pieces."""
+
+    begin: Offset
+    end: Offset
+    pruned: bool
+    """True if they are before the first fragment: they will not come."""
+    settled: bool
+    """True if the fragment behind them is too old for them to come."""
+
+
+def _gaps(
+    held: Sequence[Piece], journal: JournalSnapshot, pieces: Sequence[Piece], now: float
+) -> Iterator[_Gap]:
+    at = journal.pieces_begin
+    behind = [piece for piece in pieces if piece.begin >= journal.end]
+    # A piece that is not held ends a gap that reaches to the end.
+    for piece in [*held, *behind[:1]]:
+        if piece.begin > at:
+            fragment = piece.fragment
+            yield _Gap(
+                at,
+                min(piece.begin, journal.end),
+                pruned=piece.begin <= pieces[0].begin,
+                settled=fragment is not None and fragment.mod_time < now - JUMP_AGE_S,
             )
         at = piece.end
+        if at >= journal.end:
+            return
+
+
+def _require_no_gap(gap: _Gap, journal: JournalSnapshot, *, fails: bool) -> None:
+    """Raise ``NotYet`` for a gap that may be filled. If ``fails``, raise ``Corrupt`` for the others."""
+    if not gap.pruned and not gap.settled:
+        raise NotYet(
+            f"the journal has no bytes from offset {gap.begin} to {gap.end}. The bytes behind them are "
+            "too recent to call these lost: a broker may not have stored them yet",
+            hint=GAP_HINT,
+            journal=journal.journal,
+        )
+    if not fails or (gap.pruned and not journal.begin < gap.end):
+        # Only messages that were pending at the begin are gone. The fold says so if they commit.
+        return
+    if gap.pruned and not journal.begin:
+        return
+    raise Corrupt(
+        "the journal has lost bytes before they were read"
+        + (": they were pruned" if gap.pruned else ""),
+        hint=LOST_HINT,
+        journal=journal.journal,
+        begin=max(gap.begin, journal.begin) if gap.pruned else gap.begin,
+        end=gap.end,
+    )

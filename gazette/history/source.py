@@ -22,7 +22,7 @@ from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.history.snapshot import Piece
+from gazette.history.snapshot import READ_AGAIN_HINT, Piece
 from gazette.history.summary_store import SummaryStore
 from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock, SystemClock
@@ -249,7 +249,7 @@ class OpenAccess:
         except NotFound as error:
             raise NotFound(
                 "a fragment of the snapshot was pruned after the snapshot was taken",
-                hint="Read again: a new snapshot leaves it out.",
+                hint=READ_AGAIN_HINT,
                 journal=fragment.journal,
                 file=f"{fragment.backing_store}{path}",
             ) from error
@@ -298,7 +298,7 @@ class OpenAccess:
         except OffsetJump as jump:
             raise Corrupt(
                 "the journal has lost bytes of the snapshot since it was taken",
-                hint="Read again: a new snapshot leaves them out.",
+                hint=READ_AGAIN_HINT,
                 journal=journal,
                 begin=jump.expected,
                 end=jump.offset,

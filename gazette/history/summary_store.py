@@ -5,10 +5,10 @@ summary for all that follow. A kept summary is optional. It may be removed at an
 misses it reads the fragment.
 
 The name of an object binds all that its summary depends on: the bytes (journal, offsets, SHA-1 of
-each fragment), the place where the first message begins, how messages are decoded, and the version
-of the format. So writers of the same name write the same bytes, and no object is ever stale. The
-object has a checksum, and repeats what its name binds. One that is damaged, cut, or of another
-version is not used, and is written again.
+each fragment), the places where the first message begins and where reading ends, how messages are
+decoded, and the version of the format. So writers of the same name write the same bytes, and no
+object is ever stale. The object has a checksum, and repeats what its name binds. One that is
+damaged, cut, or of another version is not used, and is written again.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ def _identity(journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece
     spans = []
     for piece in pieces:
         fragment = piece.fragment
-        if fragment is None or fragment.sum == ZERO_SUM or piece.end != fragment.end:
+        if fragment is None or fragment.sum == ZERO_SUM:
             return None
-        spans.append((fragment.begin, fragment.end, fragment.sum, piece.begin))
+        cut = () if piece.end == fragment.end else (piece.end,)
+        spans.append((fragment.begin, fragment.end, fragment.sum, piece.begin, *cut))
     decoding = _decoding(shape)
     if decoding is None:
         return None

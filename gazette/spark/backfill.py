@@ -187,26 +187,26 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
             hint='Set the class attribute fields, as in "word string, n long".',
         )
     options: dict[str, str] = {
-        "meta_prefix": _PREFIX,
+        "metaPrefix": _PREFIX,
         "journal": ",".join(one.journal for one in snapshot.journals),
         "direct": str(access.direct).lower(),
-        "uuid_field": backfill.uuid_field,
+        "uuidField": backfill.uuid_field,
         "summaries": access.summaries,
         # In another mode, a null would get into the state in place of a value that does not fit.
         "mode": "FAILFAST",
     }
     if access.file_root is not None:
-        options["file_root"] = str(access.file_root)
-    options["fsspec_protocols"] = ",".join(sorted(access.fsspec_protocols))
+        options["fileRoot"] = str(access.file_root)
+    options["fsspecProtocols"] = ",".join(sorted(access.fsspec_protocols))
     brokers = access.brokers
     if brokers is not None:
         options |= {
             "broker.address": brokers.address,
-            "broker.auth_keys": brokers.auth_keys,
-            "broker.auth_token": brokers.auth_token,
-            "broker.trusted_ca_file": brokers.trusted_ca_file,
-            "broker.cert_file": brokers.cert_file,
-            "broker.cert_key_file": brokers.cert_key_file,
+            "broker.authKeys": brokers.auth_keys,
+            "broker.authToken": brokers.auth_token,
+            "broker.trustedCaFile": brokers.trusted_ca_file,
+            "broker.certFile": brokers.cert_file,
+            "broker.certKeyFile": brokers.cert_key_file,
         }
     if messages := {one.shape.message for one in snapshot.journals} - {""}:
         options["message"] = messages.pop()

@@ -12,10 +12,19 @@ _SKIP: Final = (
     "`mode=DROPMALFORMED` leaves them out."
 )
 _WHOLE: Final = (
-    "Set run_bytes to more than the journal holds, so that one task reads it all; "
+    "Set maxPartitionBytes to more than the journal holds, so that one task reads it all; "
     "or read with isolation=read_committed."
 )
-_SIGN: Final = "Set the option broker.auth_keys to the brokers' keys, or broker.auth_token."
+_READ_AGAIN: Final = (
+    "Load the DataFrame again, or query a view of gazette.spark.create_view: Spark keeps what a "
+    "DataFrame, or a view of one, has planned first. Start a stream again."
+)
+_GAP: Final = "Read again later. Or set failOnDataLoss=false, to continue behind the gap."
+_LOST: Final = (
+    "Set failOnDataLoss=false, to continue behind them with a warning. Or begin behind them by "
+    "startingOffsets, a stream with another checkpointLocation."
+)
+_SIGN: Final = "Set the option broker.authKeys to the brokers' keys, or broker.authToken."
 
 
 class with_hints(ContextDecorator):
@@ -42,6 +51,7 @@ class with_hints(ContextDecorator):
 def _hint_of(error: GazetteError) -> str:
     """Return the error's hint, unless it concerns something that Spark does not have."""
     # Import late: Spark imports this module in every process that looks for a data source.
+    from gazette.history.snapshot import GAP_HINT, LOST_HINT, READ_AGAIN_HINT
     from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 
     if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:
@@ -50,4 +60,5 @@ def _hint_of(error: GazetteError) -> str:
         return _WHOLE
     if isinstance(error, NotAllowed) and error.facts.get("code") == "UNAUTHENTICATED":
         return _SIGN
-    return error.hint
+    own = {READ_AGAIN_HINT: _READ_AGAIN, GAP_HINT: _GAP, LOST_HINT: _LOST}
+    return own.get(error.hint, error.hint)

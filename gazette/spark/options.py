@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NoReturn, TypeVar, get_args
 
 from gazette.errors import Invalid
@@ -17,33 +17,53 @@ _IGNORED: Final = frozenset({"path", "queryname"})
 
 
 class Options:
-    """Options by name, in any case. Errors name the option, its value, and what to do."""
+    """Options by name, in any case. Errors name the option, its value, and what to do.
 
-    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+    ``known`` has the public options and what each is. ``internal`` names those that only our own
+    code sets: no text lists them. ``renamed`` has what to do in place of former names.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        known: Mapping[str, str],
+        *,
+        internal: Collection[str] = (),
+        renamed: Mapping[str, str] = {},
+    ) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
-        self._known = known
+        self._known = {name.lower(): (name, text) for name, text in known.items()}
         for name, value in self._values.items():
-            if name not in known and name not in _IGNORED:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise Invalid(
-                    f"there is no such option (value {value!r})",
-                    path=f"option {name}",
-                    hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
-                )
+            if name in self._known or name in internal or name in _IGNORED:
+                continue
+            near = difflib.get_close_matches(name, self._known, n=1)
+            hint = f"Known: {', '.join(known)}."
+            if name in renamed:
+                hint = renamed[name]
+            elif (plain := name.replace("_", "")) in self._known:
+                hint = f"It is now {self._known[plain][0]}."
+            elif near:
+                hint = f"Did you mean {self._known[near[0]][0]}?"
+            raise Invalid(
+                f"there is no such option (value {value!r})", path=f"option {name}", hint=hint
+            )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._values
+        return name.lower() in self._values
+
+    def knows(self, name: str) -> bool:
+        """Return True if there is such an option, given or not."""
+        return name.lower() in self._known
 
     def text(self, name: str, default: str = "") -> str:
-        return self._values.get(name, default).strip()
+        return self._values.get(name.lower(), default).strip()
 
     def fail(self, name: str, reason: str, hint: str = "") -> NoReturn:
-        value = self._values.get(name)
+        value = self._values.get(name.lower())
         given = "is not given" if value is None else f"is {value!r}"
+        spelt, text = self._known.get(name.lower(), (name, "not known"))
         raise Invalid(
-            f"{reason} (it {given})",
-            path=f"option {name}",
-            hint=hint or f"It is: {self._known.get(name, 'not known')}.",
+            f"{reason} (it {given})", path=f"option {spelt}", hint=hint or f"It is: {text}."
         )
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -40,7 +40,7 @@ def main(broker: str, checkpoint: str, master: str = "local[2,3]") -> None:
     address = {"broker.address": broker}
     messages = (
         spark.readStream.format("gazette")
-        .options(**address, selector=SOURCES, fields="word string", max_fragments="2")
+        .options(**address, selector=SOURCES, fields="word string", maxBytesPerTrigger="40000")
         .load()
     )
     if not master.startswith("local"):

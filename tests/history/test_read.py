@@ -148,12 +148,39 @@ def test_gaps(tmp_path: Path) -> None:
     fragment = write_fragment(tmp_path, STORE, JOURNAL, 2000, later)
     with raises(NotYet, journal="topic/one", says=f"{1000 + len(content)} to 2000"):
         taken(tmp_path)
-    access, snapshot = taken(tmp_path, skip_gaps=True)
+    access, snapshot = taken(tmp_path, lost="skip")
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
     path = tmp_path / "fragments" / fragment.content_path()
     os.utime(path, (path.stat().st_mtime - 7 * 3600,) * 2)
     access, snapshot = taken(tmp_path)
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
+
+
+def test_lost_bytes_are_errors_or_passed_over(tmp_path: Path) -> None:
+    """Old gaps, and what was pruned behind the wanted offset: but not what was pruned before the begin."""
+    content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
+    write_fragment(tmp_path, STORE, JOURNAL, 1000, content)
+    fragment = write_fragment(
+        tmp_path, STORE, JOURNAL, 2000, line(ALPHA, 11, OUTSIDE_TXN, word="b")
+    )
+    path = tmp_path / "fragments" / fragment.content_path()
+    with raises(NotYet, journal="topic/one"):
+        taken(tmp_path, lost="fail")
+    os.utime(path, (path.stat().st_mtime - 7 * 3600,) * 2)
+    gap = (1000 + len(content), 2000)
+    with raises(Corrupt, journal="topic/one", begin=gap[0], end=gap[1]):
+        taken(tmp_path, lost="fail")
+    # A gap at the end of what is wanted, too.
+    with raises(Corrupt, journal="topic/one", begin=gap[0], end=1500):
+        taken(tmp_path, lost="fail", end_all=1500)
+    access, snapshot = taken(tmp_path, lost="skip")
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
+    assert snapshot.journals[0].missed == (gap,)
+    taken(tmp_path, lost="fail", end_all=gap[0])
+    with raises(Corrupt, journal="topic/one", begin=500, end=1000, says="pruned"):
+        taken(tmp_path, lost="fail", begin_all=500, end_all=gap[0])
+    _, snapshot = taken(tmp_path, lost="skip", begin_all=500)
+    assert snapshot.journals[0].missed == ((500, 1000), gap)
 
 
 def test_bytes_that_only_brokers_can_confirm_are_not_read(tmp_path: Path) -> None:
@@ -215,7 +242,7 @@ def test_a_message_in_parts_is_read_to_its_end(tmp_path: Path, malformed: Malfor
     for run_bytes in (1, 50, 1 << 20):
         assert words(access, fold_locally(access, exact, run_bytes=run_bytes)) == [*"abcd"]
     (tmp_path / "fragments" / fragments[2].content_path()).unlink()
-    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed=malformed), skip_gaps=True)
+    access, snapshot = taken(tmp_path, shape=MessageFormat(malformed=malformed), lost="skip")
     if malformed == "fail":
         for run_bytes in (1, 1 << 20):
             with raises(MalformedMessage, "begin", journal="topic/one"):

@@ -46,7 +46,12 @@ class Bucket:
 
     def rows(self, store: str = "", **options: str) -> list[dict[str, Any]]:
         """Return rows as ``format("gazette")`` reads them with such options."""
-        given = {"store": store or self.url, "journal": JOURNAL, "run_bytes": "1", **options}
+        given = {
+            "store": store or self.url,
+            "journal": JOURNAL,
+            "maxPartitionBytes": "1",
+            **options,
+        }
         parsed = ReadOptions.parse(given)
         format = row_format(parsed, table_schema(parsed)[0], "json")
         with parsed.access.open() as opened:

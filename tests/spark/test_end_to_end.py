@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Conflict
+from gazette.errors import Conflict, Invalid
 from gazette.etcd.client import Etcd
 from gazette.history.summary_store import DIRECTORY
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
-from gazette.spark import read, session
+from gazette.spark import LagListener, create_view, read, session, stream_lag
 from gazette.spark.backfill import SparkRunner
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.stored import json_line, write_journal
+from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.backfill.apps import Words, WordsBackfill
 from tests.backfill.cluster import history, shard_settings, source
 from tests.backfill.conftest import s3_proxy as s3_proxy
@@ -29,7 +29,7 @@ from tests.backfill.replays import Replay, Story
 from tests.backfill.subjects import SUBJECTS
 from tests.backfill.test_drive import expected
 from tests.blobs.s3_endpoint import FaultProxy
-from tests.facts import raises
+from tests.facts import logged, raises
 from tests.spark.backfills import CombinedBackfill, FoldedBackfill
 from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
 
@@ -58,7 +58,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             line(4, CONTINUE_TXN, word="open", n=first + 2),
         ]
         write_journal(root, STORE, name, contents, codec)
-    return {"store": f"file://{root}/fragments", "run_bytes": "1"}
+    return {"store": f"file://{root}/fragments", "maxPartitionBytes": "1"}
 
 
 def table(spark: Any, store: dict[str, str], **options: str) -> Any:
@@ -77,35 +77,41 @@ def test_tables(spark: Any, store: dict[str, str]) -> None:
     assert total[0][0] == 1
 
 
-def test_times_are_of_the_zone_of_the_session(spark: Any, store: dict[str, str]) -> None:
-    """Of filters that are pushed down; and bounds may be times that no message has."""
+def test_views_are_planned_by_each_query(spark: Any, tmp_path: Path) -> None:
+    """With what was appended, and without what was pruned. Spark keeps the plan of a DataFrame instead."""
 
-    def found(condition: str) -> list[int]:
-        # Loaded for one query, as push-down wants it.
-        journals = table(spark, store, pushdown="true").load("topic/a,topic/b")
-        return sorted(row.n for row in journals.where(condition).select("n").collect())
+    def add(n: int) -> Path:
+        content = json_line({"n": n}, build_uuid(ALPHA, NOON + n * 160, OUTSIDE_TXN))
+        begin = (n - 1) * len(content)
+        fragment = write_fragment(tmp_path, STORE, "topic/grows", begin, content)
+        return tmp_path / "fragments" / fragment.content_path()
 
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    try:
-        assert found("timestamp >= '2023-11-14 17:13:20.000002'") == [1, 11]
-        assert found("timestamp = '2023-11-14 17:13:20.000001'") == [0, 10]
-        assert found("timestamp < timestamp'2023-11-14 22:13:20.000002Z'") == [0, 10]
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        assert found("timestamp between '1500-01-01' and '5300-12-31'") == [0, 1, 10, 11]
-        assert found("timestamp > '5300-12-31'") == []
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    def found() -> list[int]:
+        return [row.n for row in spark.sql("SELECT n FROM above ORDER BY n").collect()]
 
-
-def test_a_table_is_whole_again_behind_a_filter(spark: Any, store: dict[str, str]) -> None:
-    """Spark keeps the partitions of the last filter that it has pushed down, and would give their rows."""
-    journals = table(spark, store).schema("n long, journal string").load("topic/a,topic/b")
-    only = journals.where("journal = 'topic/a'")
-    other = journals.where("journal = 'topic/b'")
-    assert [journals.count(), only.count(), journals.count(), other.count()] == [4, 2, 4, 2]
-    assert only.union(other).count() == 4
+    first = add(1)
+    given = {"store": f"file://{tmp_path}/fragments", "journal": "topic/grows"}
+    create_view(spark, "grows", **given)
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW above AS SELECT n, offset FROM grows WHERE n > 0")
+    frame = spark.read.format("gazette").options(**given).load()
+    assert (found(), frame.count()) == ([1], 1)
+    add(2)
+    assert (found(), frame.count()) == ([1, 2], 1)
+    assert spark.sql("SELECT 1 FROM grows a JOIN grows b ON a.n = b.n").count() == 2
+    first.unlink()
+    add(3)
+    assert found() == [2, 3]
+    with pytest.raises(Exception, match="create_view") as raised:
+        frame.select("n").collect()
+    require_short(raised.value)
+    # The same name with other columns, and a text that has to be escaped.
+    create_view(spark, "grows", schema="n long, offset long", **given, fields="n'\\ long")
+    assert spark.table("grows").columns == ["n", "offset"]
+    assert found() == [2, 3]
+    with pytest.raises(Exception, match="create_view"):
+        spark.sql("CREATE TABLE lost USING gazette OPTIONS (journal 'topic/grows')")
+    with raises(Invalid, path="name"):
+        create_view(spark, "a.b", **given)
 
 
 def test_summaries_are_made_by_tasks_and_found_by_all(spark: Any, tmp_path: Path) -> None:
@@ -114,7 +120,11 @@ def test_summaries_are_made_by_tasks_and_found_by_all(spark: Any, tmp_path: Path
         json_line({"word": "w", "n": n}, build_uuid(ALPHA, NOON + n * 160, OUTSIDE_TXN))
         for n in range(9)
     ]
-    root = {"store": f"file://{tmp_path}/fragments", "journal": "topic/kept", "run_bytes": 1}
+    root = {
+        "store": f"file://{tmp_path}/fragments",
+        "journal": "topic/kept",
+        "maxPartitionBytes": 1,
+    }
     write_journal(tmp_path, STORE, "topic/kept", lines, Codec.ZSTANDARD)
     given = {**root, "schema": "n long, offset long"}
     none = read(spark, summaries="none", **given)
@@ -173,12 +183,17 @@ def test_there_is_one_master(spark: Any) -> None:
 
 
 def test_streams_go_on_where_they_stopped(
-    spark: Any, store: dict[str, str], tmp_path: Path
+    spark: Any, store: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And say how far behind they are."""
+    listener = LagListener()
+    spark.streams.addListener(listener)
+    caplog.set_level("INFO", "gazette")
+
     def run() -> list[int]:
         stream = (
             spark.readStream.format("gazette")
-            .options(**store, fields="word string, n long", max_fragments="2")
+            .options(**store, fields="word string, n long", maxRowsPerTrigger="3")
             .load("topic/a,topic/b")
         )
         query = (
@@ -190,9 +205,20 @@ def test_streams_go_on_where_they_stopped(
         )
         query.awaitTermination()
         assert query.exception() is None
+        progress.extend(map(stream_lag, query.recentProgress))
         return sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
-    assert run() == [0, 1, 10, 11]
+    progress: list[Any] = []
+    try:
+        assert run() == [0, 1, 10, 11]
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    finally:
+        spark.streams.removeListener(listener)
+    assert [one.journal for one in progress[0]] == ["topic/a", "topic/b"]
+    assert progress[0][1].behind_bytes > progress[-1][1].behind_bytes == 0
+    assert progress[0][0].read_until.timestamp() == pytest.approx(1_700_000_000, abs=1)
+    assert progress[0][0].behind_s > 1e6
+    assert logged(caplog, "query", "bytes", journals=2)
     assert run() == [0, 1, 10, 11]
 
 

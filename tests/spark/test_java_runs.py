@@ -31,7 +31,7 @@ READING = """
 import sys
 from gazette.spark import session
 spark = session("local[1]", conf={"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"})
-source = spark.read.format("gazette").option("store", sys.argv[1]).option("file_root", sys.argv[2])
+source = spark.read.format("gazette").option("store", sys.argv[1]).option("fileRoot", sys.argv[2])
 rows = source.option("fields", "word string").load(sys.argv[3])
 print("COUNTED", rows.groupBy("word").count().collect()[0]["count"])
 print("JAVA", spark.sparkContext._jvm.System.getProperty("java.version"))

@@ -311,15 +311,16 @@ def test_modes(spark: Any, tmp_path: Path) -> None:
 
 def test_inferred_columns_do_not_lose_values(spark: Any, tmp_path: Path) -> None:
     """A value that no sampled message had is an error, unless a mode says otherwise."""
-    early, late = b'{"a":1}\n' * 2000, b'{"a":12.75}\n'
-    contents = [early, early + late + early, early]
-    write_journal(tmp_path, STORE, "topic/one", contents)
-    options = {"store": f"file://{tmp_path}/fragments", "journal": "topic/one"}
-    sampled = spark.read.format("gazette").options(**options, infer_bytes="200").load()
+    late = b'{"a":12.75}\n'
+    for name, lines in (("topic/long", 60_000), ("topic/short", 20)):
+        early = b'{"a":1}\n' * lines
+        write_journal(tmp_path, STORE, name, [early, early + late + early, early])
+    reader = spark.read.format("gazette").option("store", f"file://{tmp_path}/fragments")
+    sampled = reader.load("topic/long")
     assert sampled.schema["a"].dataType.simpleString() == "bigint"
     with pytest.raises(Exception, match=r"12\.75"):
         sampled.collect()
-    whole = spark.read.format("gazette").options(**options).load()
+    whole = reader.load("topic/short")
     assert whole.schema["a"].dataType.simpleString() == "double"
     assert whole.where("a = 12.75").count() == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,8 +29,16 @@ from gazette.protocol.pb import broker_pb2
 from gazette.spark.error_hints import with_hints
 from gazette.spark.message_class import MODULES_VARIABLE, message_class
 from gazette.spark.source.ddl import parse_columns
-from gazette.spark.source.options import ReadOptions, StreamOptions, WriteOptions
+from gazette.spark.source.options import (
+    READ,
+    STREAM,
+    WRITE,
+    ReadOptions,
+    StreamOptions,
+    WriteOptions,
+)
 from gazette.spark.source.source import GazetteDataSource
+from gazette.spark.state.state import KNOWN
 from gazette.testing.stored import write_journal
 from tests.facts import raises
 
@@ -42,10 +51,10 @@ def test_what_options_mean() -> None:
         {
             **STORE,
             "Journal": "topic/a, topic/b",
-            "BEGIN": '{"topic/a": 10}',
-            "end": "500",
-            "begin_time": "2023-11-14T22:13:20Z",
-            "end_time": "1700000001.5",
+            "STARTINGOFFSETS": '{"topic/a": 10}',
+            "endingOffsets": "500",
+            "startingTimestamp": "2023-11-14T22:13:20Z",
+            "endingTimestamp": "1700000001.5",
             "columns": "offset,word",
         }
     )
@@ -76,17 +85,17 @@ def test_what_options_mean() -> None:
             "store (ftp) 'ftp://x/'",
         ),
         ({**STORE, "path": "topic/a"}, "journal"),
-        ({**STORE, "begin": "abc"}, "begin 'abc'"),
-        ({**STORE, "begin": "-1"}, "begin '-1'"),
-        ({**STORE, "end": "true"}, "end 'true'"),
+        ({**STORE, "startingOffsets": "abc"}, "startingOffsets 'abc'"),
+        ({**STORE, "startingOffsets": "-1"}, "startingOffsets '-1'"),
+        ({**STORE, "endingOffsets": "true"}, "endingOffsets 'true'"),
         (
-            {**STORE, "end": '{"topic/b": 1}'},
-            "end topic/b",
+            {**STORE, "endingOffsets": '{"topic/b": 1}'},
+            "endingOffsets topic/b",
         ),
-        ({**STORE, "begin_time": "noon"}, "begin_time 'noon'"),
-        ({**STORE, "begin_time": "9", "end_time": "8"}, "end_time"),
-        ({**STORE, "begin_time": "infinity"}, "begin_time 'infinity'"),
-        ({**STORE, "begin_time": "nan"}, "begin_time 'nan'"),
+        ({**STORE, "startingTimestamp": "noon"}, "startingTimestamp 'noon'"),
+        ({**STORE, "startingTimestamp": "9", "endingTimestamp": "8"}, "endingTimestamp"),
+        ({**STORE, "startingTimestamp": "infinity"}, "startingTimestamp 'infinity'"),
+        ({**STORE, "startingTimestamp": "nan"}, "startingTimestamp 'nan'"),
         ({**STORE, "journal": "a/b"}, "journal 'a/b'"),
         ({**STORE, "journal": "/topic/a"}, "journal '/topic/a'"),
         ({**STORE, "journal": "topic/a,topic/a"}, "journal topic/a,topic/a"),
@@ -112,11 +121,14 @@ def test_what_options_mean() -> None:
         ({**STORE, "value": "xml"}, "value json csv protobuf"),
         ({**STORE, "value": "protobuf"}, "message value=protobuf"),
         ({**STORE, "value": "json", "message": "a:B"}, "value protobuf"),
-        ({**STORE, "run_bytes": "1GB"}, "run_bytes '1GB'"),
-        ({**STORE, "run_bytes": "0"}, "run_bytes 1"),
+        ({**STORE, "maxPartitionBytes": "1GB"}, "maxPartitionBytes '1GB'"),
+        ({**STORE, "maxPartitionBytes": "0"}, "maxPartitionBytes 1"),
         ({**STORE, "acks": "maybe"}, "acks true false"),
         ({**STORE, "direct": "false"}, "direct false"),
-        ({**STORE, "max_bytes": "1"}, "max_bytes"),
+        ({**STORE, "startingTimestamp": "1700000000000"}, "startingTimestamp milliseconds"),
+        ({**STORE, "startingOffsets": "latest"}, "startingOffsets latest streams"),
+        ({**STORE, "failOnDataLoss": "maybe"}, "failOnDataLoss true false"),
+        ({**STORE, "maxBytesPerTrigger": "1"}, "maxbytespertrigger"),
     ],
 )
 def test_what_is_said_of_bad_options(options: dict[str, str], facts: str) -> None:
@@ -140,7 +152,7 @@ def test_what_is_said_of_bad_options(options: dict[str, str], facts: str) -> Non
     ],
 )
 def test_times_have_zones_and_no_rounding(text: str, unix_ns: int) -> None:
-    options = ReadOptions.parse({**STORE, "begin_time": text})
+    options = ReadOptions.parse({**STORE, "startingTimestamp": text})
     assert options.clock_begin == clock_at(unix_ns)
     assert options.clock_begin >> 64 == 0
 
@@ -153,12 +165,59 @@ def test_what_to_do_is_reported() -> None:
 
 
 def test_streams() -> None:
-    options = StreamOptions.parse({**STORE, "max_bytes": "1000", "refresh": "0.5"})
-    assert (options.max_bytes, options.refresh_s, options.starting) == (1000, 0.5, "earliest")
-    with raises(Invalid, path="option end_time"):
-        StreamOptions.parse({**STORE, "end_time": "1"})
-    with raises(Invalid, path="option max_fragments", says="max_bytes"):
-        StreamOptions.parse({**STORE, "max_bytes": "1", "max_fragments": "1"})
+    options = StreamOptions.parse({**STORE, "maxBytesPerTrigger": "1000", "refresh": "0.5"})
+    assert (options.max_bytes, options.refresh_s, options.latest) == (1000, 0.5, False)
+    with raises(Invalid, path="option endingTimestamp"):
+        StreamOptions.parse({**STORE, "endingTimestamp": "1"})
+    both = {"maxBytesPerTrigger": "1", "maxRowsPerTrigger": "1"}
+    with raises(Invalid, path="option maxRowsPerTrigger", says="maxBytesPerTrigger"):
+        StreamOptions.parse({**STORE, **both})
+    latest = {"startingOffsets": "Latest", "refresh": "0"}
+    assert StreamOptions.parse({**STORE, **latest}).latest
+    with raises(Invalid, path="option startingTimestamp", says="latest"):
+        StreamOptions.parse({**STORE, **latest, "startingTimestamp": "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        ("begin_time", "startingTimestamp"),
+        ("starting", "startingOffsets"),
+        ("max_fragments", "maxBytesPerTrigger"),
+        ("maxOffsetsPerTrigger", "maxRowsPerTrigger"),
+        ("gaps", "failOnDataLoss"),
+        ("meta_prefix", "metaPrefix"),
+        ("broker.auth_keys", "broker.authKeys"),
+        ("pushdown", "Leave it out"),
+        ("infer_bytes", "Leave it out"),
+        ("selectr", "Did you mean selector?"),
+    ],
+)
+def test_former_names_are_errors_that_say_the_present_one(name: str, new: str) -> None:
+    with raises(Invalid, path=f"option {name.lower()}", advises=new):
+        StreamOptions.parse({**STORE, name: "1"})
+
+
+def test_options_are_spelt_as_those_of_spark() -> None:
+    """In camelCase, and those that only our own code sets are in no list."""
+    names = {*READ, *STREAM, *WRITE, *KNOWN}
+    spelling = re.compile(r"(\w+\.)?[a-z]+([A-Z][a-z]+)*")
+    assert [name for name in names if not spelling.fullmatch(name)] == []
+    with raises(Invalid, path="option zzz") as raised:
+        ReadOptions.parse({**STORE, "zzz": "1"})
+    listed = raised.value.hint.removeprefix("Known: ").rstrip(".").split(", ")
+    assert listed == [*READ]
+    assert "plan" not in listed
+
+
+def test_options_of_create_table_are_not_kept() -> None:
+    """Spark passes none of them to a query, and all of its own properties to what infers columns."""
+    for given, path in [
+        ({}, "option journal"),
+        ({**STORE, "provider": "gazette", "owner": "me"}, "provider"),
+    ]:
+        with raises(Invalid, path=path, advises="WITH ("):
+            ReadOptions.parse(given)
 
 
 def test_writes() -> None:
@@ -170,13 +229,14 @@ def test_writes() -> None:
     for given, streaming, facts in [
         ({**BROKER, "checkpointLocation": "s3://b/cp"}, True, "commits"),
         (BROKER, True, "commits"),
-        ({**BROKER, "commits": "/c"}, False, "commit_id commits"),
+        ({**BROKER, "commits": "/c"}, False, "commitId commits"),
         (
-            {**BROKER, "commits": "/c", "commit_id": "../x"},
+            {**BROKER, "commits": "/c", "commitId": "../x"},
             False,
-            "commit_id '../x'",
+            "commitId '../x'",
         ),
         ({**BROKER, "mapping": "modulo"}, False, "key mapping=modulo"),
+        ({**BROKER, "mapping": "random", "journalColumn": "to"}, False, "mapping journalColumn"),
         ({**BROKER, "key": "word"}, False, "mapping modulo rendezvous"),
         ({"journal": "topic/a"}, False, "broker.address"),
         ({**BROKER, "value": "text"}, False, "value json csv protobuf"),
@@ -197,9 +257,9 @@ def test_writes() -> None:
         ),
         (
             TruncatedFrame("in parts", begin=0, end=1, raw=b""),
-            "Set run_bytes to more than the journal holds",
+            "Set maxPartitionBytes to more than the journal holds",
         ),
-        (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.auth_keys"),
+        (NotAllowed("no", code="UNAUTHENTICATED"), "Set the option broker.authKeys"),
     ],
 )
 def test_errors_are_reported_without_what_led_to_them(error: Exception, hint: str) -> None:

@@ -149,6 +149,34 @@ async def test_keys_go_where_applications_send_them(broker: BrokerFixture) -> No
         assert held == [key for key in keys if mapping(key).journal == journal]
 
 
+async def test_rows_name_their_journals(broker: BrokerFixture) -> None:
+    """Among those of the options, before anything of a batch is appended."""
+    given: dict[str, Any] = {"selector": "prefix=topic/", "journalColumn": "to"}
+
+    def play() -> None:
+        data = batch(word=["x", "y", "z"], to=["topic/b", "topic/a", "topic/b"])
+        one = writer(broker, data.schema, **given)
+        attempts = [one.write(iter([data])) for _ in range(2)]
+        one.commit(attempts[:1])
+        one.abort(attempts[1:])
+        assert words(broker) == (["y", "x", "z"], 0)
+        assert "to" not in committed(broker)[0][0]
+        before = committed(broker, dict, "topic/a"), committed(broker, dict, "topic/b")
+        for wrong in ("topic/c", None):
+            bad = batch(word=["p", "q"], to=["topic/a", wrong])
+            with raises(Invalid, path="option journalColumn", says="topic/a, topic/b") as raised:
+                writer(broker, data.schema, **given).write(iter([data, bad]))
+            assert str(wrong or "no journal") in str(raised.value)
+        assert (committed(broker, dict, "topic/a"), committed(broker, dict, "topic/b")) == before
+        with raises(Invalid, path="option journalColumn", says="target"):
+            writer(broker, data.schema, **{**given, "journalColumn": "target"})
+        numbers = pa.schema([("word", pa.string()), ("to", pa.int64())])
+        with raises(Invalid, path="option journalColumn", says="string"):
+            writer(broker, numbers, **given)
+
+    await asyncio.to_thread(play)
+
+
 async def test_a_batch_of_a_stream_is_committed_once(
     broker: BrokerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +231,7 @@ async def test_a_table_may_be_written_once_by_name(broker: BrokerFixture, tmp_pa
     def play() -> None:
         options: dict[str, Any] = {
             "commits": str(tmp_path / "commits"),
-            "commit_id": "nightly-2024",
+            "commitId": "nightly-2024",
         }
         for _ in range(2):
             one = writer(broker, data.schema, **options)
@@ -330,7 +358,7 @@ async def test_what_cannot_be_written(broker: BrokerFixture) -> None:
         proto_options: dict[str, Any] = {"journal": "topic/proto", "message": PROTO}
         with raises(Invalid, path="option message", says="many"):
             writer(broker, wrong.schema, **proto_options).write(iter([wrong]))
-        with raises(Invalid, path="option content_type", says="topic/plain"):
+        with raises(Invalid, path="option contentType", says="topic/plain"):
             writer(broker, data.schema, journal="topic/plain").write(iter([data]))
         one = writer(broker, data.schema, journal="topic/plain", value="json")
         assert one.write(iter([data])).attempt.rows == 1

@@ -210,7 +210,7 @@ async def test_column_families_and_documents(start: Any, application: Any) -> No
         await asyncio.to_thread(read, given, wrong)
     assert ("key, value" if application is Pairs else "document") in str(raised.value)
     if application is Pairs:
-        given["column_family"] = "nope"
+        given["columnFamily"] = "nope"
         with raises(NotFound, column_family="nope") as family:
             await asyncio.to_thread(GazetteStateDataSource(given).schema)
         assert "One of default" in family.value.__notes__[0]

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import json
+import os
 import pickle
 import random
 from collections.abc import Coroutine, Iterator
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.file import FileStore
@@ -30,15 +31,17 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
-from gazette.spark.source import stream
+from gazette.runtime.clock import SystemClock
+from gazette.spark.source import stream, stream_journals
 from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import StreamOptions
 from gazette.spark.source.source import GazetteDataSource
-from gazette.spark.source.stream import GazetteStreamReader, decode_offset, encode_offset
+from gazette.spark.source.stream import GazetteStreamReader
+from gazette.spark.source.stream_offset import decode_offset, encode_offset
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
-from tests.facts import raises
+from tests.facts import logged, raises
 
 STORE = "file:///fragments/"
 NOON = clock_at(1_700_000_000 * 10**9)
@@ -94,7 +97,7 @@ def options(root: Path, **more: str) -> dict[str, str]:
         "store": f"file://{root}/fragments",
         "journal": "topic/a",
         "refresh": "0",
-        "run_bytes": "1",
+        "maxPartitionBytes": "1",
         **more,
     }
 
@@ -138,29 +141,81 @@ def test_admission(tmp_path: Path) -> None:
         for at in range(1, 4):
             journal.add(line(1, at, OUTSIDE_TXN, n=at))
     both = {"journal": "topic/a,topic/b"}
-    query = Query(options(tmp_path, **both, max_fragments="2"))
-    assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxFiles)
+    query = Query(options(tmp_path, **both, maxRowsPerTrigger="2"))
+    assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxRows)
     assert [query.step() for _ in range(4)] == [[1, 1], [2, 2], [3, 3], None]
     size = len(line(1, 1, OUTSIDE_TXN, n=1))
-    query = Query(options(tmp_path, **both, max_bytes=str(3 * size)))
+    query = Query(options(tmp_path, **both, maxBytesPerTrigger=str(3 * size)))
     assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxBytes)
     assert [query.step() for _ in range(3)] == [[1, 2, 1], [3, 2, 3], None]
     # Whatever the options say, the trigger may want all.
-    query = Query(options(tmp_path, **both, max_fragments="1"))
+    query = Query(options(tmp_path, **both, maxRowsPerTrigger="1"))
     assert query.step(ReadAllAvailable()) == [1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_batch_may_end_within_a_fragment(tmp_path: Path, isolation: str) -> None:
+    """By bytes, or by messages. A batch is larger only if a message is, and then at most twice as large."""
+    journal = Journal(tmp_path, "topic/a")
+    long = line(1, 4, OUTSIDE_TXN, n=4, text="x" * 1000)
+    lines = [line(1, n, OUTSIDE_TXN, n=n) for n in range(1, 4)]
+    journal.add(*lines, long, line(1, 5, OUTSIDE_TXN, n=5))
+    journal.add(line(1, 6, OUTSIDE_TXN, n=6))
+    size = len(lines[0])
+    for limit, want in [
+        ({"maxRowsPerTrigger": "2"}, [[1, 2], [3, 4], [5, 6], None]),
+        ({"maxBytesPerTrigger": str(2 * size + 5)}, [[1, 2], [3], [4, 5], [6], None]),
+    ]:
+        query = Query(options(tmp_path, isolation=isolation, **limit))
+        assert [query.step() for _ in want] == want
+        again = Query(options(tmp_path, isolation=isolation, **limit), query.log)
+        assert [again.batch(a, b) for a, b in itertools.pairwise(query.log)] == want[:-1]
+
+
+def test_a_query_begins_at_a_time(tmp_path: Path) -> None:
+    """At messages of that time, whatever commits them later; and so after a restart with other options."""
+    journal = Journal(tmp_path, "topic/a")
+    second = 16 * 10**7
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(2, 2, CONTINUE_TXN, n=20))
+    journal.add(
+        line(1, second, OUTSIDE_TXN, n=2),
+        line(2, second + 1, CONTINUE_TXN, n=21),
+        line(1, 2 * second, OUTSIDE_TXN, n=3),
+    )
+    since = {"startingTimestamp": "1700000001"}
+    query = Query(options(tmp_path, maxRowsPerTrigger="3", **since))
+    assert query.step() == []
+    # Of a transaction that has begun before, the messages of the time and later ones.
+    assert query.step() == [2, 3]
+    journal.add(line(2, second + 2, ACK_TXN), line(3, 5, OUTSIDE_TXN, n=30))
+    for given in (since, {"startingTimestamp": "1"}, {}):
+        again = Query(options(tmp_path, **given), [*query.log])
+        assert again.step() == [21]
+        assert again.batch(*query.log[-2:]) == [2, 3]
+    # Fragments that were stored before are not opened.
+    for path in (tmp_path / "fragments" / "topic" / "a").iterdir():
+        os.utime(path, (path.stat().st_mtime - 9000,) * 2)
+    at = journal.end
+    now = SystemClock().now()
+    late = Query(options(tmp_path, startingTimestamp=str(int(now) - 600)))
+    assert late.step() is None
+    assert decode_offset(late.log[0])["topic/a"].read_through == at
+    later = clock_at(int(now * 1e9)) - NOON
+    journal.add(line(1, later, OUTSIDE_TXN, n=40))
+    assert late.step() == [40]
 
 
 def test_available_now_ends(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
     journal.add(line(1, 2, OUTSIDE_TXN, n=2))
-    query = Query(options(tmp_path, max_fragments="1"))
+    query = Query(options(tmp_path, maxRowsPerTrigger="1"))
     query.reader.prepareForTriggerAvailableNow()
     assert query.step() == [1]
     journal.add(line(1, 3, OUTSIDE_TXN, n=3))
     assert query.step() == [2]
     assert query.step() is None
-    again = Query(options(tmp_path, max_fragments="1"), query.log)
+    again = Query(options(tmp_path, maxRowsPerTrigger="1"), query.log)
     again.reader.prepareForTriggerAvailableNow()
     assert [again.step(), again.step()] == [[3], None]
 
@@ -170,8 +225,8 @@ def test_where_a_query_begins(tmp_path: Path) -> None:
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
     at = journal.end
     journal.add(line(1, 2, OUTSIDE_TXN, n=2))
-    assert Query(options(tmp_path, begin=str(at))).step() == [2]
-    latest = Query(options(tmp_path, starting="latest"))
+    assert Query(options(tmp_path, startingOffsets=str(at))).step() == [2]
+    latest = Query(options(tmp_path, startingOffsets="latest"))
     assert latest.step() is None
     journal.add(line(1, 3, OUTSIDE_TXN, n=3))
     assert latest.step() == [3]
@@ -190,7 +245,7 @@ def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "topic/a")
     second = 16 * 10**7
     journal.add(line(1, 1, CONTINUE_TXN, n=1), line(2, 1, OUTSIDE_TXN, n=2))
-    query = Query(options(tmp_path, producer_horizon="60"))
+    query = Query(options(tmp_path, producerHorizon="60"))
     query.step()
     assert len(decode_offset(query.log[-1])["topic/a"].producers) == 2
     journal.add(line(2, 61 * second, OUTSIDE_TXN, n=3))
@@ -257,11 +312,20 @@ def test_any_batches_give_what_one_table_gives(
         for n in batch.column("n").to_pylist()
     ]
     found: list[int] = []
-    query = Query(options(tmp_path, max_fragments=str(rng.randint(1, 3))))
+
+    def limited() -> dict[str, str]:
+        limits = {
+            "maxBytesPerTrigger": rng.randint(1, 2000),
+            "maxRowsPerTrigger": rng.randint(1, 20),
+        }
+        name = rng.choice([*limits])
+        return options(tmp_path, **{name: str(limits[name])})
+
+    query = Query(limited())
     while (batch := query.step()) is not None:
         found += batch
         if rng.random() < 0.5:
-            query = Query(options(tmp_path, max_fragments=str(rng.randint(1, 3))), query.log)
+            query = Query(limited(), query.log)
             assert query.batch(*query.log[-2:]) == batch
     assert sorted(found) == sorted(want)
 
@@ -270,7 +334,7 @@ def test_each_journal_has_its_turn(tmp_path: Path) -> None:
     """The first one always has more; and still the last one is read."""
     first, last = Journal(tmp_path, "topic/a"), Journal(tmp_path, "topic/b")
     last.add(line(1, 1, OUTSIDE_TXN, n=100))
-    query = Query(options(tmp_path, journal="topic/a,topic/b", max_fragments="1"))
+    query = Query(options(tmp_path, journal="topic/a,topic/b", maxRowsPerTrigger="1"))
     found = []
     for at in range(1, 4):
         first.add(line(1, at, OUTSIDE_TXN, n=at))
@@ -282,8 +346,9 @@ def test_each_journal_has_its_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED", "FAILFAST"])
+@pytest.mark.parametrize("limit", [{}, {"maxRowsPerTrigger": "1"}, {"maxBytesPerTrigger": "60"}])
 def test_a_message_that_goes_on_in_other_fragments(
-    tmp_path: Path, isolation: str, mode: str
+    tmp_path: Path, isolation: str, mode: str, limit: dict[str, str]
 ) -> None:
     """Its publisher appended it in parts: it is in the batch that has its end, and whole."""
     journal = Journal(tmp_path, "topic/a")
@@ -293,19 +358,21 @@ def test_a_message_that_goes_on_in_other_fragments(
     journal.add(long[70:], line(1, 3, OUTSIDE_TXN, n=3))
     begun = line(1, 4, OUTSIDE_TXN, n=4)
     journal.add(begun[:20])
-    given = {"isolation": isolation, "mode": mode, "run_bytes": "1000"}
-    query = Query(options(tmp_path, max_fragments="1", **given))
-    assert [query.step() for _ in range(3)] == [[1], [2, 3], None]
+    given = {"isolation": isolation, "mode": mode, "maxPartitionBytes": "1000", **limit}
+    query = Query(options(tmp_path, **given))
+    batches = [query.step() for _ in range(4)]
+    assert batches[-1] is None
+    assert [n for batch in batches for n in batch or ()] == [1, 2, 3]
     journal.add(begun[20:])
-    again = Query(options(tmp_path, max_fragments="1", **given), query.log)
+    again = Query(options(tmp_path, **given), query.log)
     assert [again.step(), again.step()] == [[4], None]
 
 
 def test_a_journal_that_was_created_again_is_reported_before_more_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It would be read on from its middle as soon as it is long enough."""
-    monkeypatch.setattr(stream, "_LAG_S", 0.2)
+    monkeypatch.setattr(stream_journals, "_LAG_S", 0.2)
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1), line(1, 2, OUTSIDE_TXN, n=2))
     query = Query(options(tmp_path))
@@ -322,6 +389,18 @@ def test_a_journal_that_was_created_again_is_reported_before_more_is_read(
         with raises(Corrupt, journal="topic/a", end=54, read=108) as raised:
             query.step()
         assert "another checkpointLocation" in raised.value.__notes__[0]
+    given = options(tmp_path, failOnDataLoss="false")
+    query = Query(given, query.log)
+    assert query.step() == [1]
+    assert Query(given, query.log).batch(*query.log[-2:]) == [1]
+    assert logged(caplog, journal="topic/a", end=54, read=108)
+    assert query.step() is None
+    # From then on it is a journal like others.
+    again = Journal(tmp_path, "topic/a")
+    again.end = 54
+    for n in (5, 6, 7):
+        again.add(line(1, n, OUTSIDE_TXN, n=n))
+        assert query.step() == [n]
 
 
 def test_a_listing_that_lags_is_asked_again(
@@ -342,12 +421,14 @@ def test_a_listing_that_lags_is_asked_again(
             return Snapshot((replace(one, journal="topic/a"),))
         return take_snapshot(access, selection, places)
 
-    monkeypatch.setattr(stream, "take_snapshot", take)
+    monkeypatch.setattr(stream_journals, "take_snapshot", take)
     assert query.step() is None
     assert next(lagging, None) is None
 
 
-def test_fragments_that_were_joined_cut_and_pruned(tmp_path: Path) -> None:
+def test_fragments_that_were_joined_cut_and_pruned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The batches that are logged give the same rows, whatever of the journal is in which files."""
     journal = Journal(tmp_path, "topic/a")
     parts = [
@@ -355,7 +436,7 @@ def test_fragments_that_were_joined_cut_and_pruned(tmp_path: Path) -> None:
         [line(1, 2, CONTINUE_TXN, n=2), line(2, 2, OUTSIDE_TXN, n=12)],
         [line(1, 3, ACK_TXN), line(2, 0, ACK_TXN), line(1, 4, OUTSIDE_TXN, n=4)],
     ]
-    query = Query(options(tmp_path, max_fragments="1"))
+    query = Query(options(tmp_path))
     batches = []
     for part in parts:
         journal.add(*part)
@@ -380,9 +461,16 @@ def test_fragments_that_were_joined_cut_and_pruned(tmp_path: Path) -> None:
     cut = sum(map(len, parts[0])) + len(parts[1][0])
     write_journal(tmp_path, STORE, "topic/a", [whole[cut:]], begin=cut)
     again = Query(options(tmp_path), query.log)
-    assert again.batch(query.log[1], query.log[2]) == [12]
+    with raises(Corrupt, journal="topic/a", begin=sum(map(len, parts[0])), end=cut) as raised:
+        again.batch(query.log[1], query.log[2])
+    assert "failOnDataLoss=false" in raised.value.__notes__[0]
     with raises(Corrupt, journal="topic/a", producer="010000000001", begin=0):
         again.batch(query.log[2], query.log[3])
+    # What is left of the transaction is read.
+    again = Query(options(tmp_path, failOnDataLoss="false"), query.log)
+    assert again.batch(query.log[1], query.log[2]) == [12]
+    assert logged(caplog, journal="topic/a", end=cut)
+    assert again.batch(query.log[2], query.log[3]) == [4]
 
 
 def test_messages_whose_fields_change(tmp_path: Path) -> None:
@@ -419,7 +507,7 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
                 Query({**given, "selector": "prefix=topic/"}).step()
             run(broker.create(journal_spec("topic/a", labels=labels)))
             append("topic/a", line(1, 1, OUTSIDE_TXN, n=1))
-            query = Query({**given, "selector": "prefix=topic/", "starting": "latest"})
+            query = Query({**given, "selector": "prefix=topic/", "startingOffsets": "latest"})
             named = Query({**given, "journal": "topic/a"})
             assert query.step() is None
             assert named.step() == [1]
@@ -514,7 +602,7 @@ def test_the_driver_reads_little_of_a_long_stream(
     seam = Seam(monkeypatch)
     want = grow(61)
     assert journal.end > 30_000_000
-    given = options(tmp_path, max_fragments="10", run_bytes=str(4 << 20))
+    given = options(tmp_path, maxBytesPerTrigger="5100000", maxPartitionBytes=str(4 << 20))
     query = SeamQuery(seam, given)
     first = query.step()
     assert first == want[:500]
@@ -540,6 +628,24 @@ def test_the_driver_reads_little_of_a_long_stream(
     assert SeamQuery(seam, given, query.log).step() == more
 
 
+def test_the_driver_reads_little_of_a_long_fragment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task summarises all portions of a fragment at once, and each batch finds its own."""
+    journal = Journal(tmp_path, "topic/a")
+    text = "x" * 9900
+    for least in (1, 301):
+        journal.add(*(line(1, n, OUTSIDE_TXN, n=n, text=text) for n in range(least, least + 300)))
+    seam = Seam(monkeypatch)
+    query = SeamQuery(seam, options(tmp_path, maxBytesPerTrigger="500000"))
+    first = query.step()
+    assert first == [*range(1, 51)]
+    seam.bytes = 0
+    assert first + query.all() == [*range(1, 601)]
+    assert len(query.log) > 12
+    assert seam.bytes <= 200_000
+
+
 def test_a_store_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch is waited for in vain more than once."""
     monkeypatch.setattr(stream, "_DRIVER_BYTES", 0)
@@ -549,7 +655,8 @@ def test_a_store_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(FileStore, "put", refusing)
     journal = Journal(tmp_path, "topic/a")
-    query = Query(options(tmp_path, max_fragments="1"))
+    size = len(line(1, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path, maxBytesPerTrigger=str(size)))
     for n in range(1, 5):
         journal.add(line(1, n, OUTSIDE_TXN, n=n))
     assert [query.step() for _ in range(5)] == [[1], [2], [3], [4], None]
@@ -569,18 +676,18 @@ def test_listings_begin_where_reading_does(tmp_path: Path, monkeypatch: pytest.M
         return query
 
     # A listing of so many is not repeated at once.
-    slow = following(max_fragments="1", isolation="read_uncommitted")
+    slow = following(maxRowsPerTrigger="1", isolation="read_uncommitted")
     assert slow.step() == [1]
-    listed = slow.reader._listed
+    listed = slow.reader._journals._listed
     clock.advance(0.09)
     assert slow.step() == [2]
-    assert slow.reader._listed is listed
+    assert slow.reader._journals._listed is listed
     clock.advance(0.02)
     assert slow.step() == [3]
-    assert slow.reader._listed is not listed
+    assert slow.reader._journals._listed is not listed
 
     seam = Seam(monkeypatch)
-    query = following(starting="latest", refresh="1")
+    query = following(startingOffsets="latest", refresh="1")
     assert query.step() is None
     assert seam.listed >= 1200
     seam.listed = 0

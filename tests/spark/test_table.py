@@ -10,17 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from gazette.auth import KeyedAuth
@@ -77,18 +67,15 @@ def options(tmp_path: Path) -> dict[str, str]:
     return {
         "store": f"file://{tmp_path}/fragments",
         "journal": "topic/a,topic/b",
-        "run_bytes": "1",
-        "pushdown": "false",
+        "maxPartitionBytes": "1",
     }
 
 
-def read(options: Any, schema: str | None = None, filters: Any = ()) -> tuple[list[Any], int]:
+def read(options: Any, schema: str | None = None) -> tuple[list[Any], int]:
     """Read as Spark does: from one process to the next."""
     source = GazetteDataSource(options)
     parsed = source.schema() if schema is None else struct(schema)
     reader = pickle.loads(pickle.dumps(source.reader(parsed)))
-    if filters:
-        assert list(reader.pushFilters(filters)) == list(filters), "Spark applies them once more"
     partitions = reader.partitions()
     assert isinstance(partitions, list)
     rows = []
@@ -118,7 +105,7 @@ def test_columns(options: dict[str, str]) -> None:
     assert schema.names == [
         "journal", "offset", "uuid", "producer", "clock", "timestamp", "flags", "word", "n", "more",
     ]  # fmt: skip
-    schema = GazetteDataSource({**options, "meta_prefix": "_"}).schema()
+    schema = GazetteDataSource({**options, "metaPrefix": "_"}).schema()
     # The message's own UUID is a field like others then.
     assert schema.names[:3] == ["_journal", "_offset", "_uuid"]
     assert "uuid" in schema.names
@@ -127,7 +114,7 @@ def test_columns(options: dict[str, str]) -> None:
     for given, option, name in [
         ({"columns": "nope"}, "columns", "nope"),
         ({"fields": "n nothing"}, "fields", "nothing"),
-        ({"fields": "timestamp STRING"}, "meta_prefix", "timestamp"),
+        ({"fields": "timestamp STRING"}, "metaPrefix", "timestamp"),
     ]:
         with raises(Invalid, path=f"option {option}", says=name):
             GazetteDataSource({**options, **given}).schema()
@@ -144,68 +131,23 @@ def test_text(options: dict[str, str]) -> None:
     assert rows[0]["value"].startswith('{"uuid":"')
 
 
-@pytest.mark.parametrize(
-    ("filters", "words", "partitions"),
-    [
-        ([EqualTo(("journal",), "topic/b")], [10, 11, 12], 3),
-        ([In(("journal",), ("topic/b", "x"))], [10, 11, 12], 3),
-        ([StringStartsWith(("journal",), "topic/a")], [0, 1, 2], 3),
-        ([EqualTo(("journal",), "nope")], [], 0),
-        ([IsNotNull(("n",)), GreaterThan(("n",), 5)], [0, 1, 2, 10, 11, 12], 6),
-        ([LessThan(("offset",), 1)], [0, 10], 2),
-        ([GreaterThan(("offset",), 0), LessThanOrEqual(("offset",), 71)], [1, 11], 2),
-        ([GreaterThanOrEqual(("clock",), NOON + 480)], [2, 12], 4),
-        ([LessThan(("clock",), NOON + 320)], [0, 10], 2),
-    ],
-)
-def test_filters_leave_out_runs_and_rows(
-    options: dict[str, str], filters: list[Any], words: list[int] | None, partitions: int
-) -> None:
-    """And never what commits the rest: an acknowledgement may be behind the last offset asked for."""
-    filters = [*filters]
-    rows, count = read({**options, "pushdown": "true"}, "n bigint, offset bigint", filters)
-    assert [row["n"] for row in rows] == words
-    assert count == partitions
-
-
-def test_time_filters(options: dict[str, str]) -> None:
-    import datetime
-
-    time = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
-    micros = datetime.timedelta(microseconds=1)
-    pushed = {**options, "pushdown": "true"}
-    for filters, want in [
-        ([EqualTo(("timestamp",), time + 2 * micros)], [1, 11]),
-        ([GreaterThan(("timestamp",), time + 2 * micros)], [2, 12]),
-        ([LessThanOrEqual(("timestamp",), time + 2 * micros)], [0, 1, 10, 11]),
-    ]:
-        rows, _ = read(pushed, "n bigint", filters)
-        assert [row["n"] for row in rows] == want
-    rows, _ = read({**options, "begin_time": "1700000000.000003"}, "n bigint")
+def test_time_bounds(options: dict[str, str]) -> None:
+    rows, _ = read({**options, "startingTimestamp": "1700000000.000003"}, "n bigint")
     assert [row["n"] for row in rows] == [2, 12]
-
-
-def test_a_reader_offers_filters_only_where_spark_takes_them(options: dict[str, str]) -> None:
-    """Spark refuses a reader that does while the setting is off, and it is by default."""
-    schema = struct("n int")
-    from pyspark.sql.datasource import DataSourceReader
-
-    plain = GazetteDataSource(options).reader(schema)
-    assert type(plain).pushFilters is DataSourceReader.pushFilters
-    pushing = GazetteDataSource({**options, "pushdown": "true"}).reader(schema)
-    assert type(pushing).pushFilters is not DataSourceReader.pushFilters
+    rows, _ = read({**options, "endingTimestamp": "1700000000.000002"}, "n bigint")
+    assert [row["n"] for row in rows] == [0, 10]
 
 
 def test_what_is_not_known_to_be_committed(options: dict[str, str]) -> None:
     with raises(Invalid, path="option.message"):
-        read({**options, "content_type": "application/x-protobuf-fixed"}, "value binary")
+        read({**options, "contentType": "application/x-protobuf-fixed"}, "value binary")
     with raises(Invalid, path="option.isolation"):
-        read({**options, "content_type": "application/octet-stream"}, "value binary")
+        read({**options, "contentType": "application/octet-stream"}, "value binary")
     rows, _ = read(
         {
             **options,
             "journal": "topic/a",
-            "content_type": "application/octet-stream",
+            "contentType": "application/octet-stream",
             "isolation": "read_uncommitted",
         },
         "value binary",
@@ -215,7 +157,7 @@ def test_what_is_not_known_to_be_committed(options: dict[str, str]) -> None:
 
 def test_nothing_to_infer_from(options: dict[str, str]) -> None:
     with raises(Invalid, path="option fields", says="infer"):
-        GazetteDataSource({**options, "journal": "topic/a", "end": "0"}).schema()
+        GazetteDataSource({**options, "journal": "topic/a", "endingOffsets": "0"}).schema()
 
 
 def test_a_journal_that_the_store_does_not_have(options: dict[str, str]) -> None:
@@ -278,13 +220,13 @@ async def test_journals_of_brokers(etcd: Etcd, tmp_path: Path) -> None:
             journal_spec("topic/csv", labels=csv_type),
             journal_spec("topic/none"),
         )
-        given = {"broker.address": broker.endpoint, "pushdown": "false"}
+        given = {"broker.address": broker.endpoint}
 
         def play() -> dict[str, str]:
             with pytest.raises(NotAllowed) as raised:
                 read({**given, "selector": "team=one"}, "n long")
-            assert "Set the option broker.auth_keys" in raised.value.__notes__[0]
-            keyed = {**given, "broker.auth_keys": KEYS}
+            assert "Set the option broker.authKeys" in raised.value.__notes__[0]
+            keyed = {**given, "broker.authKeys": KEYS}
             with raises(Invalid, path="option fields", says="infer"):
                 read({**keyed, "selector": "team=one"})
             assert read({**keyed, "selector": "team=one"}, "n long, word string")[0] == []

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _RECORDS_KEPT: Final = 100
 """Number of records of a query that are kept; Spark asks again for its last batch only."""
 
+_NAMES_SHOWN: Final = 5
 _OTHER_VALUES: Final = {
     CONTENT_JSON_LINES: "Set value to json.",
     CONTENT_CSV: "Set value to csv.",
@@ -52,7 +53,8 @@ _OTHER_VALUES: Final = {
 
 Message = Any
 Keyed = tuple[Any, Message]
-"""The value of the column by which a message is mapped (None without one), and the message."""
+"""The value of the column by which a message is mapped (None without one), and the message. With
+``journalColumn``, it is the name of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
         if not content_type:
             raise Invalid(
                 f"journal {spec.name} has no label content-type",
-                path="option content_type",
+                path="option contentType",
                 hint="Label the journal, or set the option to application/x-ndjson.",
             )
         wanted = CONTENT_TYPE_OF[options.value]
@@ -149,6 +151,8 @@ class _Publishing:
         self._publisher = Publisher.standalone(service, access.clock, random.SystemRandom())
         self._publisher.clock.update(int(access.clock.now() * 1e9))
         self._begin_clock = self._publisher.clock.value
+        self._options = options
+        self._partitions = partitions
         self._mapping = mapping_of(options, partitions)
         self._samples: dict[Partition, Message] = {}
         """One message of each journal, from which acknowledgements are made."""
@@ -158,6 +162,7 @@ class _Publishing:
         try:
             for batch in batches:
                 rows += len(batch)
+                self._require_journals(batch)
                 for key, message in batch:
                     partition = self._mapping(key)
                     self._samples.setdefault(partition, message)
@@ -169,6 +174,21 @@ class _Publishing:
             self._give_up()
             raise
         return Attempt(publisher.producer, intents, self._rollbacks(), rows, query)
+
+    def _require_journals(self, batch: Sequence[Keyed]) -> None:
+        """Raise `Invalid` if a row names another journal than those to write to."""
+        column = self._options.journal_column
+        if not column:
+            return
+        known = {partition.journal for partition in self._partitions.all}
+        if unknown := {name for name, _ in batch} - known:
+            name = min(unknown, key=str)
+            said = "a row names no journal" if name is None else f"a row names journal {name!r}"
+            raise Invalid(
+                f"{said} in the column {column}, and the options name {_some_of(known)}",
+                path="option journalColumn",
+                hint="Correct the rows or leave them out, or name that journal by journal or selector.",
+            )
 
     def _rollbacks(self) -> dict[JournalName, bytes]:
         """Return, by journal, the acknowledgement that rolls back all that was published: its clock
@@ -206,6 +226,9 @@ def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any],
     def current() -> Partitions:
         return partitions
 
+    if options.journal_column:
+        by_name = {partition.journal: partition for partition in partitions.all}
+        return by_name.__getitem__
     if options.mapping == "modulo":
         return mappings.modulo_mapping(current, key_bytes)
     if options.mapping == "rendezvous":
@@ -214,6 +237,13 @@ def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any],
         only = partitions.all[0]
         return mappings.fixed_mapping(only.journal, only.content_type)
     return mappings.random_mapping(current, random.Random())
+
+
+def _some_of(names: Collection[str]) -> str:
+    """Return a few names, for an error."""
+    shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def key_bytes(value: Any) -> bytes | str:

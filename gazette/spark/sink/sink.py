@@ -47,11 +47,29 @@ class _Writer:
             raise Invalid(
                 f"there is no column {options.key} (there are {one_of(names)})", path="option key"
             )
-        if not [name for name in names if name != _UUID]:
-            raise Invalid("there is no column to publish beside the UUID", path="columns")
+        column = options.journal_column
+        if column and column not in names:
+            raise Invalid(
+                f"there is no column {column} (there are {one_of(names)})",
+                path="option journalColumn",
+            )
+        if column and not pa.types.is_string(self._schema.field(column).type):
+            raise Invalid(
+                f"the column {column} must be of type string, and not "
+                f"{self._schema.field(column).type}",
+                path="option journalColumn",
+            )
+        # Neither the UUID nor the target is a part of the message.
+        self._fields = pa.schema(
+            [field for field in self._schema if field.name not in (_UUID, column)]
+        )
+        if not self._fields.names:
+            raise Invalid(
+                "there is no column to publish beside the UUID and journalColumn", path="columns"
+            )
         if options.value == "csv":
-            for field in self._schema:
-                if field.name != _UUID and not _is_text(field.type):
+            for field in self._fields:
+                if not _is_text(field.type):
                     raise Invalid(
                         f"a {field.type} cannot be written as CSV",
                         path=field.name,
@@ -60,7 +78,7 @@ class _Writer:
         if options.value == "protobuf":
             kind = message_class(options.message)
             known = set(kind.DESCRIPTOR.fields_by_name)
-            if unknown := set(names) - known - {_UUID}:
+            if unknown := set(self._fields.names) - known:
                 raise Invalid(
                     f"messages {options.message} have no such fields: {one_of(unknown)}",
                     path="option message",
@@ -69,7 +87,9 @@ class _Writer:
 
     @with_hints()
     def write(self, iterator: Iterator[Any]) -> Published:
-        make, key = _maker(self._options, self._schema), self._options.key
+        options = self._options
+        make = _maker(options, self._fields.names)
+        key = options.journal_column or options.key
 
         def messages() -> Iterator[Sequence[Any]]:
             for batch in iterator:
@@ -78,7 +98,7 @@ class _Writer:
         context: Any = TaskContext.get()
         query = (context and context.getLocalProperty(_QUERY_PROPERTY)) or ""
         with self._options.access.open() as access:
-            return Published(publish(access, self._options, messages(), query))
+            return Published(publish(access, options, messages(), query))
 
     def _abort(self, messages: Sequence[Any]) -> None:
         with self._options.access.open() as access:
@@ -153,9 +173,10 @@ def _without_maps(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _maker(options: WriteOptions, schema: pa.Schema) -> Maker:
-    """Return the function from rows to messages. Publishing gives messages their UUID."""
-    names = [name for name in schema.names if name != _UUID]
+def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
+    """Return the function from rows to messages of the named columns. Publishing gives messages
+    their UUID.
+    """
     if options.value == "json":
         # The UUID comes first, where readers find it fastest.
         return lambda row: {_UUID: "", **{name: row[name] for name in names}}

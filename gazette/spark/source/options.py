@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from gazette.spark.options import Options
 T = TypeVar("T")
 
 Isolation = Literal["read_committed", "read_uncommitted"]
-Starting = Literal["earliest", "latest"]
 Values = Literal["", "json", "csv", "protobuf", "text", "binary"]
 MappingName = Literal["", "random", "modulo", "rendezvous"]
 
@@ -41,86 +39,128 @@ CONTENT_TYPE_OF: Final = {
 
 CONNECTION: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
-    "broker.auth_keys": "base64 keys to sign tokens with",
-    "broker.auth_token": "token to present",
-    "broker.trusted_ca_file": "certificates to verify brokers with (PEM)",
-    "broker.cert_file": "certificate to present to brokers (PEM)",
-    "broker.cert_key_file": "key of that certificate (PEM)",
+    "broker.authKeys": "base64 keys to sign tokens with",
+    "broker.authToken": "token to present",
+    "broker.trustedCaFile": "certificates to verify brokers with (PEM)",
+    "broker.certFile": "certificate to present to brokers (PEM)",
+    "broker.certKeyFile": "key of that certificate (PEM)",
     "journal": "name of a journal, or several, separated by commas; also the path of load() and save()",
     "selector": "labels of journals, such as app.gazette.dev/message-type=Word or prefix=topic/",
-    "content_type": "content type of journals that have no such label",
+    "contentType": "content type of journals that have no such label",
     "message": "class of protobuf messages, as module:Class",
     "value": "how to read a message: json, csv, protobuf, text or binary",
 }
 READ: Final[dict[str, str]] = {
     **CONNECTION,
     "store": "URL of a store to read fragments from without brokers; or several, separated by commas",
-    "path_postfix": "path_postfix_template of the journals in the store",
-    "file_root": "directory of file:// stores",
-    "fsspec_protocols": "protocols that fsspec+NAME:// stores may have, separated by commas",
+    "pathPostfix": "path_postfix_template of the journals in the store",
+    "fileRoot": "directory of file:// stores",
+    "fsspecProtocols": "protocols that fsspec+NAME:// stores may have, separated by commas",
     "direct": "true: open fragments in their store from here, even where brokers know them",
     "fields": "columns of messages, as in CREATE TABLE: `word string, n long`",
     "columns": "names of the columns to read, separated by commas",
-    "meta_prefix": "prefix of the columns journal, offset, uuid, …, where messages have such fields",
-    "uuid_field": "name of the JSON field with the UUID; nested fields are joined by dots",
+    "metaPrefix": "prefix of the columns journal, offset, uuid, …, where messages have such fields",
+    "uuidField": "name of the JSON field with the UUID; nested fields are joined by dots",
     "isolation": "read_committed or read_uncommitted",
     "acks": "true: also give acknowledgements, as empty messages",
     "mode": (
         "what to do with messages that do not fit the columns: PERMISSIVE, DROPMALFORMED or "
         "FAILFAST"
     ),
-    "columnnameofcorruptrecord": "column for the text of such messages, if the schema has it",
-    "begin": 'offset to begin at; or of each journal: {"journal": offset}',
-    "end": 'offset to end at; or of each journal: {"journal": offset}',
-    "begin_time": "time of the first messages: ISO 8601, or Unix seconds",
-    "end_time": "time before which messages are read",
-    "gaps": "what to do where fragments may not have been stored yet: fail or skip",
-    "run_bytes": "number of bytes of a journal that one task reads; at least one fragment",
-    "infer_bytes": "number of bytes to read to infer the fields of JSON messages",
-    "pushdown": "true: filters leave out fragments, of a DataFrame that is queried once (docs/spark.md)",
-    "planning_threads": "number of runs that the driver reads at the same time",
+    "columnNameOfCorruptRecord": "column for the text of such messages, if the schema has it",
+    "startingOffsets": (
+        "where to begin: earliest, an offset, or JSON with an offset for each journal; or latest, "
+        "for streams"
+    ),
+    "endingOffsets": "where to end: latest, an offset, or JSON with an offset for each journal",
+    "startingTimestamp": "time of the first messages: ISO 8601, or Unix seconds",
+    "endingTimestamp": "time before which messages are read: ISO 8601, or Unix seconds",
+    "failOnDataLoss": "false: continue behind bytes that the journal has lost, with a warning",
+    "maxPartitionBytes": "number of bytes of a journal that one task reads; at least one fragment",
     "summaries": "URL of a store in which to keep summaries of fragments; none: keep none",
-    "plan": "made by gazette.spark.read",
 }
 STREAM: Final[dict[str, str]] = {
     **READ,
-    "starting": "earliest or latest: where a new query begins, in journals that begin does not name",
-    "max_bytes": "largest number of bytes of a batch; its last fragment may exceed it",
-    "max_fragments": "largest number of fragments of a batch",
+    "maxBytesPerTrigger": "largest number of bytes of a batch; but at least a message is read",
+    "maxRowsPerTrigger": "largest number of messages that a batch reads, committed or not",
     "refresh": "seconds between two looks for new messages",
-    "producer_horizon": "seconds after which a silent producer is forgotten; 0: never",
+    "producerHorizon": "seconds after which a silent producer is forgotten; 0: never",
 }
 WRITE: Final[dict[str, str]] = {
     **CONNECTION,
     "mapping": "how to spread messages over several journals: random, modulo or rendezvous",
     "key": "column by which messages are mapped to journals",
+    "journalColumn": "column that names the journal of each row, among those of journal or selector",
     "commits": "directory of the records that keep a commit from being done twice",
-    "commit_id": "name of this write in commits; a repeated write has the same name",
-    "checkpointlocation": (
+    "commitId": "name of this write in commits; a repeated write has the same name",
+    "checkpointLocation": (
         "location of the streaming query's checkpoint: commits are recorded there unless commits "
         "is set"
     ),
 }
+_PLAN: Final = "plan"
+_INTERNAL: Final = frozenset({_PLAN})
+_IN_QUERIES: Final = (
+    "Spark does not keep the options of CREATE TABLE: give them to queries, as in SELECT … FROM "
+    "name WITH (`broker.address` = '…', journal = '…'), or use gazette.spark.create_view."
+)
+_NOT_NEEDED: Final = "Leave it out: it is not needed any more."
+_RENAMED: Final[dict[str, str]] = {
+    **{
+        old: f"It is now {new}."
+        for old, new in {
+            "begin": "startingOffsets",
+            "end": "endingOffsets",
+            "begin_time": "startingTimestamp",
+            "end_time": "endingTimestamp",
+            "starting": "startingOffsets",
+            "max_bytes": "maxBytesPerTrigger",
+            "max_fragments": "maxBytesPerTrigger",
+            "maxfilespertrigger": "maxBytesPerTrigger",
+            "maxoffsetspertrigger": "maxRowsPerTrigger",
+            "run_bytes": "maxPartitionBytes",
+        }.items()
+    },
+    "gaps": "It is now failOnDataLoss: false for gaps=skip.",
+    "infer_bytes": _NOT_NEEDED,
+    "planning_threads": _NOT_NEEDED,
+    "pushdown": "Leave it out: Spark applies filters after reading.",
+}
+"""What to do in place of former names, and of some that Spark's other sources have."""
 Mode = Literal["permissive", "dropmalformed", "failfast"]
-Gaps = Literal["fail", "skip"]
 _MALFORMED: Final[dict[Mode, Malformed]] = {
     "permissive": "null",
     "dropmalformed": "skip",
     "failfast": "fail",
 }
 _CORRUPT: Final = "_corrupt_record"
+_MILLISECONDS: Final = 1e11
+"""Least number that is taken for milliseconds, as Kafka's source has them. It is a second of the year
+5138."""
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class SourceOptions(Options):
     """Options of journals: of reads, streams and writes."""
 
-    def offsets(self, name: str) -> tuple[int | None, dict[str, int]]:
-        """Return an offset for all journals, and offsets by journal."""
+    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+        if "provider" in {name.lower() for name in options}:
+            # Spark passes properties of the table to what is to infer its columns.
+            raise Invalid(
+                "CREATE TABLE takes columns, and no options", path="provider", hint=_IN_QUERIES
+            )
+        super().__init__(options, known, internal=_INTERNAL, renamed=_RENAMED)
+        self._empty = not options
+
+    def offsets(self, name: str, every: str) -> tuple[int | None, dict[str, int]]:
+        """Return an offset for all journals, and offsets by journal.
+
+        The text ``every`` is the same as none.
+        """
         text = self.text(name)
-        if not text:
+        if text.lower() in ("", every):
             return None, {}
-        hint = 'Give one number, or JSON such as {"topic/part-0": 1024}.'
+        hint = f'Give {every}, one number, or JSON such as {{"topic/part-0": 1024}}.'
         try:
             value = json.loads(text)
         except ValueError:
@@ -134,6 +174,18 @@ class SourceOptions(Options):
             self.fail(name, "must be an offset, or a JSON object of them", hint)
         return None, value
 
+    def chosen(self) -> tuple[tuple[str, ...], LabelSelector | None]:
+        """Return names of journals, or a selector of them. Raise `Invalid` unless one is given."""
+        journals, selector = self.journals(), self.selector()
+        if bool(journals) == (selector is not None):
+            hint = "Set the option journal, or selector (of which brokers know the meaning)."
+            self.fail(
+                "journal",
+                "give either names of journals, or a selector of them",
+                _IN_QUERIES if self._empty else hint,
+            )
+        return journals, selector
+
     def time_ns(self, name: str) -> int | None:
         """Return a time as Unix nanoseconds. One without a zone is UTC."""
         text = self.text(name)
@@ -141,7 +193,9 @@ class SourceOptions(Options):
             return None
         try:
             # Do not use floats: they are exact only to a quarter of a microsecond for times of today.
-            parse_number(text)
+            number = parse_number(text)
+            if number >= _MILLISECONDS:
+                self.fail(name, "must be Unix seconds: these seem to be milliseconds")
             return int(decimal.Decimal(text) * 10**9)
         except (ArithmeticError, ValueError):
             # Texts that are not numbers, and infinity.
@@ -177,7 +231,7 @@ class SourceOptions(Options):
         content_type = "protobuf" if message else value
         shape = MessageFormat(
             CONTENT_TYPE_OF.get(content_type, CONTENT_JSON_LINES),
-            self.text("uuid_field", "uuid"),
+            self.text("uuidField", "uuid"),
             message,
             _MALFORMED[self.choice("mode", Mode, "permissive")],
         )
@@ -193,19 +247,19 @@ class SourceOptions(Options):
         if not address and not direct:
             self.fail(
                 "broker.address",
-                "must be given, or else store" if "store" in self._known else "must be given",
+                "must be given, or else store" if self.knows("store") else "must be given",
                 "Set broker.address, as http://localhost:8080; to read, the URL of a store will do.",
             )
         return Access.of(
             address,
-            file_root=self.text("file_root") or ("/" if direct else None),
-            auth_keys=self.text("broker.auth_keys"),
-            auth_token=self.text("broker.auth_token"),
-            trusted_ca_file=self.text("broker.trusted_ca_file"),
-            cert_file=self.text("broker.cert_file"),
-            cert_key_file=self.text("broker.cert_key_file"),
+            file_root=self.text("fileRoot") or ("/" if direct else None),
+            auth_keys=self.text("broker.authKeys"),
+            auth_token=self.text("broker.authToken"),
+            trusted_ca_file=self.text("broker.trustedCaFile"),
+            cert_file=self.text("broker.certFile"),
+            cert_key_file=self.text("broker.certKeyFile"),
             direct=direct,
-            fsspec_protocols=self.names("fsspec_protocols"),
+            fsspec_protocols=self.names("fsspecProtocols"),
             summaries=self._summaries(),
         )
 
@@ -233,9 +287,6 @@ class ReadOptions:
     corrupt: str
     """Name of the column for messages that do not fit the others."""
     run_bytes: int
-    infer_bytes: int
-    pushdown: bool
-    threads: int
     plan: str
 
     @classmethod
@@ -247,23 +298,21 @@ class ReadOptions:
         direct = given.flag("direct", default=bool(stores))
         if stores and not direct:
             given.fail("direct", "must not be false if a store is given")
-        journals, selector = given.journals(), given.selector()
-        if bool(journals) == (selector is not None):
-            given.fail(
-                "journal",
-                "give either names of journals, or a selector of them",
-                "Set the option journal, or selector (of which brokers know the meaning).",
-            )
+        journals, selector = given.chosen()
         if selector is not None and stores:
             given.fail("selector", "is not known by stores: they need the option journal")
-        begin_all, begin = given.offsets("begin")
-        end_all, end = given.offsets("end")
-        for name, by_journal in (("begin", begin), ("end", end)):
+        latest = given.text("startingOffsets").lower() == "latest"
+        if latest and known is READ:
+            given.fail("startingOffsets", "must not be latest: that is for streams")
+        begin_all, begin = (None, {}) if latest else given.offsets("startingOffsets", "earliest")
+        end_all, end = given.offsets("endingOffsets", "latest")
+        for name, by_journal in (("startingOffsets", begin), ("endingOffsets", end)):
             if journals and (unknown := sorted(by_journal.keys() - set(journals))):
                 given.fail(name, f"names journals that are not read: {', '.join(unknown)}")
-        begin_ns, end_ns = given.time_ns("begin_time"), given.time_ns("end_time")
+        begin_ns = given.time_ns("startingTimestamp")
+        end_ns = given.time_ns("endingTimestamp")
         if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
-            given.fail("end_time", "must not be before begin_time")
+            given.fail("endingTimestamp", "must not be before startingTimestamp")
         shape = given.shape()
         return cls(
             access=given.access(direct=direct),
@@ -271,31 +320,28 @@ class ReadOptions:
                 journals=journals,
                 selector=selector,
                 stores=stores,
-                content_type=given.text("content_type"),
+                content_type=given.text("contentType"),
                 shape=shape,
-                path_postfix_template=given.text("path_postfix"),
+                path_postfix_template=given.text("pathPostfix"),
                 begin=begin,
                 end=end,
                 begin_all=begin_all or 0,
                 end_all=end_all,
                 begin_time_s=(begin_ns or 0) / 1e9,
-                skip_gaps=given.choice("gaps", Gaps, "fail") == "skip",
+                lost="fail" if given.flag("failOnDataLoss", default=True) else "skip",
             ),
             value=given.text("value") or ("protobuf" if shape.message else ""),
             fields=given.text("fields"),
             columns=given.names("columns"),
-            meta_prefix=given.text("meta_prefix"),
+            meta_prefix=given.text("metaPrefix"),
             isolation=given.choice("isolation", Isolation, "read_committed"),
             acks=given.flag("acks"),
             clock_begin=clock_at(begin_ns) if begin_ns else 0,
             clock_end=None if end_ns is None else clock_at(end_ns),
             has_mode="mode" in given,
-            corrupt=given.text("columnnameofcorruptrecord", _CORRUPT),
-            run_bytes=given.number("run_bytes", RUN_BYTES, 1),
-            infer_bytes=given.number("infer_bytes", 1 << 20, 1),
-            pushdown=given.flag("pushdown"),
-            threads=given.number("planning_threads", min(8, os.cpu_count() or 1), 1),
-            plan=given.text("plan"),
+            corrupt=given.text("columnNameOfCorruptRecord", _CORRUPT),
+            run_bytes=given.number("maxPartitionBytes", RUN_BYTES, 1),
+            plan=given.text(_PLAN),
         )
 
     def inferred(self) -> ReadOptions:
@@ -315,9 +361,10 @@ class StreamOptions:
     """Settings of a stream."""
 
     read: ReadOptions
-    starting: Starting
+    latest: bool
+    """True if a new query begins at the ends of the journals."""
     max_bytes: int | None
-    max_fragments: int | None
+    max_rows: int | None
     refresh_s: float
     horizon_ns: int
 
@@ -325,18 +372,21 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse the options. Raise `Invalid`."""
         given = SourceOptions(options, STREAM)
-        for name in ("end", "begin_time", "end_time", "plan"):
+        for name in ("endingOffsets", "endingTimestamp", _PLAN):
             if given.text(name):
                 given.fail(name, "is for tables, and not for streams")
-        if given.text("max_bytes") and given.text("max_fragments"):
-            given.fail("max_fragments", "must not be given with max_bytes")
+        latest = given.text("startingOffsets").lower() == "latest"
+        if latest and given.text("startingTimestamp"):
+            given.fail("startingTimestamp", "must not be given with startingOffsets=latest")
+        if given.text("maxBytesPerTrigger") and given.text("maxRowsPerTrigger"):
+            given.fail("maxRowsPerTrigger", "must not be given with maxBytesPerTrigger")
         return cls(
             ReadOptions.parse(options, STREAM),
-            given.choice("starting", Starting, "earliest"),
-            given.number("max_bytes", None, 1),
-            given.number("max_fragments", None, 1),
+            latest,
+            given.number("maxBytesPerTrigger", None, 1),
+            given.number("maxRowsPerTrigger", None, 1),
             given.number("refresh", 1.0, 0.0, float),
-            int(given.number("producer_horizon", 86400.0, 0.0, float) * 1e9),
+            int(given.number("producerHorizon", 86400.0, 0.0, float) * 1e9),
         )
 
 
@@ -354,6 +404,7 @@ class WriteOptions:
     message: str
     mapping: MappingName
     key: str
+    journal_column: str
     commits: str
     commit_id: str
 
@@ -361,17 +412,20 @@ class WriteOptions:
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """Parse the options. Raise `Invalid`."""
         given = SourceOptions(options, WRITE)
-        journals, selector = given.journals(), given.selector()
-        if bool(journals) == (selector is not None):
-            given.fail("journal", "give either names of journals, or a selector of them")
+        journals, selector = given.chosen()
         mapping = given.choice("mapping", MappingName, "")
         key = given.text("key")
         if mapping in ("modulo", "rendezvous") and not key:
             given.fail("key", f"must be given for mapping={mapping}")
         if key and mapping in ("", "random"):
             given.fail("mapping", "must be modulo or rendezvous if a key is given")
+        journal_column = given.text("journalColumn")
+        if journal_column and mapping:
+            given.fail(
+                "mapping", "must not be given with journalColumn: that column is the mapping"
+            )
         commits = given.text("commits")
-        checkpoint = given.text("checkpointlocation")
+        checkpoint = given.text("checkpointLocation")
         if streaming and not commits:
             if not checkpoint or (re.match(r"\w+:", checkpoint) and not _is_file(checkpoint)):
                 given.fail(
@@ -381,11 +435,11 @@ class WriteOptions:
                     "Give a directory that the driver has after a restart, too.",
                 )
             commits = f"{checkpoint.rstrip('/')}/gazette-commits"
-        commit_id = given.text("commit_id")
+        commit_id = given.text("commitId")
         if not streaming and bool(commits) != bool(commit_id):
-            given.fail("commit_id", "goes together with commits")
+            given.fail("commitId", "goes together with commits")
         if commit_id and not re.fullmatch(r"[\w.-]+", commit_id):
-            given.fail("commit_id", "must be letters, digits, and any of _.-")
+            given.fail("commitId", "must be letters, digits, and any of _.-")
         shape = given.shape()
         if given.text("value") in ("text", "binary"):
             given.fail("value", "must be json, csv or protobuf: what is written has a UUID")
@@ -393,12 +447,13 @@ class WriteOptions:
             given.access(direct=False),
             journals,
             selector,
-            given.text("content_type"),
+            given.text("contentType"),
             shape.content_type if given.text("value") or shape.message else "",
             given.text("value") or ("protobuf" if shape.message else "json"),
             shape.message,
             mapping,
             key,
+            journal_column,
             re.sub(r"^file:/*", "/", commits),
             commit_id,
         )

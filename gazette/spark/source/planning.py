@@ -7,7 +7,7 @@ first pass a job: its tasks find or make the summaries, and combine those of eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
 from gazette.spark.source.schema import table_schema
-from gazette.spark.source.table import check_isolation
+from gazette.spark.source.table import check_isolation, warn_of_loss
 from gazette.spark.worker_process import keep_imports
 
 _TASKS_MAX: Final = 4096
@@ -36,10 +36,7 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     (``broker__address``). This call fixes what is read, whatever is appended later. Raise what
     planning raises.
     """
-    given = {
-        name.replace("__", "."): value if isinstance(value, str) else _text(value)
-        for name, value in options.items()
-    }
+    given = option_texts(options)
     parsed = ReadOptions.parse(given)
     if parsed.isolation == "read_committed":
         if schema is None:
@@ -53,6 +50,7 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
         with parsed.access.open() as opened:
             snapshot = take_snapshot(opened, parsed.selection)
             require_stored(snapshot, parsed.selection)
+            warn_of_loss(snapshot)
             check_isolation(parsed, snapshot)
         folded = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes)
         reader = reader.option("plan", encode_plan(Plan(folded.runs)))
@@ -87,6 +85,11 @@ def _summarise(access: Access, runs: Iterable[Run]) -> Iterator[Summary]:
         for run in runs:
             yield summarise_run(opened, run)
     keep_imports()
+
+
+def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return options of a call in Python as texts, and with a dot for ``__`` in their names."""
+    return {name.replace("__", "."): _text(value) for name, value in options.items()}
 
 
 def _text(value: Any) -> str:

@@ -40,6 +40,8 @@ _READABLE: Final = (
 )
 _INFER_JOURNALS: Final = 16
 """Largest number of journals whose messages are read to infer columns."""
+_INFER_BYTES: Final = 1 << 20
+"""Number of bytes of each journal that are read to infer columns."""
 _INFER_PLACES: Final = 4
 """Number of places in each journal from which messages are read, besides its first fragment."""
 
@@ -58,8 +60,8 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
     if clash:
         raise Invalid(
             f"messages have fields of the same names: {one_of(clash)}",
-            path="option meta_prefix",
-            hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
+            path="option metaPrefix",
+            hint='Set metaPrefix to "_", so that these columns are _journal, _offset and so on.',
         )
     columns = [*meta, *fields]
     if options.columns:
@@ -102,7 +104,7 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
         raise Invalid(
             error.message,
             path=error.path,
-            hint='Where messages have a field of that name, set the option meta_prefix to "_".',
+            hint='Where messages have a field of that name, set the option metaPrefix to "_".',
         ) from error
     return format
 
@@ -196,7 +198,7 @@ def _inferred(
     """Return the fields of some messages. Raise `Invalid` if there are no messages."""
     lines: list[bytes] = []
     for journal in snapshot.journals[:_INFER_JOURNALS]:
-        lines += _sample(access, journal, options.infer_bytes)
+        lines += _sample(access, journal, _INFER_BYTES)
     if value == "csv" and lines:
         record = parse_record(lines[0], 0)
         width = 0 if record is None else len(record.fields)

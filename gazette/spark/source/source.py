@@ -49,13 +49,12 @@ class GazetteDataSource(DataSource):
     @with_hints()
     def reader(self, schema: Any) -> Any:
         from gazette.spark.source.options import ReadOptions
-        from gazette.spark.source.table import GazettePushdownReader, GazetteReader
+        from gazette.spark.source.table import GazetteReader
 
         options = ReadOptions.parse(self.options)
         if self._inferred:
             options = options.inferred()
-        kind = GazettePushdownReader if options.pushdown else GazetteReader
-        return kind(options, schema, self._combine())
+        return GazetteReader(options, schema, self._combine())
 
     @with_hints()
     def streamReader(self, schema: Any) -> Any:

@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 KNOWN: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
-    "broker.auth_keys": "base64 keys to sign tokens with",
+    "broker.authKeys": "base64 keys to sign tokens with",
     "consumer.address": "address of a member of the consumer",
-    "consumer.auth_keys": "base64 keys to sign tokens with",
+    "consumer.authKeys": "base64 keys to sign tokens with",
     "selector": "shards to read, such as id=shard-000 (default: all)",
     "table": "table of SQLite databases",
-    "column_family": "column family of RocksDB databases (default: default)",
+    "columnFamily": "column family of RocksDB databases (default: default)",
     "fields": "columns of the table, as in CREATE TABLE (default: those of the first shard's)",
     "at": "moment of the state: a time, an offset of the log, or journal=offset,… (default: now)",
 }
@@ -81,14 +81,14 @@ class StateOptions:
                 given.fail(name, "an address is required")
         return cls(
             BrokerClientFlags(
-                address=given.text("broker.address"), auth_keys=given.text("broker.auth_keys")
+                address=given.text("broker.address"), auth_keys=given.text("broker.authKeys")
             ),
             ConsumerClientFlags(
-                address=given.text("consumer.address"), auth_keys=given.text("consumer.auth_keys")
+                address=given.text("consumer.address"), auth_keys=given.text("consumer.authKeys")
             ),
             given.selector() or LabelSelector.parse("id"),
             given.text("table"),
-            given.text("column_family", "default"),
+            given.text("columnFamily", "default"),
             given.text("fields"),
             given.parsed("at", Moment.parse) if given.text("at") else NOW,
         )

@@ -1,0 +1,118 @@
+"""How far a stream is behind its journals: from the progress of the query, since Spark asks no data
+source of Python for metrics.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from gazette.errors import Corrupt
+from gazette.message.uuid import clock_unix_ns
+from gazette.protocol.ids import JournalName, Offset
+from gazette.spark.source.stream_offset import AT, decode_offset
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLag:
+    """How far a stream was behind one journal, at the end of a batch."""
+
+    journal: JournalName
+    offset: Offset
+    """Offset up to which the stream has read."""
+    end: Offset
+    """End of the journal, as the batch was planned."""
+    read_until: datetime.datetime | None
+    """Time of the newest message that was read and has committed. None before the first one, and with
+    ``read_uncommitted``."""
+    at: datetime.datetime
+    """Time at which the batch began."""
+
+    @property
+    def behind_bytes(self) -> int:
+        """Bytes of the journal that were not read yet."""
+        return max(self.end - self.offset, 0)
+
+    @property
+    def behind_s(self) -> float | None:
+        """Age of the newest message that was read, in seconds. Zero if there is nothing to read."""
+        if not self.behind_bytes:
+            return 0.0
+        if self.read_until is None:
+            return None
+        return max((self.at - self.read_until).total_seconds(), 0.0)
+
+
+def stream_lag(progress: Mapping[str, Any]) -> list[JournalLag]:
+    """Return how far a query is behind, journal by journal, from a progress of it.
+
+    ``progress`` is ``query.lastProgress``, an entry of ``query.recentProgress``, or
+    ``event.progress`` of a listener. Other sources of the query are left out.
+    """
+    at = datetime.datetime.fromisoformat(progress["timestamp"])
+    found: list[JournalLag] = []
+    for source in progress["sources"]:
+        found += _of_source(source, at)
+    return sorted(found, key=lambda one: one.journal)
+
+
+def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[JournalLag]:
+    try:
+        read = decode_offset(json.loads(source["endOffset"] or "{}"))
+        latest = json.loads(source["latestOffset"] or "{}")
+        ends = {journal: int(one[AT]) for journal, one in latest.items()}
+    except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
+        return  # Another source has offsets of another form.
+    for journal, end in ends.items():
+        known = read.get(journal)
+        clocks = [] if known is None else [one.last_ack for one in known.producers.values()]
+        until = None
+        if clocks:
+            micros = clock_unix_ns(max(clocks)) // 1000
+            until = _EPOCH + datetime.timedelta(microseconds=micros)
+        yield JournalLag(journal, 0 if known is None else known.read_through, end, until, at)
+
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class LagListener(StreamingQueryListener):
+    """Listener that logs how far each stream of journals is behind, after each batch.
+
+    ``spark.streams.addListener(LagListener())``. It logs at the level INFO, in this process.
+    """
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Log nothing: nothing was read yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        lags = stream_lag(progress)
+        if not lags:
+            return
+        ages = [one.behind_s for one in lags if one.behind_s is not None]
+        LOGGER.info(
+            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most",
+            {
+                "query": progress.name or progress.id,
+                "bytes": sum(one.behind_bytes for one in lags),
+                "journals": len(lags),
+                "seconds": max(ages, default=0.0),
+            },
+        )
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Log nothing: Spark says how it ended."""

@@ -1,0 +1,89 @@
+"""How much a batch of a stream reads, if it is limited. Pure but for the counting of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from gazette.history.snapshot import JournalSnapshot, Piece, cover
+from gazette.protocol.ids import JournalName, Offset
+
+FindMessage = Callable[[JournalSnapshot, Piece, int], tuple[int, Offset]]
+"""Function to the number of messages of a piece, and its end. If the piece has more messages than the
+given number: that number, and where the next message begins."""
+
+
+@dataclass(slots=True)
+class BatchAdmission:
+    """Chooser of the ends of batches.
+
+    Journals have their turns, one fragment each. A batch ends where a fragment does. If the limit is
+    less than the first fragment, it ends within that one.
+    """
+
+    find_message: FindMessage
+    _served: JournalName = field(default="", init=False)
+    """The last journal in the last batch."""
+
+    def ends(
+        self,
+        journals: Sequence[JournalSnapshot],
+        begins: Mapping[JournalName, Offset],
+        limit: ReadLimit,
+    ) -> dict[JournalName, Offset]:
+        """Return where to end the next batch, of the journals that it reads."""
+        if isinstance(limit, ReadMaxBytes):
+            budget, by_bytes = limit.max_bytes, True
+        elif isinstance(limit, ReadMaxRows):
+            budget, by_bytes = limit.max_rows, False
+        else:
+            return {one.journal: max(one.end, begins[one.journal]) for one in journals}
+        ends: dict[JournalName, Offset] = {}
+        # Begin after the journal that was served last. Otherwise journals that always have more
+        # would take every batch.
+        waiting = [
+            (one, iter(cover(one.pieces, begins[one.journal], one.end)))
+            for one in sorted(journals, key=lambda one: (one.journal <= self._served, one.journal))
+        ]
+        while waiting and budget > 0:
+            journal, pieces = waiting.pop(0)
+            piece = next(pieces, None)
+            if piece is None:
+                continue
+            if by_bytes:
+                cost, end = piece.end - piece.begin, piece.begin + budget
+            else:
+                cost, end = self.find_message(journal, piece, budget)
+            if end < piece.end and ends:
+                break
+            ends[journal.journal] = min(end, piece.end)
+            self._served = journal.journal
+            budget -= cost
+            waiting.append((journal, pieces))
+        return ends
+
+
+def next_pieces(journal: JournalSnapshot, begin: Offset, limit: ReadLimit) -> Sequence[Piece]:
+    """Return the pieces behind ``begin`` that the next batch may begin to read."""
+    pieces = cover(journal.pieces, begin, journal.end)
+    if not isinstance(limit, ReadMaxBytes):
+        return pieces
+    size = 0
+    for count, piece in enumerate(pieces):
+        if size >= limit.max_bytes:
+            return pieces[:count]
+        size += piece.end - piece.begin
+    return pieces
+
+
+def later_end(journal: JournalSnapshot, begin: Offset, end: Offset) -> Offset | None:
+    """Return the end of a batch that reads more of a journal, as its next message is longer.
+
+    Return None if there is no more of the journal.
+    """
+    behind = next((piece for piece in journal.pieces if piece.end > end), None)
+    if behind is None:
+        return None
+    return min(behind.end, max(begin + 2 * (end - begin), behind.begin + 1))

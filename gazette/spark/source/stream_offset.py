@@ -1,0 +1,92 @@
+"""The offset of a stream: the sources of a checkpoint, in JSON. Pure.
+
+For each journal it has how far it was read *and* what was known of its producers there. So the
+messages of a batch follow from its two offsets and the journals alone. It does not matter how often,
+or in which process, the batch is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from gazette.errors import Corrupt
+from gazette.message.uuid import PRODUCER_BYTES
+from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset
+
+StreamOffset: TypeAlias = dict[str, Any]
+"""``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
+
+With ``"ahead": offset``, tasks were asked for summaries up to there. With ``"since": clock``, the stream
+has only messages of that clock and later ones: it is the same for all journals."""
+
+AT: Final = "at"
+_PRODUCERS, _AHEAD, _SINCE = "producers", "ahead", "since"
+_DIGITS: Final = 2 * PRODUCER_BYTES
+
+
+def encode_offset(
+    sources: Mapping[JournalName, SourceCheckpoint],
+    ahead: Mapping[JournalName, Offset] = {},
+    since: int = 0,
+) -> StreamOffset:
+    """Encode sources, up to where summaries were asked for behind them, and the least clock.
+
+    Keys ascend, since Spark compares offsets as texts.
+    """
+    offset: StreamOffset = {}
+    for journal, source in sorted(sources.items()):
+        producers = {}
+        for producer, state in sorted(source.producers.items()):
+            begin = "" if state.begin is None else f"@{state.begin}"
+            producers[producer.hex()] = f"{state.last_ack:x}{begin}"
+        one: dict[str, Any] = {}
+        if ahead.get(journal, 0) > source.read_through:
+            one[_AHEAD] = ahead[journal]
+        one |= {AT: source.read_through, _PRODUCERS: producers}
+        if since:
+            one[_SINCE] = f"{since:x}"
+        offset[journal] = one
+    return offset
+
+
+def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
+    """Undo `encode_offset`. Raise `Corrupt`."""
+    sources = {}
+    try:
+        for journal, value in offset.items():
+            producers = {}
+            for digits, text in value[_PRODUCERS].items():
+                clock, at, begin = text.partition("@")
+                if len(digits) != _DIGITS:
+                    raise ValueError(digits)
+                state = ProducerState(int(clock, 16), int(begin) if at else None)
+                producers[bytes.fromhex(digits)] = state
+            sources[journal] = SourceCheckpoint(int(value[AT]), producers)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(error) from error
+    return sources
+
+
+def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
+    """Return up to where summaries were asked for. Raise `Corrupt`."""
+    try:
+        return {name: int(one[_AHEAD]) for name, one in offset.items() if _AHEAD in one}
+    except (TypeError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def decode_since(offset: StreamOffset) -> int:
+    """Return the least clock of the messages of the stream. Raise `Corrupt`."""
+    try:
+        return max((int(one.get(_SINCE, "0"), 16) for one in offset.values()), default=0)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> Corrupt:
+    return Corrupt(
+        f"the offset of the stream cannot be read: {error!r}",
+        hint="The query's checkpoint is of another source: give it another checkpointLocation.",
+    )

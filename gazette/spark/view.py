@@ -1,0 +1,61 @@
+"""Views that each query plans again: `create_view`.
+
+Spark keeps what a DataFrame, or a view of one, has planned first: for sources in Python, that is a
+list of fragments. But it resolves the text of a view for every query. The text of such a view reads a
+table of Spark's catalog, and a table is loaded for every query. Tables of Python sources have columns
+and no options, so the text has these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, Final
+
+from gazette.errors import Invalid
+from gazette.spark.error_hints import with_hints
+from gazette.spark.source.options import ReadOptions
+from gazette.spark.source.planning import option_texts
+from gazette.spark.source.schema import table_schema
+
+_TABLE: Final = "gazette_columns_"
+"""Begin of the names of our tables in the catalog. Each stands for some columns, and has no data."""
+_SCHEMA: Final = "spark_catalog.default"
+
+
+@with_hints()
+def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) -> None:
+    """Create a temporary view of journals, or replace it. Each query plans it again, up to now.
+
+    ``schema`` and ``options`` are as of `read`. The columns are fixed by this call. A DataFrame of
+    the view (``spark.table(name)``) is one query: Spark keeps what it has planned.
+
+    Raise `Invalid` for a name that is not one, and what planning raises if columns are inferred.
+    """
+    if not re.fullmatch(r"\w+", name):
+        raise Invalid(
+            f"{name!r} is not the name of a temporary view: letters, digits and underscores",
+            path="name",
+        )
+    given = option_texts(options)
+    parsed = ReadOptions.parse(given)
+    if schema is None:
+        schema, inferred = table_schema(parsed)
+        if inferred and not parsed.has_mode:
+            given["mode"] = "FAILFAST"
+    elif isinstance(schema, str):
+        schema = spark.createDataFrame([], schema).schema
+    digest = hashlib.sha256(schema.json().encode()).hexdigest()
+    table = f"{_SCHEMA}.{_TABLE}{digest[:24]}"
+    if not spark.catalog.tableExists(table):
+        spark.catalog.createTable(table, source="gazette", schema=schema)
+    said = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in given.items())
+    # The name is letters and digits, and all texts are escaped.
+    query = f"SELECT * FROM {table} WITH ({said})"  # noqa: S608
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{name}` AS {query}")
+
+
+def _literal(text: str) -> str:
+    """Return a text as a string literal of Spark's SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
