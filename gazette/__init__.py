@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gazette.consumer.service import ConsumerService
     from gazette.consumer.transaction.error_cause import ErrorCause
     from gazette.consumer.transaction.poison import DeadLetter, PoisonPolicy
+    from gazette.declare.declaration import Output, Source
     from gazette.errors import GazetteError
     from gazette.message.envelope import Envelope
     from gazette.message.framing.frames import MalformedMessage
@@ -52,6 +53,7 @@ _HOMES = {
     "MalformedMessage": "gazette.message.framing.frames",
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
+    "Output": "gazette.declare.declaration",
     "Partition": "gazette.message.mapping",
     "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
@@ -60,6 +62,7 @@ _HOMES = {
     "Shard": "gazette.consumer.application",
     "ShardQuery": "gazette.consumer.query.query",
     "ShardRequest": "gazette.consumer.query.shard_route",
+    "Source": "gazette.declare.declaration",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "__version__": "gazette.version",
@@ -80,6 +83,7 @@ __all__ = [
     "MalformedMessage",
     "Message",
     "MessageProducer",
+    "Output",
     "Partition",
     "PoisonPolicy",
     "Publisher",
@@ -88,6 +92,7 @@ __all__ = [
     "Shard",
     "ShardQuery",
     "ShardRequest",
+    "Source",
     "StateView",
     "Store",
     "__version__",

@@ -1,15 +1,18 @@
-"""Settings of a consumer process: its flags, and the settings of its parts that they give."""
+"""Settings of an application's commands: their flags, and the settings of parts that they give."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette.client.flags import ConsumerClientFlags
 from gazette.client.rpc.channel import TlsSettings
 from gazette.config.groups import check_directory
 from gazette.config.member import MemberFlags
 from gazette.config.schema import duration, setting
 from gazette.consumer.settings import ConsumerSettings
+from gazette.declare.specs import SpecSettings
+from gazette.protocol.text.duration import SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,62 @@ class ConsumerFlags(MemberFlags):
 
     def peer_tls(self) -> TlsSettings | None:
         return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecsFlags:
+    """Flags of ``specs``."""
+
+    store: tuple[str, ...] = setting(
+        (),
+        "URL of the blob store of new journals, such as s3://bucket/prefix/; more of them are read",
+        flag_only=True,
+    )
+    replication: int = setting(3, "number of brokers with a replica of a journal", flag_only=True)
+    hot_standbys: int = setting(1, "number of hot standbys of a shard", flag_only=True)
+    fragment_length: int = setting(256 << 20, "bytes at which a fragment is closed", flag_only=True)
+    flush_interval: float = duration(
+        "1h", "age at which a fragment is closed, and stored", flag_only=True
+    )
+    refresh_interval: float = duration(
+        "5m", "interval at which brokers list the stores", flag_only=True
+    )
+    max_txn_duration: float = duration(
+        "1s", "longest time for which a transaction consumes", flag_only=True
+    )
+    application: str = setting(
+        "", "name of the application (empty: that of its class)", flag_only=True
+    )
+
+    def settings(self) -> SpecSettings:
+        """Return the settings of specifications. Raise ``Invalid`` without a store."""
+        return SpecSettings(
+            stores=self.store,
+            replication=self.replication,
+            hot_standbys=self.hot_standbys,
+            fragment_bytes=self.fragment_length,
+            flush_interval_ns=round(self.flush_interval * SECOND),
+            refresh_interval_ns=round(self.refresh_interval * SECOND),
+            max_txn_duration_ns=round(self.max_txn_duration * SECOND),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpecsApplyFlags(SpecsFlags):
+    """Flags of ``apply``."""
+
+    dry_run: bool = setting(False, "show the changes, and make none", flag_only=True)
+    shards: bool = setting(
+        True, "apply shards, by a member that runs; false: journals only", flag_only=True
+    )
+    more_partitions: bool = setting(
+        False, "raise numbers of partitions, though keys move to other shards", flag_only=True
+    )
+    timeout: float = duration("60s", "longest time that all calls may take", flag_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberClientFlags(ConsumerClientFlags):
+    """Group ``consumer`` of ``apply``."""
+
+    address: str = setting("", "endpoint of a member; or several, separated by commas")

@@ -6,6 +6,7 @@ and SIGINT stop it gracefully. A second one ends the wait for other members to t
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import random
@@ -36,6 +37,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.server import Server, warn_of_open_server
 from gazette.protocol.text.validation import within
+from gazette.runconsumer import specs
 from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.process_exit import end_process
@@ -45,13 +47,16 @@ log = logging.getLogger(__name__)
 
 PREFIX_DEFAULT: Final = "/gazette/consumers/"
 
-USAGE: Final = """usage: {program} [serve | print-config] [FLAGS]
+USAGE: Final = """usage: {program} [COMMAND] [FLAGS]
 
   serve          run the application (the default)
-  print-config   print the effective configuration
+  print-config   print the effective configuration of `serve`
+  specs          print the specifications of what the application declares, as YAML
+  apply          make a cluster what the application declares; delete nothing
 
-`{program} serve --help` lists the flags.
+`{program} COMMAND --help` lists the flags of a command.
 """
+_COMMANDS: Final = ("serve", "print-config", "specs", "apply")
 
 
 def schema(application: Application[Any], program: str, bind_host: str = "") -> Schema:
@@ -76,8 +81,8 @@ def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
 
     ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given; empty for all.
 
-    The command line is ``[serve] FLAGS`` or ``print-config FLAGS``. Settings come from flags, the
-    environment, ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
+    The command line is ``[COMMAND] FLAGS``; see ``USAGE``. Settings come from flags, the environment,
+    ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
     end_process(run(application, sys.argv[1:], os.environ, bind_host=bind_host))
 
@@ -98,12 +103,20 @@ def run(
     command, rest = "serve", list(argv)
     if rest and not rest[0].startswith("-"):
         command = rest.pop(0)
-    if command not in ("serve", "print-config"):
-        sys.stderr.write(f"{program}: unknown command {command}\n\n{USAGE.format(program=program)}")
+    if command in ("help", "-h"):
+        sys.stdout.write(USAGE.format(program=program))
+        return EXIT_OK
+    if command not in _COMMANDS:
+        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
+        usage = USAGE.format(program=program)
+        sys.stderr.write(f"{program}: unknown command {command}{guess}\n\n{usage}")
         return 2
     options = schema(application, f"{program} {command}", bind_host)
     try:
         require_callbacks(application)
+        if command in ("specs", "apply"):
+            return specs.run(application, command, f"{program} {command}", rest, environ)
         loaded = options.load(rest, environ)
         if command == "print-config":
             print_effective(options, loaded)

@@ -1,0 +1,83 @@
+"""Applies a declaration to a running cluster: lists what there is, and puts what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange, ListedJournal
+from gazette.client.shards import ListedShard, ShardChange, ShardClient
+from gazette.declare.changes import DeclaredChanges, changes_of
+from gazette.declare.declaration import Declaration
+from gazette.declare.specs import SpecSettings, log_specs
+from gazette.protocol.label_set import LabelSelector
+
+TXN_CHANGES: Final = 64
+"""Number of changes in one transaction. etcd accepts 128 operations by default."""
+
+
+async def changes_needed(
+    declaration: Declaration,
+    settings: SpecSettings,
+    brokers: Client,
+    members: ShardClient | None,
+    *,
+    given: Collection[str] = (),
+    more_partitions: bool = False,
+) -> DeclaredChanges:
+    """Return the changes that the cluster needs. Without ``members``, assume that there is no shard.
+
+    Raise ``NotAllowed`` or ``Conflict`` as `changes_of` does, or an error of the calls.
+    """
+    shards = () if members is None else (await members.list_shards()).shards
+    listed = await _listed(declaration, settings, brokers, shards)
+    return changes_of(
+        declaration,
+        settings,
+        listed,
+        shards,
+        given=given,
+        more_partitions=more_partitions,
+    )
+
+
+async def _listed(
+    declaration: Declaration,
+    settings: SpecSettings,
+    brokers: Client,
+    shards: tuple[ListedShard, ...],
+) -> list[ListedJournal]:
+    """Return the journals that the declaration, or a shard, names."""
+    selectors = [one.selector for one in declaration.journals]
+    logs = {spec.name for spec in log_specs(declaration, settings)}
+    logs |= {shard.spec.recovery_log for shard in shards if shard.spec.recovery_log}
+    for prefix in sorted({log.rpartition("/")[0] for log in logs}):
+        selectors.append(LabelSelector.parse(f"name:prefix={prefix}/"))
+    found: dict[str, ListedJournal] = {}
+    for selector in selectors:
+        for one in (await brokers.list_journals(selector)).journals:
+            found[one.spec.name] = one
+    return list(found.values())
+
+
+async def apply_journals(brokers: Client, changes: DeclaredChanges) -> None:
+    """Put the journals. Raise ``Conflict`` if one was changed since it was listed.
+
+    Cancellation may leave some of them applied: the next run finds which.
+    """
+    if changes.journals:
+        puts = [
+            JournalChange(upsert=one.spec, expect_mod_revision=one.revision)
+            for one in changes.journals
+        ]
+        await brokers.apply_journals(puts, batch_size=TXN_CHANGES)
+
+
+async def apply_shards(members: ShardClient, changes: DeclaredChanges) -> None:
+    """Put the shards. Raise and leave behind what `apply_journals` does."""
+    if changes.shards:
+        puts = [
+            ShardChange(upsert=one.spec, expect_mod_revision=one.revision) for one in changes.shards
+        ]
+        await members.apply_shards(puts, batch_size=TXN_CHANGES)

@@ -1,0 +1,311 @@
+"""Changes that make a cluster what a declaration says, without ever deleting anything.
+
+No IO. Journals and shards that are missing are created. Those that exist change only where the
+declaration, or a setting that was given, says so. What an operator has set elsewhere stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from gazette.declare.declaration import Declaration, Output, Source
+from gazette.declare.specs import (
+    SpecSettings,
+    log_spec,
+    partition_specs,
+    retention_ns,
+    shard_specs,
+)
+from gazette.errors import Conflict, NotAllowed
+from gazette.labels import CONTENT_TYPE
+from gazette.protocol.ids import JournalName, Revision
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.protocol.text import duration
+
+SpecT = TypeVar("SpecT", JournalSpec, ShardSpec)
+
+MORE_PARTITIONS: Final = "--more-partitions"
+PAGE: Final = "docs/declaring.md"
+
+
+class ExistingJournal(Protocol):
+    """A journal as it is: `gazette.client.journals.ListedJournal`."""
+
+    @property
+    def spec(self) -> JournalSpec: ...
+    @property
+    def mod_revision(self) -> Revision: ...
+
+
+class ExistingShard(Protocol):
+    """A shard as it is: `gazette.client.shards.ListedShard`."""
+
+    @property
+    def spec(self) -> ShardSpec: ...
+    @property
+    def mod_revision(self) -> Revision: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredChange(Generic[SpecT]):
+    """One specification to put. ``revision`` is the one that it replaces, 0 to create it."""
+
+    spec: SpecT
+    revision: Revision
+    text: str
+    """What changes, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredChanges:
+    """All changes, journals before the shards that read them."""
+
+    journals: tuple[DeclaredChange[JournalSpec], ...]
+    shards: tuple[DeclaredChange[ShardSpec], ...]
+    unchanged: int
+    """Number of journals and shards that are as declared."""
+
+    def lines(self, *, shards: bool = True) -> list[str]:
+        """Return one line for each change, and one for all that stays. ``shards``: of shards as well."""
+        lines = [_line("journal", one.spec.name, one) for one in self.journals]
+        if shards:
+            lines += [_line("shard", one.spec.id, one) for one in self.shards]
+        return [*lines, f"= {self.unchanged} unchanged"]
+
+
+def changes_of(
+    declaration: Declaration,
+    settings: SpecSettings,
+    journals: Iterable[ExistingJournal],
+    shards: Iterable[ExistingShard],
+    *,
+    given: Collection[str] = (),
+    more_partitions: bool = False,
+) -> DeclaredChanges:
+    """Return the changes that a cluster with these journals and shards needs.
+
+    ``given`` names the fields of ``settings`` that the user has given: these change existing
+    specifications too. Others only shape new ones. ``more_partitions`` permits to raise the number
+    of partitions of something with keys. Raise ``NotAllowed`` for changes that are refused.
+    """
+    existing = {one.spec.name: one for one in journals}
+    held = {one.spec.id: one for one in shards}
+    journal_changes: list[DeclaredChange[JournalSpec]] = []
+    unchanged = 0
+    for declared in declaration.journals:
+        _check_count(declared, existing, more_partitions)
+        for spec in partition_specs(declared, settings):
+            change = _journal_change(declared, spec, existing.get(spec.name), given)
+            journal_changes += [change] if change is not None else []
+            unchanged += change is None
+    shard_changes: list[DeclaredChange[ShardSpec]] = []
+    for wanted in shard_specs(declaration, settings):
+        current = held.get(wanted.id)
+        shard = _shard_change(wanted, current, given)
+        shard_changes += [shard] if shard is not None else []
+        unchanged += shard is None
+        # A shard that exists keeps its log, whatever its name: the state is there.
+        log = wanted.recovery_log if current is None else current.spec.recovery_log
+        if log and log not in existing:
+            if current is not None:
+                raise _lost_log(wanted.id, log)
+            spec = log_spec(log, settings)
+            journal_changes.append(DeclaredChange(spec, 0, _new_journal(spec)))
+        elif log:
+            unchanged += 1
+    _check_shards(declaration, held)
+    return DeclaredChanges(tuple(journal_changes), tuple(shard_changes), unchanged)
+
+
+def partitions_of(declared: Source | Output, journals: Iterable[JournalName]) -> list[JournalName]:
+    """Return those journals that are partitions of a source or output, ordered by name."""
+    prefix = f"{declared.name}/part-"
+    return sorted(name for name in journals if name.startswith(prefix))
+
+
+def _check_count(
+    declared: Source | Output, existing: Mapping[str, ExistingJournal], more_partitions: bool
+) -> None:
+    found = partitions_of(declared, existing)
+    count, wanted = len(found), declared.partitions
+    foreign = sorted(set(found) - set(declared.journals))
+    if count > wanted:
+        raise NotAllowed(
+            f"{declared.name} has {count} partitions, and the declaration says {wanted}: partitions "
+            "are never removed, since they hold messages",
+            hint=f"Declare partitions={count}. To have fewer, declare another name, and publish "
+            "to that one.",
+        )
+    if foreign:
+        raise NotAllowed(
+            f"{declared.name} has a partition {foreign[0]}, which the declaration does not make",
+            hint=f"Partitions are named {declared.name}/part-000 and so on. Declare another name.",
+        )
+    if 0 < count < wanted and declared.key is not None and not more_partitions:
+        moved = round(100 * (1 - 1 / wanted))
+        raise NotAllowed(
+            f"{declared.name} has {count} partitions, and the declaration says {wanted}: about {moved} % "
+            "of the keys would move to other partitions, so to shards whose state does not have them",
+            hint=f"Keep partitions={count}. Or give {MORE_PARTITIONS}, and then rebuild the state of "
+            f"the shards from history ({PAGE} says how).",
+        )
+
+
+def _journal_change(
+    declared: Source | Output,
+    wanted: JournalSpec,
+    current: ExistingJournal | None,
+    given: Collection[str],
+) -> DeclaredChange[JournalSpec] | None:
+    if current is None:
+        return DeclaredChange(wanted, 0, _new_journal(wanted))
+    spec = current.spec
+    framing, declared_framing = spec.labels.value_of(CONTENT_TYPE) or "", declared.content_type
+    if framing != declared_framing:
+        raise NotAllowed(
+            f"{spec.name} holds {framing or 'bytes without a content-type'}, and the declaration says "
+            f"{declared_framing}: messages that it has could not be read",
+            hint=f"Declare content_type={framing!r}, or another name.",
+        )
+    changed = spec
+    for label in wanted.labels.labels:
+        changed = replace(changed, labels=changed.labels.with_value(label.name, label.value))
+    fragment = changed.fragment
+    # Another application may declare the same journals without a retention: that is no wish to end it.
+    if declared.retention is not None:
+        fragment = replace(fragment, retention_ns=retention_ns(declared))
+    for name, field in _FRAGMENT_FIELDS.items():
+        if name in given:
+            fragment = replace(fragment, **{field: getattr(wanted.fragment, field)})
+    changed = replace(changed, fragment=fragment)
+    if "replication" in given:
+        changed = replace(changed, replication=wanted.replication)
+    if changed == spec:
+        return None
+    return DeclaredChange(changed, current.mod_revision, _journal_difference(spec, changed))
+
+
+_FRAGMENT_FIELDS: Final = {
+    "stores": "stores",
+    "fragment_bytes": "length",
+    "flush_interval_ns": "flush_interval_ns",
+    "refresh_interval_ns": "refresh_interval_ns",
+}
+"""Fields of `FragmentSpec`, by those of `SpecSettings` that they follow."""
+
+
+def _shard_change(
+    wanted: ShardSpec, current: ExistingShard | None, given: Collection[str]
+) -> DeclaredChange[ShardSpec] | None:
+    if current is None:
+        names = ", ".join(source.journal for source in wanted.sources)
+        return DeclaredChange(wanted, 0, f"reads {names}; {wanted.hot_standbys} hot standbys")
+    spec = current.spec
+    offsets = {source.journal: source for source in spec.sources}
+    lost = sorted(set(offsets) - {source.journal for source in wanted.sources})
+    if lost:
+        raise NotAllowed(
+            f"{spec.id} reads {lost[0]}, which the declaration does not have: without it the shard "
+            "would forget how far it has read",
+            hint="Declare it, or take it out by `gazctl shards edit`.",
+        )
+    if bool(spec.recovery_log) != bool(wanted.recovery_log):
+        has = "has" if spec.recovery_log else "does not have"
+        raise NotAllowed(
+            f"{spec.id} {has} a recovery log, and the declaration says otherwise: its state would be "
+            "left behind",
+            hint=f"Set recovery_logs = {bool(spec.recovery_log)} in the application.",
+        )
+    changed = replace(
+        spec,
+        sources=tuple(offsets.get(one.journal, ShardSource(one.journal)) for one in wanted.sources),
+    )
+    for name in ("hot_standbys", "max_txn_duration_ns"):
+        if name in given:
+            changed = replace(changed, **{name: getattr(wanted, name)})
+    if changed == spec:
+        return None
+    return DeclaredChange(changed, current.mod_revision, _shard_difference(spec, changed))
+
+
+def _check_shards(declaration: Declaration, held: Mapping[str, ExistingShard]) -> None:
+    """Refuse a second reader of the same messages: each would count them."""
+    declared = {f"shard-{index:03d}" for index in range(declaration.shards)}
+    journals = {name for source in declaration.sources for name in source.journals}
+    for name, shard in sorted(held.items()):
+        twice = sorted(journals & {source.journal for source in shard.spec.sources})
+        if name not in declared and twice and not shard.spec.disable:
+            raise NotAllowed(
+                f"shard {name} reads {twice[0]} already, and is not of this declaration: the "
+                "application would consume its messages twice",
+                hint="Change shards that YAML made by YAML, or delete them first (`gazctl shards edit`).",
+            )
+
+
+def _lost_log(shard: str, log: str) -> Conflict:
+    return Conflict(
+        f"the recovery log {log} of {shard} does not exist, though the shard does",
+        hint="Restore the journal (docs/operating.md). A new one would begin with an empty state.",
+    )
+
+
+def _new_journal(spec: JournalSpec) -> str:
+    parts = [f"{spec.replication} replicas", f"in {spec.fragment.stores[0]}"]
+    if spec.fragment.retention_ns:
+        parts.append(f"kept {_duration(spec.fragment.retention_ns)}")
+    return ", ".join(parts)
+
+
+def _journal_difference(before: JournalSpec, after: JournalSpec) -> str:
+    texts = _differences(before, after, ("replication",))
+    texts += _differences(before.fragment, after.fragment, tuple(_SHOWN))
+    for label in after.labels.labels:
+        old = before.labels.value_of(label.name)
+        if old != label.value:
+            texts.append(f"{label.name} {old or 'unset'} → {label.value}")
+    return "; ".join(texts)
+
+
+_SHOWN: Final = {
+    "length": "fragment length",
+    "stores": "stores",
+    "refresh_interval_ns": "refresh interval",
+    "retention_ns": "retention",
+    "flush_interval_ns": "flush interval",
+}
+"""Names of fields of `FragmentSpec`, for people."""
+
+
+def _shard_difference(before: ShardSpec, after: ShardSpec) -> str:
+    texts = _differences(before, after, ("hot_standbys", "max_txn_duration_ns"))
+    known = {source.journal for source in before.sources}
+    new: Sequence[str] = [one.journal for one in after.sources if one.journal not in known]
+    return "; ".join([*texts, *(f"reads {name} as well" for name in new)])
+
+
+def _differences(before: Any, after: Any, names: Sequence[str]) -> list[str]:
+    return [
+        f"{_SHOWN.get(name, name.removesuffix('_ns').replace('_', ' '))} "
+        f"{_value(name, getattr(before, name))} → {_value(name, getattr(after, name))}"
+        for name in names
+        if getattr(before, name) != getattr(after, name)
+    ]
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "retention_ns" and not value:
+        return "forever"
+    if name.endswith("_ns"):
+        return _duration(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _duration(ns: int) -> str:
+    return duration.format_go_duration(ns)
+
+
+def _line(kind: str, name: str, change: DeclaredChange[Any]) -> str:
+    return f"{'~' if change.revision else '+'} {kind} {name}  {change.text}"

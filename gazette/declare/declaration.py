@@ -1,0 +1,375 @@
+"""What an application reads and writes, declared in its class: `Source` and `Output`.
+
+    class WordCount(Application[SQLiteStore]):
+        words = Source("words", Word, partitions=4, key="word")
+        counts = Output("counts", Count, partitions=2, key="word")
+
+No IO: `gazette.declare.specs` turns a declaration into specifications of journals and shards.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Final
+
+from gazette.consumer.application import Application, MessageProducer
+from gazette.consumer.application_name import name_of
+from gazette.errors import Invalid
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, MESSAGE_TYPE
+from gazette.message.framing.framing import framing_of
+from gazette.message.mapping import Mapping, PartitionsFunc, modulo_mapping, random_mapping
+from gazette.message.message import CSVRecord
+from gazette.protocol.ids import validate_journal_name
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import Label, LabelSelector
+
+PARTITIONS_MAX: Final = 1000
+"""Greatest number of partitions: their names sort by number up to ``part-999``."""
+RECOVERY_DIRECTORY: Final = "recovery"
+"""Directory of the recovery logs. No declared name may begin with it."""
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """Journals that one name stands for: its partitions, ``name/part-000`` and so on."""
+
+    name: str
+    """Directory of the journals: ``words`` has the journals ``words/part-000`` and so on."""
+    message_type: type[Any]
+    """A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class."""
+    _: KW_ONLY
+    partitions: int = 1
+    """Number of journals. For production, choose it in advance: raising it moves keys."""
+    key: str | Callable[[Any], bytes | str] | None = None
+    """Field of the message, or function from a message to its key. Messages with equal keys go to the
+    same partition, in order. None spreads messages at random."""
+    content_type: str = ""
+    """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, and else lines of JSON."""
+    retention: timedelta | None = None
+    """Age from which ``gazctl journals prune`` removes stored fragments. None keeps everything."""
+
+    def __post_init__(self) -> None:
+        """Raise ``Invalid`` that names the field that cannot be used."""
+        if not isinstance(self.name, str):
+            raise self._invalid("name", f"{self.name!r} is not text", "Give a name such as words.")
+        if not self.content_type:
+            object.__setattr__(self, "content_type", _content_type_of(self.message_type))
+        self._check_name()
+        self._check_partitions()
+        self._check_type()
+        self._check_key()
+        self._check_retention()
+
+    @property
+    def journals(self) -> tuple[str, ...]:
+        """Names of the partitions, in order."""
+        return tuple(f"{self.name}/part-{index:03d}" for index in range(self.partitions))
+
+    @property
+    def selector(self) -> LabelSelector:
+        """Selector of the partitions, for ``service.partitions``."""
+        return LabelSelector.parse(f"name:prefix={self.name}/part-")
+
+    def has(self, journal: str) -> bool:
+        """Return True if a journal is one of the partitions, or has the declared name itself."""
+        return journal == self.name or journal.startswith(f"{self.name}/")
+
+    def key_of(self, message: Any) -> bytes | str:
+        """Return the key of a message. Raise ``Invalid`` if none is declared."""
+        if self.key is None:
+            raise self._invalid("key", "no key is declared", "Declare key= to map messages by it.")
+        if callable(self.key):
+            return self.key(message)
+        value = getattr(message, self.key)
+        return value if isinstance(value, bytes | str) else str(value)
+
+    def mapping(self, partitions: PartitionsFunc, rng: random.Random | None = None) -> Mapping[Any]:
+        """Return the mapping of messages to partitions: by the key, or at random without one.
+
+        Equal keys of sources with the same number of partitions go to partitions of the same number.
+        So one shard reads them all. ``rng`` defaults to the operating system's.
+        """
+        if self.key is None:
+            return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
+        return modulo_mapping(partitions, self.key_of)
+
+    def _check_name(self) -> None:
+        hint = "Use letters, digits, - _ . and /, such as words or shop/orders."
+        if not self.name:
+            raise self._invalid("name", "the name is empty", hint)
+        clean = re.sub(r"[^\w\-+/.]", "-", self.name).strip("/")
+        if clean and clean != self.name:
+            hint = f"Write {clean!r}."
+        try:
+            validate_journal_name(f"{self.name}/part-000")
+        except Invalid as error:
+            raise self._invalid("name", error.message, hint) from error
+        # A semicolon would begin a metadata segment, which no specification may have.
+        if ";" in self.name or self.name.endswith("/"):
+            raise self._invalid("name", "not a directory of journals", hint)
+        if self.name.split("/")[0] == RECOVERY_DIRECTORY:
+            raise self._invalid(
+                "name", f"{RECOVERY_DIRECTORY}/ is for recovery logs", "Use another name."
+            )
+
+    def _check_partitions(self) -> None:
+        count: Any = self.partitions
+        if type(count) is not int or not 1 <= count <= PARTITIONS_MAX:
+            raise self._invalid(
+                "partitions",
+                f"{count!r} partitions (expected 1 to {PARTITIONS_MAX})",
+                "Begin with a small multiple of the processes that you expect, such as 4.",
+            )
+
+    def _check_type(self) -> None:
+        try:
+            framing_of(self.content_type, self.message_type)
+        except Invalid as error:
+            raise self._invalid("message_type", error.message, error.hint) from error
+        except TypeError as error:
+            raise self._invalid(
+                "message_type",
+                f"{self.message_type!r} cannot be decoded: {error}",
+                "Give a class that derives from gazette.Message.",
+            ) from error
+
+    def _check_key(self) -> None:
+        if self.key is None or callable(self.key):
+            return
+        if not isinstance(self.key, str):
+            raise self._invalid(
+                "key",
+                f"{self.key!r} is no key",
+                "Give the name of a field, or a function of the message.",
+            )
+        known = _fields_of(self.message_type)
+        if known is None or self.key in known:
+            return
+        near = difflib.get_close_matches(self.key, known, n=1)
+        hint = f"Write {near[0]!r}." if near else f"Its fields: {', '.join(sorted(known))}."
+        raise self._invalid("key", f"{self.message_type.__name__} has no field {self.key!r}", hint)
+
+    def _check_retention(self) -> None:
+        if self.retention is None:
+            return
+        if not isinstance(self.retention, timedelta) or self.retention <= timedelta(0):
+            raise self._invalid(
+                "retention",
+                f"{self.retention!r} is no positive duration",
+                "Give a timedelta, such as timedelta(days=30), or None to keep everything.",
+            )
+
+    def _invalid(self, field: str, message: str, hint: str) -> Invalid:
+        return Invalid(message, path=f"{type(self).__name__}({self.name!r}).{field}", hint=hint)
+
+
+@dataclass(frozen=True)
+class Source(_Declared):
+    """Journals that an application reads. A class attribute of an `Application`.
+
+    Shard number N reads partition number N of every source. Messages decode to the declared type:
+    leave ``message_type`` and ``message_type_of`` of the application alone.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
+        if getattr(owner, "message_type_of", None) is Application.message_type_of:
+            setattr(owner, "message_type_of", _declared_type)  # noqa: B010
+
+
+@dataclass(frozen=True)
+class Output(_Declared):
+    """Journals that an application publishes to. A class attribute of an `Application`.
+
+    async def initialize(self, service):
+        partitions = service.partitions(self.counts.selector)
+        await partitions.ready()
+        self.to_counts = self.counts.mapping(partitions)
+
+    def consume_message(self, shard, store, envelope, publisher):
+        publisher.publish_uncommitted(self.to_counts, Count(...))
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """All that the class of an application declares, checked as a whole."""
+
+    application: str
+    """Name of the application."""
+    sources: tuple[Source, ...]
+    outputs: tuple[Output, ...]
+    recovery_logs: bool = True
+    """False for stores that are durable without a log, such as ``SQLStore``."""
+
+    @property
+    def shards(self) -> int:
+        """Number of shards: that of the partitions of each source."""
+        return self.sources[0].partitions
+
+    @property
+    def slug(self) -> str:
+        """Name of the application as a part of journal names and of keys of etcd."""
+        return re.sub(r"[^A-Za-z0-9_.\-]+", "-", self.application).strip("-.") or "application"
+
+    @property
+    def journals(self) -> tuple[Source | Output, ...]:
+        """Sources, and outputs that are no sources as well."""
+        names = {source.name for source in self.sources}
+        return (*self.sources, *(one for one in self.outputs if one.name not in names))
+
+
+def is_declared(application: Any) -> bool:
+    """Return True if the class of an application has a `Source` or an `Output`."""
+    return bool(_declared(type(application), (Source, Output)))
+
+
+def declaration_of(application: Any, *, name: str = "") -> Declaration:
+    """Return what an application declares. Raise ``Invalid`` that says what does not fit together.
+
+    ``name`` replaces the name of the application, as ``--consumer.application`` does.
+    """
+    kind = type(application)
+    recovery_logs = getattr(application, "recovery_logs", True)
+    if not isinstance(recovery_logs, bool):
+        raise Invalid(
+            f"{recovery_logs!r} is neither True nor False",
+            path=f"{kind.__qualname__}.recovery_logs",
+            hint="Set recovery_logs = False if the store is durable without a log.",
+        )
+    declaration = Declaration(
+        name or name_of(application),
+        tuple(one for one in _declared(kind, (Source,)) if isinstance(one, Source)),
+        tuple(one for one in _declared(kind, (Output,)) if isinstance(one, Output)),
+        recovery_logs,
+    )
+    _check_whole(declaration, application)
+    return declaration
+
+
+def _check_whole(declaration: Declaration, application: Any) -> None:
+    kind = type(application).__qualname__
+    if not declaration.sources:
+        if isinstance(application, MessageProducer):
+            hint = "A MessageProducer reads no journals: write its shards as YAML, and apply them."
+        else:
+            hint = f'Declare what it reads: in {kind}, words = Source("words", Word).'
+        raise Invalid("no source is declared", path=kind, hint=hint)
+    for group in (declaration.sources, declaration.outputs):
+        names = [one.name for one in group]
+        for one in names:
+            if names.count(one) > 1:
+                raise Invalid(f"{one} is declared twice", path=kind, hint="Remove one of them.")
+    sources = {one.name: one for one in declaration.sources}
+    for output in declaration.outputs:
+        if (source := sources.get(output.name)) is not None:
+            _check_same(source, output, kind)
+    _check_nesting([one.name for one in declaration.journals], kind)
+    first = declaration.sources[0]
+    for other in declaration.sources[1:]:
+        if other.partitions != first.partitions:
+            raise Invalid(
+                f"{first.name} has {first.partitions} partitions, and {other.name} has "
+                f"{other.partitions}: shard number N reads partition number N of every source",
+                path=f"{kind}.partitions",
+                hint="Give all sources the same number, or make two applications of it.",
+            )
+    _check_message_type(declaration, application)
+
+
+def _check_same(source: Source, output: Output, kind: str) -> None:
+    for field in fields(source):
+        mine, other = getattr(source, field.name), getattr(output, field.name)
+        if mine != other:
+            raise Invalid(
+                f"{source.name} is a source with {field.name} {mine!r}, and an output with {other!r}",
+                path=kind,
+                hint="Declare both alike: they are the same journals.",
+            )
+
+
+def _check_nesting(names: Iterable[str], kind: str) -> None:
+    ordered = sorted(names, key=lambda name: f"{name}/")
+    for name, after in pairwise(ordered):
+        if after.startswith(f"{name}/"):
+            raise Invalid(
+                f"{after} lies in the directory of {name}",
+                path=kind,
+                hint=f"Rename one of them, as to {name}-{after.removeprefix(f'{name}/')}.",
+            )
+
+
+def _check_message_type(declaration: Declaration, application: Any) -> None:
+    wanted = getattr(application, "message_type", None)
+    if wanted is None or any(wanted is one.message_type for one in declaration.sources):
+        return
+    declared = ", ".join(one.message_type.__name__ for one in declaration.sources)
+    raise Invalid(
+        f"message_type is {getattr(wanted, '__name__', wanted)}, and sources declare {declared}",
+        path=type(application).__qualname__,
+        hint="Remove message_type: sources decode to the types that they declare.",
+    )
+
+
+def _declared_type(application: Application[Any], journal: JournalSpec) -> type[Any]:
+    """Return the type that messages of a source decode to: `Application.message_type_of`."""
+    source: Source
+    for source in _declared(type(application), (Source,)):
+        if source.has(journal.name):
+            return source.message_type
+    return Application.message_type_of(application, journal)
+
+
+def _declared(kind: type, of: tuple[type[_Declared], ...]) -> list[Any]:
+    """Return the attributes of a class that are declarations: those of base classes first."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, of):
+                found[name] = value
+            else:
+                found.pop(name, None)  # A subclass replaces a declaration by another value.
+    unique: list[Any] = []
+    for value in found.values():
+        if not any(value is one for one in unique):
+            unique.append(value)
+    return unique
+
+
+def _content_type_of(message_type: Any) -> str:
+    if hasattr(message_type, "DESCRIPTOR") and hasattr(message_type, "FromString"):
+        return CONTENT_PROTO_FIXED
+    if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
+        return CONTENT_CSV
+    return CONTENT_JSON_LINES
+
+
+def _fields_of(message_type: Any) -> tuple[str, ...] | None:
+    """Return the names of the fields of a type, or None if they are not known."""
+    if (names := getattr(message_type, "__struct_fields__", None)) is not None:
+        return tuple(names)
+    if is_dataclass(message_type):
+        return tuple(field.name for field in fields(message_type))
+    if (model := getattr(message_type, "model_fields", None)) is not None:
+        return tuple(model)
+    if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
+        return tuple(field.name for field in descriptor.fields)
+    return None
+
+
+def message_type_label(declared: Source | Output) -> str:
+    """Return the value of the label `MESSAGE_TYPE` of the journals.
+
+    For protobuf, it is the full name of the message, and else the name of the class.
+    """
+    descriptor = getattr(declared.message_type, "DESCRIPTOR", None)
+    name = declared.message_type.__name__ if descriptor is None else descriptor.full_name
+    text = re.sub(r"[^\w\-+/.]", "-", str(name))
+    Label(MESSAGE_TYPE, text).validate()
+    return text

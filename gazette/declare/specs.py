@@ -1,0 +1,169 @@
+"""Specifications of a declaration: journals, recovery logs and shards.
+
+No IO. The same YAML comes out of `to_yaml` that an operator would have written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from gazette.declare.declaration import (
+    RECOVERY_DIRECTORY,
+    Declaration,
+    Output,
+    Source,
+    message_type_label,
+)
+from gazette.errors import Invalid
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
+from gazette.protocol.fragment import Codec
+from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.journal_tree import JournalNode
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.protocol.shard_list import ShardList
+from gazette.protocol.text import duration
+from gazette.protocol.text.validation import within
+
+HINTS_DIRECTORY: Final = "/gazette/hints"
+HINT_BACKUPS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpecSettings:
+    """What specifications say beside the declaration: where and how bytes are kept. For production."""
+
+    stores: tuple[str, ...]
+    """URLs of blob stores. Fragments are written to the first one, and read from all."""
+    replication: int = 3
+    """Number of brokers that have a replica of each journal."""
+    hot_standbys: int = 1
+    """Number of hot standbys of each shard."""
+    fragment_bytes: int = 256 << 20
+    """Length at which a fragment is closed."""
+    flush_interval_ns: int = duration.HOUR
+    """Age at which a fragment is closed and stored, however short it is."""
+    refresh_interval_ns: int = 5 * duration.MINUTE
+    """Interval at which brokers list the stores."""
+    max_txn_duration_ns: int = duration.SECOND
+    """Longest time for which a transaction consumes messages before it commits."""
+
+    def __post_init__(self) -> None:
+        """Raise ``Invalid`` without a store."""
+        if not self.stores:
+            raise Invalid(
+                "no blob store is given, and nothing else keeps journals for good",
+                path="--store",
+                hint="Give the store of the brokers, such as --store s3://bucket/prefix/ "
+                "(or file:///, if all brokers have one --broker.file-root).",
+            )
+
+
+DEVELOPMENT: Final = SpecSettings(
+    stores=("file:///",),
+    replication=1,
+    hot_standbys=0,
+    fragment_bytes=16 << 20,
+    flush_interval_ns=10 * duration.MINUTE,
+    refresh_interval_ns=duration.MINUTE,
+)
+"""Settings for one machine: one replica, in files below the directory of the brokers."""
+
+
+def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
+    """Return the journals of sources and outputs, ordered by name. Raise ``Invalid``."""
+    specs = [
+        _checked(spec)
+        for declared in declaration.journals
+        for spec in partition_specs(declared, settings)
+    ]
+    return sorted(specs, key=lambda spec: spec.name)
+
+
+def partition_specs(declared: Source | Output, settings: SpecSettings) -> list[JournalSpec]:
+    """Return the journals of one source or output, in order."""
+    labels = LabelSet.of(
+        (CONTENT_TYPE, declared.content_type), (MESSAGE_TYPE, message_type_label(declared))
+    )
+    fragment = _fragment(settings, retention_ns(declared))
+    return [JournalSpec(name, settings.replication, labels, fragment) for name in declared.journals]
+
+
+def log_spec(name: str, settings: SpecSettings) -> JournalSpec:
+    """Return the journal of a recovery log. Raise ``Invalid``."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
+    return _checked(JournalSpec(name, settings.replication, labels, _fragment(settings, 0)))
+
+
+def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
+    """Return the shards, ordered by id. Number N reads partition number N of every source.
+
+    Raise ``Invalid``.
+    """
+    log: dict[str, Any] = {}
+    if declaration.recovery_logs:
+        log = {
+            "recovery_log_prefix": f"{RECOVERY_DIRECTORY}/{declaration.slug}",
+            "hint_prefix": f"{HINTS_DIRECTORY}/{declaration.slug}",
+            "hint_backups": HINT_BACKUPS,
+        }
+    specs = [
+        ShardSpec(
+            id=f"shard-{index:03d}",
+            sources=tuple(
+                ShardSource(journal)
+                for journal in sorted(source.journals[index] for source in declaration.sources)
+            ),
+            max_txn_duration_ns=settings.max_txn_duration_ns,
+            hot_standbys=settings.hot_standbys,
+            **log,
+        )
+        for index in range(declaration.shards)
+    ]
+    for spec in specs:
+        with within(spec.id):
+            spec.validate()
+    return specs
+
+
+def log_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
+    """Return the recovery logs of the shards, ordered by name. Raise ``Invalid``."""
+    shards = shard_specs(declaration, settings)
+    return [log_spec(spec.recovery_log, settings) for spec in shards if spec.recovery_log]
+
+
+def journals_yaml(declaration: Declaration, settings: SpecSettings) -> str:
+    """Return the YAML for ``gazctl journals apply``: new journals, with recovery logs."""
+    specs = [*journal_specs(declaration, settings), *log_specs(declaration, settings)]
+    return JournalNode.of((spec, 0) for spec in specs).to_yaml()
+
+
+def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
+    """Return the YAML for ``gazctl shards apply``: new shards."""
+    return ShardList.of((spec, 0) for spec in shard_specs(declaration, settings)).to_yaml()
+
+
+def retention_ns(declared: Source | Output) -> int:
+    """Return the retention in nanoseconds, or 0 to keep everything."""
+    if declared.retention is None:
+        return 0
+    return declared.retention // timedelta(microseconds=1) * duration.MICROSECOND
+
+
+def _fragment(settings: SpecSettings, retention: int) -> FragmentSpec:
+    return FragmentSpec(
+        length=settings.fragment_bytes,
+        codec=Codec.ZSTANDARD,
+        stores=settings.stores,
+        refresh_interval_ns=settings.refresh_interval_ns,
+        retention_ns=retention,
+        flush_interval_ns=settings.flush_interval_ns,
+    )
+
+
+def _checked(spec: JournalSpec) -> JournalSpec:
+    with within(spec.name):
+        spec.validate()
+    return spec

@@ -1,0 +1,226 @@
+"""``python app.py specs`` and ``apply``: as a user runs them, against a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gazette.client.client import Client
+from gazette.client.shards import ShardClient
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.dev.processes import ChildProcess, await_ready
+from gazette.gazctl.journals.apply import parse_changes
+from gazette.protocol.shard_list import ShardList
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
+
+pytestmark = pytest.mark.timeout(180)
+ROOT = Path(__file__).parents[2]
+CLOCK = SystemClock()
+STORE = "--store=file:///"
+ONE_BROKER = ("--replication=1", "--hot-standbys=0")
+
+APPLICATION = """
+from gazette import Application, Message, Source, runconsumer
+from gazette.stores.sqlite import SQLiteStore
+
+class Word(Message):
+    word: str = ""
+
+class Words(Application[SQLiteStore]):
+    words = Source("words", Word, partitions=2, key="word")
+
+    def new_store(self, shard, recorder):
+        return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word PRIMARY KEY, n)")
+
+    def consume_message(self, shard, store, envelope, publisher):
+        pass
+
+if __name__ == "__main__":
+    runconsumer.main(Words(), bind_host="127.0.0.1")
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command wrote, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Project:
+    """A directory with an application."""
+
+    directory: Path
+    cluster: LocalCluster | None = None
+
+    @property
+    def program(self) -> Path:
+        return self.directory / "app.py"
+
+    def change(self, old: str, new: str) -> None:
+        text = self.program.read_text()
+        assert old in text
+        self.program.write_text(text.replace(old, new))
+
+    async def run(self, *argv: str) -> Said:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(self.program),
+            *argv,
+            cwd=self.directory,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(self.directory)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, err = await child.communicate()
+        assert child.returncode is not None
+        assert b"Traceback" not in err, err.decode()
+        return Said(child.returncode, out.decode(), err.decode())
+
+    async def apply(self, *argv: str) -> Said:
+        assert self.cluster is not None
+        broker = f"--broker.address={self.cluster.brokers[0].grpc_url}"
+        return await self.run("apply", STORE, *ONE_BROKER, broker, *argv)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "app.py").write_text(APPLICATION)
+    return Project(tmp_path)
+
+
+@pytest.fixture
+async def running(project: Project, tmp_path: Path) -> AsyncIterator[Project]:
+    """Yield the project beside a cluster of one broker."""
+    settings = ClusterSettings(tmp_path / "cluster", brokers=1, zones=1, lease_ttl_s=60.0)
+    project.cluster = LocalCluster(settings, CLOCK)
+    await project.cluster.start()
+    yield project
+    await project.cluster.stop()
+
+
+async def test_specs_are_yaml_for_gazctl(project: Project) -> None:
+    journals = await project.run("specs", "journals", STORE)
+    shards = await project.run("specs", "shards", STORE)
+    assert (journals.code, shards.code) == (0, 0), journals.err + shards.err
+    names = [change.upsert.name for change in parse_changes(journals.out) if change.upsert]
+    assert names == [
+        "recovery/app.Words/shard-000",
+        "recovery/app.Words/shard-001",
+        "words/part-000",
+        "words/part-001",
+    ]
+    listed = ShardList.parse(shards.out).push_down()
+    assert [one.spec.id for one in listed.shards] == ["shard-000", "shard-001"]
+    both = await project.run("specs", STORE)
+    assert both.out.count("\n---\n") == 1
+    assert journals.out in both.out
+    assert shards.out in both.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("specs",), "--store s3://bucket/prefix/"),
+        (("specs", "journal", STORE), 'unexpected argument "journal"'),
+        (("specs", STORE, "--replicas=3"), "did you mean --replication"),
+        (("spec",), "did you mean specs?"),
+        (("specs", STORE, "--replication=9"), "invalid Replication (9"),
+        (("apply",), "no blob store is given"),
+        (("apply", STORE, "--broker.address=localhost"), "--broker"),
+    ],
+)
+async def test_a_mistake_is_named(project: Project, argv: tuple[str, ...], says: str) -> None:
+    said = await project.run(*argv)
+    assert said.code == 2
+    assert says in said.err
+
+
+async def test_a_class_that_declares_nothing_is_shown_how(project: Project) -> None:
+    project.change('    words = Source("words", Word, partitions=2, key="word")\n', "")
+    said = await project.run("specs", STORE)
+    assert said.code == 2
+    assert (
+        'Words: no source is declared\nDeclare what it reads: in Words, words = Source("words"'
+        in (said.err)
+    )
+
+
+async def test_no_broker_is_an_error_of_the_cluster(project: Project) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    said = await project.run("apply", STORE, "--shards=false", f"--broker.address={address}")
+    assert said.code == 1
+    assert f"cannot reach the broker at {address}" in said.err
+    assert "--broker.address" in said.err
+
+
+async def test_a_deployment_from_nothing(running: Project, tmp_path: Path) -> None:
+    """Journals, then members, then shards. Each step can be repeated, and says what it does."""
+    cluster = running.cluster
+    assert cluster is not None
+    port, http = free_port(), free_port()
+    member = f"--consumer.address=http://127.0.0.1:{port}"
+    no_member = await running.apply()
+    assert no_member.code == 2
+    assert "--shards=false" in no_member.err
+    shown = await running.apply("--shards=false", "--dry-run")
+    assert "+ journal words/part-000  1 replicas, in file:///\n" in shown.out
+    assert "+ shard" not in shown.out
+    assert "dry run: nothing was changed" in shown.out
+    done = await running.apply(member)
+    assert done.code == 1
+    assert "applied journals" in done.out
+    assert f"cannot reach the consumer at http://127.0.0.1:{port}" in done.err
+    async with Client(cluster.brokers[0].grpc_url) as client:
+        assert len((await client.list_journals()).journals) == 4
+    application = ChildProcess(
+        "member",
+        [
+            *(sys.executable, str(running.program), "--consumer.host=127.0.0.1"),
+            *(f"--consumer.port={port}", f"--consumer.http-port={http}"),
+            f"--broker.address={cluster.brokers[0].grpc_url}",
+            *(f"--etcd.address={cluster.etcd.endpoint}", "--consumer.drain-timeout=0s"),
+        ],
+        tmp_path / "member.log",
+        {**cluster.environ, "PYTHONPATH": str(ROOT)},
+        CLOCK,
+    )
+    await application.start()
+    try:
+        await await_ready(application, http, CLOCK, 30.0)
+        first, again = await running.apply(member), await running.apply(member)
+        assert (first.code, again.code) == (0, 0), first.err + again.err
+        assert "+ shard shard-001  reads words/part-001; 0 hot standbys\n" in first.out
+        assert again.out == "= 6 unchanged\napplied\n"
+        await _changes_of_the_declaration(running, member, port)
+    finally:
+        assert await application.stop(30.0), application.log_tail()
+
+
+async def _changes_of_the_declaration(running: Project, member: str, port: int) -> None:
+    """Refuse fewer and more partitions; raise them if that was asked for; delete nothing."""
+    running.change("partitions=2", "partitions=1")
+    fewer = await running.apply(member, "--more-partitions")
+    assert fewer.code == 1
+    assert "partitions are never removed" in fewer.err
+    running.change("partitions=1", "partitions=3")
+    more = await running.apply(member)
+    assert more.code == 1
+    assert "about 67 % of the keys would move" in more.err
+    assert "--more-partitions" in more.err
+    async with ShardClient(f"http://127.0.0.1:{port}") as shards:
+        assert len((await shards.list_shards()).shards) == 2
+        raised = await running.apply(member, "--more-partitions")
+        assert raised.code == 0, raised.err
+        listed = (await shards.list_shards()).shards
+        assert [one.spec.id for one in listed] == ["shard-000", "shard-001", "shard-002"]
