@@ -1,6 +1,6 @@
 """The application of the README and of docs/first-application.md."""
 
-from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, runconsumer
+from gazette import Application, Envelope, Message, Publisher, Recorder, Shard, Source, runconsumer
 from gazette.stores.sqlite import SQLiteStore
 
 
@@ -9,7 +9,7 @@ class Word(Message):
 
 
 class WordCount(Application[SQLiteStore]):
-    message_type = Word
+    words = Source("words", Word, key="word")
 
     def new_store(self, shard: Shard, recorder: Recorder | None) -> SQLiteStore:
         schema = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER)"

@@ -1,4 +1,4 @@
-"""``gazette``: serve a broker, or a whole small cluster on this machine."""
+"""``gazette``: run an application, a broker, or a whole small cluster on this machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ USAGE: Final = f"""gazette {__version__}
 
 usage: gazette COMMAND [FLAGS]
 
+  new            write a project to begin from
+  run            run an application, with all that it needs on this machine
   serve          run a broker
   dev            run etcd and brokers on this machine, for development
   demo           count words exactly once while processes are killed
@@ -28,6 +30,8 @@ usage: gazette COMMAND [FLAGS]
 """
 
 _COMMANDS: Final = {
+    "new": ("gazette.run.new_project", "run"),
+    "run": ("gazette.run.command", "run"),
     "serve": ("gazette.broker.main", "serve"),
     "print-config": ("gazette.broker.main", "print_config"),
     "dev": ("gazette.dev.dev", "run"),

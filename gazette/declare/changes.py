@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gazette.declare.declaration import Declaration, Output, Source
+from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.declare.specs import (
     SpecSettings,
     log_spec,
     partition_specs,
-    retention_ns,
     shard_specs,
 )
 from gazette.errors import Conflict, NotAllowed
@@ -120,14 +119,14 @@ def changes_of(
     return DeclaredChanges(tuple(journal_changes), tuple(shard_changes), unchanged)
 
 
-def partitions_of(declared: Source | Output, journals: Iterable[JournalName]) -> list[JournalName]:
+def partitions_of(declared: DeclaredJournals, journals: Iterable[JournalName]) -> list[JournalName]:
     """Return those journals that are partitions of a source or output, ordered by name."""
     prefix = f"{declared.name}/part-"
     return sorted(name for name in journals if name.startswith(prefix))
 
 
 def _check_count(
-    declared: Source | Output, existing: Mapping[str, ExistingJournal], more_partitions: bool
+    declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], more_partitions: bool
 ) -> None:
     found = partitions_of(declared, existing)
     count, wanted = len(found), declared.partitions
@@ -144,7 +143,7 @@ def _check_count(
             f"{declared.name} has a partition {foreign[0]}, which the declaration does not make",
             hint=f"Partitions are named {declared.name}/part-000 and so on. Declare another name.",
         )
-    if 0 < count < wanted and declared.key is not None and not more_partitions:
+    if 0 < count < wanted and declared.keyed and not more_partitions:
         moved = round(100 * (1 - 1 / wanted))
         raise NotAllowed(
             f"{declared.name} has {count} partitions, and the declaration says {wanted}: about {moved} % "
@@ -155,7 +154,7 @@ def _check_count(
 
 
 def _journal_change(
-    declared: Source | Output,
+    declared: DeclaredJournals,
     wanted: JournalSpec,
     current: ExistingJournal | None,
     given: Collection[str],
@@ -175,8 +174,8 @@ def _journal_change(
         changed = replace(changed, labels=changed.labels.with_value(label.name, label.value))
     fragment = changed.fragment
     # Another application may declare the same journals without a retention: that is no wish to end it.
-    if declared.retention is not None:
-        fragment = replace(fragment, retention_ns=retention_ns(declared))
+    if declared.retention_ns:
+        fragment = replace(fragment, retention_ns=declared.retention_ns)
     for name, field in _FRAGMENT_FIELDS.items():
         if name in given:
             fragment = replace(fragment, **{field: getattr(wanted.fragment, field)})

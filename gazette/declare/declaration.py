@@ -12,11 +12,13 @@ from __future__ import annotations
 import difflib
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
+
+import msgspec
 
 from gazette.consumer.application import Application, MessageProducer
 from gazette.consumer.application_name import name_of
@@ -28,6 +30,7 @@ from gazette.message.message import CSVRecord
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import Label, LabelSelector
+from gazette.protocol.text.duration import MICROSECOND
 
 PARTITIONS_MAX: Final = 1000
 """Greatest number of partitions: their names sort by number up to ``part-999``."""
@@ -69,12 +72,12 @@ class _Declared:
     @property
     def journals(self) -> tuple[str, ...]:
         """Names of the partitions, in order."""
-        return tuple(f"{self.name}/part-{index:03d}" for index in range(self.partitions))
+        return _journals(self.name, self.partitions)
 
     @property
     def selector(self) -> LabelSelector:
         """Selector of the partitions, for ``service.partitions``."""
-        return LabelSelector.parse(f"name:prefix={self.name}/part-")
+        return _selector(self.name)
 
     def has(self, journal: str) -> bool:
         """Return True if a journal is one of the partitions, or has the declared name itself."""
@@ -119,8 +122,10 @@ class _Declared:
             )
 
     def _check_partitions(self) -> None:
+        # Callers without a type checker may give anything. True is an int, and no number.
         count: Any = self.partitions
-        if type(count) is not int or not 1 <= count <= PARTITIONS_MAX:
+        valid = isinstance(count, int) and not isinstance(count, bool)
+        if not (valid and 1 <= count <= PARTITIONS_MAX):
             raise self._invalid(
                 "partitions",
                 f"{count!r} partitions (expected 1 to {PARTITIONS_MAX})",
@@ -156,9 +161,10 @@ class _Declared:
         raise self._invalid("key", f"{self.message_type.__name__} has no field {self.key!r}", hint)
 
     def _check_retention(self) -> None:
-        if self.retention is None:
+        given: Any = self.retention
+        if given is None:
             return
-        if not isinstance(self.retention, timedelta) or self.retention <= timedelta(0):
+        if not isinstance(given, timedelta) or given <= timedelta(0):
             raise self._invalid(
                 "retention",
                 f"{self.retention!r} is no positive duration",
@@ -197,14 +203,37 @@ class Output(_Declared):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """All that the class of an application declares, checked as a whole."""
+class DeclaredJournals(msgspec.Struct, frozen=True):
+    """A source or an output as plain data: what specifications need to know of it."""
+
+    name: str
+    partitions: int
+    keyed: bool
+    """True if equal keys go to the same partition."""
+    content_type: str
+    message_type: str
+    """Value of the label `MESSAGE_TYPE`."""
+    retention_ns: int
+    """0 keeps everything."""
+
+    @property
+    def journals(self) -> tuple[str, ...]:
+        """Names of the partitions, in order."""
+        return _journals(self.name, self.partitions)
+
+    @property
+    def selector(self) -> LabelSelector:
+        """Selector of the partitions."""
+        return _selector(self.name)
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """All that the class of an application declares, checked as a whole. Plain data."""
 
     application: str
     """Name of the application."""
-    sources: tuple[Source, ...]
-    outputs: tuple[Output, ...]
+    sources: tuple[DeclaredJournals, ...]
+    outputs: tuple[DeclaredJournals, ...]
     recovery_logs: bool = True
     """False for stores that are durable without a log, such as ``SQLStore``."""
 
@@ -219,7 +248,7 @@ class Declaration:
         return re.sub(r"[^A-Za-z0-9_.\-]+", "-", self.application).strip("-.") or "application"
 
     @property
-    def journals(self) -> tuple[Source | Output, ...]:
+    def journals(self) -> tuple[DeclaredJournals, ...]:
         """Sources, and outputs that are no sources as well."""
         names = {source.name for source in self.sources}
         return (*self.sources, *(one for one in self.outputs if one.name not in names))
@@ -228,6 +257,11 @@ class Declaration:
 def is_declared(application: Any) -> bool:
     """Return True if the class of an application has a `Source` or an `Output`."""
     return bool(_declared(type(application), (Source, Output)))
+
+
+def sources_of(application: Any) -> list[Source]:
+    """Return the sources of an application's class, those of base classes first."""
+    return _declared(type(application), (Source,))
 
 
 def declaration_of(application: Any, *, name: str = "") -> Declaration:
@@ -243,36 +277,49 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
             path=f"{kind.__qualname__}.recovery_logs",
             hint="Set recovery_logs = False if the store is durable without a log.",
         )
-    declaration = Declaration(
+    sources = sources_of(application)
+    outputs: list[Output] = _declared(kind, (Output,))
+    _check_whole(sources, outputs, application)
+    return Declaration(
         name or name_of(application),
-        tuple(one for one in _declared(kind, (Source,)) if isinstance(one, Source)),
-        tuple(one for one in _declared(kind, (Output,)) if isinstance(one, Output)),
+        tuple(map(_plain, sources)),
+        tuple(map(_plain, outputs)),
         recovery_logs,
     )
-    _check_whole(declaration, application)
-    return declaration
 
 
-def _check_whole(declaration: Declaration, application: Any) -> None:
+def _plain(declared: Source | Output) -> DeclaredJournals:
+    retention = declared.retention or timedelta(0)
+    return DeclaredJournals(
+        declared.name,
+        declared.partitions,
+        declared.key is not None,
+        declared.content_type,
+        message_type_label(declared),
+        retention // timedelta(microseconds=1) * MICROSECOND,
+    )
+
+
+def _check_whole(sources: Sequence[Source], outputs: Sequence[Output], application: Any) -> None:
     kind = type(application).__qualname__
-    if not declaration.sources:
+    if not sources:
         if isinstance(application, MessageProducer):
             hint = "A MessageProducer reads no journals: write its shards as YAML, and apply them."
         else:
             hint = f'Declare what it reads: in {kind}, words = Source("words", Word).'
         raise Invalid("no source is declared", path=kind, hint=hint)
-    for group in (declaration.sources, declaration.outputs):
+    for group in (sources, outputs):
         names = [one.name for one in group]
         for one in names:
             if names.count(one) > 1:
                 raise Invalid(f"{one} is declared twice", path=kind, hint="Remove one of them.")
-    sources = {one.name: one for one in declaration.sources}
-    for output in declaration.outputs:
-        if (source := sources.get(output.name)) is not None:
+    named = {one.name: one for one in sources}
+    for output in outputs:
+        if (source := named.get(output.name)) is not None:
             _check_same(source, output, kind)
-    _check_nesting([one.name for one in declaration.journals], kind)
-    first = declaration.sources[0]
-    for other in declaration.sources[1:]:
+    _check_nesting({one.name for one in (*sources, *outputs)}, kind)
+    first = sources[0]
+    for other in sources[1:]:
         if other.partitions != first.partitions:
             raise Invalid(
                 f"{first.name} has {first.partitions} partitions, and {other.name} has "
@@ -280,7 +327,7 @@ def _check_whole(declaration: Declaration, application: Any) -> None:
                 path=f"{kind}.partitions",
                 hint="Give all sources the same number, or make two applications of it.",
             )
-    _check_message_type(declaration, application)
+    _check_message_type(sources, application)
 
 
 def _check_same(source: Source, output: Output, kind: str) -> None:
@@ -305,11 +352,11 @@ def _check_nesting(names: Iterable[str], kind: str) -> None:
             )
 
 
-def _check_message_type(declaration: Declaration, application: Any) -> None:
+def _check_message_type(sources: Sequence[Source], application: Any) -> None:
     wanted = getattr(application, "message_type", None)
-    if wanted is None or any(wanted is one.message_type for one in declaration.sources):
+    if wanted is None or any(wanted is one.message_type for one in sources):
         return
-    declared = ", ".join(one.message_type.__name__ for one in declaration.sources)
+    declared = ", ".join(one.message_type.__name__ for one in sources)
     raise Invalid(
         f"message_type is {getattr(wanted, '__name__', wanted)}, and sources declare {declared}",
         path=type(application).__qualname__,
@@ -340,6 +387,14 @@ def _declared(kind: type, of: tuple[type[_Declared], ...]) -> list[Any]:
         if not any(value is one for one in unique):
             unique.append(value)
     return unique
+
+
+def _journals(name: str, partitions: int) -> tuple[str, ...]:
+    return tuple(f"{name}/part-{index:03d}" for index in range(partitions))
+
+
+def _selector(name: str) -> LabelSelector:
+    return LabelSelector.parse(f"name:prefix={name}/part-")
 
 
 def _content_type_of(message_type: Any) -> str:

@@ -6,16 +6,9 @@ No IO. The same YAML comes out of `to_yaml` that an operator would have written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
-from gazette.declare.declaration import (
-    RECOVERY_DIRECTORY,
-    Declaration,
-    Output,
-    Source,
-    message_type_label,
-)
+from gazette.declare.declaration import RECOVERY_DIRECTORY, Declaration, DeclaredJournals
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.fragment import Codec
@@ -82,12 +75,12 @@ def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[Jour
     return sorted(specs, key=lambda spec: spec.name)
 
 
-def partition_specs(declared: Source | Output, settings: SpecSettings) -> list[JournalSpec]:
+def partition_specs(declared: DeclaredJournals, settings: SpecSettings) -> list[JournalSpec]:
     """Return the journals of one source or output, in order."""
     labels = LabelSet.of(
-        (CONTENT_TYPE, declared.content_type), (MESSAGE_TYPE, message_type_label(declared))
+        (CONTENT_TYPE, declared.content_type), (MESSAGE_TYPE, declared.message_type)
     )
-    fragment = _fragment(settings, retention_ns(declared))
+    fragment = _fragment(settings, declared.retention_ns)
     return [JournalSpec(name, settings.replication, labels, fragment) for name in declared.journals]
 
 
@@ -143,13 +136,6 @@ def journals_yaml(declaration: Declaration, settings: SpecSettings) -> str:
 def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
     """Return the YAML for ``gazctl shards apply``: new shards."""
     return ShardList.of((spec, 0) for spec in shard_specs(declaration, settings)).to_yaml()
-
-
-def retention_ns(declared: Source | Output) -> int:
-    """Return the retention in nanoseconds, or 0 to keep everything."""
-    if declared.retention is None:
-        return 0
-    return declared.retention // timedelta(microseconds=1) * duration.MICROSECOND
 
 
 def _fragment(settings: SpecSettings, retention: int) -> FragmentSpec:

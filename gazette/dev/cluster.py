@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from gazette.client.client import Client
 from gazette.dev.heads import resume_journals
@@ -18,8 +19,10 @@ from gazette.errors import Invalid, Unavailable
 from gazette.etcd.server import EtcdServer
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port, port_is_free
+from gazette.runtime.tasks import TaskScope
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
+_ETCD_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class ClusterSettings:
     advertise the name of this machine. etcd listens on loopback only.
     """
     first_port: int = 0
+    port_flag: str = "--port"
+    """Flag that gave ``first_port``, for errors."""
     etcd_port: int = 0
     log_level: str = "warn"
     ready_timeout_s: float = 60.0
@@ -95,9 +100,13 @@ class LocalCluster:
         self.etcd = EtcdServer(
             self.directory / "etcd", listen=listen, durable=settings.durable_etcd
         )
+        # A cancelled restart goes on in its thread: the stop has to come after it.
+        self._etcd_lock = threading.Lock()
+        self._etcd_stopped = False
 
     async def start(self) -> None:
         """Start all processes; on failure none is left running."""
+        self._etcd_stopped = False
         try:
             await asyncio.to_thread(self.etcd.start)
             for index in range(self.settings.brokers):
@@ -140,7 +149,7 @@ class LocalCluster:
             if not port_is_free(port, self.settings.host):
                 raise Invalid(
                     f"port {port} is in use",
-                    path="--port",
+                    path=self.settings.port_flag,
                     hint="Stop the process that uses it, or choose another port (0: any).",
                 )
         return ports
@@ -187,9 +196,38 @@ class LocalCluster:
         temporary.write_text(json.dumps(self.describe(), indent=2) + "\n")
         temporary.replace(path)
 
+    async def keep_etcd(self, on_restart: Callable[[int | None], None]) -> NoReturn:
+        """Start etcd again whenever it ends, and call ``on_restart`` with its exit code.
+
+        Run this as a daemon. The etcd of the wheel may panic when a process that ends cancels its calls.
+        """
+        while True:
+            await self._clock.sleep(_ETCD_POLL_S)
+            if not self.etcd.running and await asyncio.to_thread(self._restart_etcd):
+                on_restart(self.etcd.exit_code)
+
+    def _restart_etcd(self) -> bool:
+        """Start etcd again, unless the cluster has stopped it. Return True if it was started."""
+        with self._etcd_lock:
+            if self._etcd_stopped:
+                return False
+            self.etcd.start()
+            return True
+
+    def _stop_etcd(self) -> None:
+        with self._etcd_lock:
+            self._etcd_stopped = True
+            self.etcd.stop()
+
     async def stop(self, timeout_s: float = 60.0) -> list[str]:
         """Stop brokers together, then etcd. Return the names of processes that had to be killed."""
         running = [one.process for one in self.brokers if one.process.running]
-        ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
-        await asyncio.to_thread(self.etcd.stop)
+        ended: list[bool] = []
+        if running:
+            # Without etcd, brokers could neither store what they hold nor leave.
+            async with TaskScope("stop") as scope:
+                scope.daemon(self.keep_etcd(lambda code: None), name="etcd")
+                ended = await asyncio.gather(*(process.stop(timeout_s) for process in running))
+                scope.cancel()
+        await asyncio.to_thread(self._stop_etcd)
         return [process.name for process, ok in zip(running, ended, strict=True) if not ok]

@@ -93,8 +93,9 @@ def run(
     environ: Mapping[str, str],
     *,
     bind_host: str = "",
+    member: type[ConsumerMember] = ConsumerMember,
 ) -> int:
-    """Run ``main``, but return its exit code."""
+    """Run ``main``, but return its exit code. ``member`` is the class that serves the application."""
     path = Path(sys.argv[0])
     # With `python -m package` the file name says nothing.
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
@@ -129,7 +130,7 @@ def run(
             flags.limit,
             rest,
             environ,
-            lambda: _serve_one(application, loaded),
+            lambda: _serve_one(application, loaded, member),
         )
     except Invalid as error:
         return exit_with(error, sys.stderr)
@@ -149,7 +150,12 @@ def root_of(application: Application[Any], loaded: Loaded) -> str:
     return f"{PREFIX_DEFAULT}{name}"
 
 
-def build(application: Application[Any], loaded: Loaded, clock: Clock) -> ConsumerMember:
+def build(
+    application: Application[Any],
+    loaded: Loaded,
+    clock: Clock,
+    member: type[ConsumerMember] = ConsumerMember,
+) -> ConsumerMember:
     """Return the service of a configuration, with its ports taken. Call it on the event loop.
 
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
@@ -173,7 +179,7 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     if auth.keyless:
         what = "use this application, and change and delete its shards"
         warn_of_open_server(server.settings, "consumer", what)
-    return ConsumerMember(
+    return member(
         application,
         clock,
         rng,
@@ -188,10 +194,12 @@ def build(application: Application[Any], loaded: Loaded, clock: Clock) -> Consum
     )
 
 
-async def _serve_one(application: Application[Any], loaded: Loaded) -> int:
+async def _serve_one(
+    application: Application[Any], loaded: Loaded, member: type[ConsumerMember]
+) -> int:
     return await serve_until_signal(
         "consumer",
-        lambda: build(application, loaded, SystemClock()),
+        lambda: build(application, loaded, SystemClock(), member),
         lambda service: [*diagnostic_routes(service.not_ready), *service.debug_routes()],
         loaded.group(DebugFlags).port,
         loaded.group(ConsumerFlags).bind_host,

@@ -9,10 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gazette import Application, CSVRecord, Message, MessageProducer, Output, Source
-from gazette.declare.declaration import declaration_of, is_declared, message_type_label
+from gazette.declare.declaration import Declaration, declaration_of, is_declared, message_type_label
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.mapping import Partition, Partitions
@@ -186,7 +187,10 @@ def test_what_does_not_fit_together_is_named(
 def test_a_source_that_is_an_output_too_is_declared_once() -> None:
     source, output = Source("again", Word, key="word"), Output("again", Word, key="word")
     declaration = declaration_of(_class(a=source, b=output, c=output)())
-    assert declaration.journals == (source,)
+    assert [one.name for one in declaration.journals] == ["again"]
+    assert declaration.sources == declaration.outputs
+    decoded = msgspec.json.decode(msgspec.json.encode(declaration), type=Declaration)
+    assert decoded == declaration
 
 
 def test_messages_decode_to_the_type_of_their_source() -> None:
@@ -202,12 +206,12 @@ def test_messages_decode_to_the_type_of_their_source() -> None:
     assert Own().message_type_of(JournalSpec("words/part-000")) is Plain
 
 
-class Names(Application[JSONFileStore]):
+class Names(Application[JSONFileStore[list[str]]]):
     words = Source("words", Word)
     users = Source("users", User)
 
-    def new_store(self, shard: Any, recorder: Any) -> JSONFileStore:
-        return JSONFileStore(recorder, list)
+    def new_store(self, shard: Any, recorder: Any) -> JSONFileStore[list[str]]:
+        return JSONFileStore(recorder, list[str], list)
 
     def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
         store.state.append(type(envelope.message).__name__)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -24,8 +26,9 @@ from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import journal_spec
+from tests.run.test_run import Run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,7 +61,7 @@ async def test_it_counts_words_published_to_its_journal(tmp_path: Path) -> None:
             log = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
             stores = ("file:///",)
             specs = [
-                journal_spec("first/words", labels=words, stores=stores),
+                journal_spec("words/part-000", labels=words, stores=stores),
                 journal_spec("recovery/first/shard-000", labels=log, stores=stores),
             ]
             await client.apply_journals([JournalChange(upsert=spec) for spec in specs])
@@ -66,7 +69,7 @@ async def test_it_counts_words_published_to_its_journal(tmp_path: Path) -> None:
             await await_ready(application, http, clock, 30.0)
             appends = AppendService(client)
             publisher = Publisher.standalone(appends, clock, random.SystemRandom())
-            mapping = fixed_mapping("first/words", CONTENT_JSON_LINES)
+            mapping = fixed_mapping("words/part-000", CONTENT_JSON_LINES)
             text = ["to", "be", "or", "not", "to", "be"]
             await publisher.publish_from_loop(mapping, [Word(word=one) for one in text])
             await appends.flush()
@@ -83,17 +86,73 @@ async def consumed(port: int, client: Client, clock: SystemClock) -> None:
     async with ShardClient(f"http://127.0.0.1:{port}", clock=clock) as shards:
         spec = ShardSpec(
             id="shard-000",
-            sources=(ShardSource("first/words"),),
+            sources=(ShardSource("words/part-000"),),
             recovery_log_prefix="recovery/first",
             hint_prefix="/gazette/hints/first",
             max_txn_duration_ns=1_000_000_000,
         )
         await shards.apply_shards([ShardChange(upsert=spec)])
-        head = await write_head(client, "first/words")
+        head = await write_head(client, "words/part-000")
         while True:
             listed = (await shards.list_shards()).shards
             if listed and listed[0].route.primary is not None:
                 break
             await clock.sleep(0.05)
-        stat = await shards.stat("shard-000", {"first/words": head})
-        assert stat.read_through["first/words"] == head
+        stat = await shards.stat("shard-000", {"words/part-000": head})
+        assert stat.read_through["words/part-000"] == head
+
+
+async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
+    """Its files and its commands, but at ports that are free here."""
+    page = (ROOT / "docs" / "first-application.md").read_text()
+    app, publish, main = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    commands = re.findall(r"^    (gazette|printf|curl|python)( .*)$", page, re.MULTILINE)
+    said = [name + rest for name, rest in commands]
+    assert said[:3] == [
+        "gazette run app.py",
+        (
+            "printf '%s\\n' '{\"word\":\"gazette\"}' | gazctl journals append "
+            "-l name:prefix=words/part- --framing lines"
+        ),
+        "curl http://127.0.0.1:9001/shards/shard-000/counts",
+    ]
+    assert said[3:] == [
+        "gazette run app.py --standbys 1",
+        "gazette run app.py --reload",
+        "python publish.py",
+    ]
+    run = Run(tmp_path)
+    run.program.write_text(app)
+    await run.start()
+    try:
+        await run.until("Ctrl-C stops it")
+        # The banner shows the commands of the page, with the addresses of this run.
+        assert said[1] in run.said
+        assert said[2].rpartition("9001")[2] in run.said
+        await run.publish()
+        await run.count(1)
+        (broker,) = re.findall(r"brokers  (\S+)", run.said)
+        (tmp_path / "publish.py").write_text(publish.replace("http://localhost:8080", broker))
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "publish.py"), cwd=tmp_path, env=run.environ
+        )
+        assert await child.wait() == 0
+        await run.answers({"be": 1, "gazette": 1, "or": 1, "to": 2})
+        assert run.process is not None
+        run.process.kill()
+        await run.ends()
+        await run.start(*said[3].split()[3:])
+        await run.until("Ctrl-C stops it")
+        await run.answers({"be": 1, "gazette": 1, "or": 1, "to": 2})
+    finally:
+        assert await run.stop() == 0
+    imported = app.replace("shard_route\n", "runconsumer, shard_route\n", 1)
+    run.program.write_text(f"{imported}\n\n{main}")
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "app.py", "specs", "--store=file:///"),
+        cwd=tmp_path,
+        env=run.environ,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await child.communicate()
+    assert b"words/part-000" in printed

@@ -1,0 +1,83 @@
+"""What `gazette run` says once an application runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gazette.declare.declaration import Declaration, DeclaredJournals
+from gazette.message.mapping import fnv32a
+from gazette.run.samples import MessageSample
+
+_GAZCTL_BROKER: Final = "http://localhost:8080"
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+def banner(
+    declaration: Declaration,
+    samples: Mapping[str, MessageSample],
+    routes: Sequence[str],
+    *,
+    target: str,
+    state: str,
+    brokers: str,
+    members: Sequence[tuple[str, str]],
+    pids: Sequence[int] = (),
+) -> list[str]:
+    """Return the lines. ``members`` has the gRPC and HTTP address of each process, ``pids`` their ids."""
+    lines = [f"{target} runs as application {declaration.application}"]
+    if state:
+        lines.append(f"  state    {state}")
+    lines.append(f"  brokers  {brokers}")
+    for index, (grpc, http) in enumerate(members):
+        pid = f"   process {pids[index]}" if pids else ""
+        lines.append(f"  serves   {http} (HTTP)   {grpc} (gRPC){pid}")
+    lines += [f"  reads    {_journals_text(one)}" for one in declaration.sources]
+    lines += [f"  writes   {_journals_text(one)}" for one in declaration.outputs]
+    lines.append("try")
+    lines += [
+        f"  {publish_command(source, samples[source.name], brokers)}"
+        for source in declaration.sources
+        if source.name in samples
+    ]
+    lines.append(f"  {query_command(routes, members[0][1], _shard_of(declaration, samples))}")
+    lines.append("Ctrl-C stops it" + ("; the state stays." if state else "."))
+    return lines
+
+
+def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: str) -> str:
+    """Return a command that appends one message, to the partition of its key."""
+    command = f"gazctl journals append -l name:prefix={source.name}/part- --framing lines"
+    lines = [sample.line]
+    if source.keyed and source.partitions > 1:
+        command += " --mapping modulo"
+        lines.insert(0, sample.key)
+    if brokers.replace("127.0.0.1", "localhost") != _GAZCTL_BROKER:
+        command += f" --broker.address {brokers}"
+    words = " ".join(shlex.quote(line) for line in lines)
+    return f"printf '%s\\n' {words} | {command}"
+
+
+def query_command(routes: Sequence[str], address: str, shard: str) -> str:
+    """Return a command that asks a shard of the application, or else the runtime."""
+    ordered = sorted(routes, key=lambda route: "{shard" not in route)
+    path = ordered[0] if ordered else "/debug/shards"
+    path = _PATH_PARAMETER.sub(
+        lambda found: shard if found[1] == "shard" else found[1].upper(), path
+    )
+    return f"curl {address}{path}"
+
+
+def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) -> str:
+    """Return the shard that gets the first sample: the one to ask for what it has changed."""
+    for source in declaration.sources:
+        if source.keyed and source.name in samples:
+            return f"shard-{fnv32a(samples[source.name].key.encode()) % source.partitions:03d}"
+    return "shard-000"
+
+
+def _journals_text(one: DeclaredJournals) -> str:
+    partitions = f"{one.partitions} partition{'s' if one.partitions > 1 else ''}"
+    return f"{one.name}: {partitions} of {one.message_type}, {'by key' if one.keyed else 'no key'}"

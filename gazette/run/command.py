@@ -1,0 +1,119 @@
+"""``gazette run``: an application and all that it needs, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from gazette.config.schema import Schema, exit_with
+from gazette.errors import GazetteError, Invalid
+from gazette.run.lock import RunLock
+from gazette.run.session import RunSession
+from gazette.run.settings import RunBrokerFlags, RunEtcdFlags, RunFlags
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.file_limit import raise_file_limit
+from gazette.runtime.tasks import TaskScope
+
+_DESCRIPTION: Final = """Run an application: start etcd and a broker on this machine, create the
+journals and shards that the application declares, and serve it. A restart finds the state again.
+Flags after -- are those of the application: see `python app.py serve --help`."""
+_EXAMPLES: Final = """examples:
+  gazette run app.py --reload
+  gazette run package.module:Class --standbys 1
+  gazette run app.py -- --consumer.max-restarts=3"""
+_TARGET: Final = "TARGET [-- FLAGS]"
+_EXIT_USAGE: Final = 2
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand. Return 0 after SIGTERM or SIGINT, 1 when it failed, 2 for the user's mistake."""
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    own, rest = words[:end], words[end + 1 :]
+    schema = Schema(
+        "gazette run",
+        {"": RunFlags, "broker": RunBrokerFlags, "etcd": RunEtcdFlags},
+        arguments=_TARGET,
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+    )
+    try:
+        loaded = schema.load(own, {})
+        target = _target(loaded.arguments)
+        flags = loaded.group(RunFlags)
+        brokers = loaded.group(RunBrokerFlags).address
+        etcd = loaded.group(RunEtcdFlags).address
+        _check(flags, brokers, etcd)
+        raise_file_limit()
+        assert flags.dir is not None
+        with RunLock(flags.dir, target) as lock:
+            session = RunSession(target, flags, brokers, etcd, rest, SystemClock(), say, os.environ)
+            return asyncio.run(_until_signal(session, after_crash=lock.after_crash))
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    except GazetteError as error:
+        print(f"gazette run: {error}\n{error.hint}", file=sys.stderr, flush=True)
+        return 1
+
+
+def say(text: str, *, at: bool = True) -> None:
+    """Print a line, with the time of day if ``at``."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
+
+
+def _target(words: Sequence[str]) -> str:
+    if len(words) != 1:
+        raise Invalid(
+            f"{len(words)} applications are named (expected 1)"
+            if words
+            else "no application is named",
+            path="gazette run",
+            hint="Name its file or class, as in gazette run app.py, and its own flags after --.",
+        )
+    return words[0]
+
+
+def _check(flags: RunFlags, brokers: str, etcd: str) -> None:
+    """Raise ``Invalid`` for flags that do not fit together, before anything is started."""
+    if flags.dir is None:
+        raise Invalid("a directory is needed", path="--dir")
+    if bool(brokers) != bool(etcd):
+        given, lacking = ("broker", "etcd") if brokers else ("etcd", "broker")
+        raise Invalid(
+            f"a cluster is reached by both addresses, and only --{given}.address is given",
+            path=f"--{lacking}.address",
+            hint=f"Give --{lacking}.address as well, or none: then a cluster is started here.",
+        )
+    if flags.store and not brokers:
+        raise Invalid(
+            "a cluster that is started here stores into its own directory",
+            path="--store",
+            hint="Leave it out, or give --broker.address.",
+        )
+    if flags.report <= 0:
+        raise Invalid("the interval must be above zero", path="--report")
+    flags.member_count()
+    flags.spec_settings(embedded=not brokers)
+
+
+async def _until_signal(session: RunSession, *, after_crash: bool) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with TaskScope("run") as scope:
+        work = scope.spawn(session.run(after_crash=after_crash), name="session")
+        stop = scope.spawn(stopping.wait(), name="stop")
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            say("stopping …", at=False)
+            work.cancel()
+            await asyncio.wait({work})
+        stop.cancel()
+        return 0 if work.cancelled() else work.result()
+    raise AssertionError("unreachable: the scope raises, or its body returns")

@@ -1,0 +1,153 @@
+"""What an application consumes: messages per second, lag, and shards that failed, as lines of text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gazette.client.client import Client
+from gazette.dev.heads import write_head
+from gazette.errors import GazetteError
+from gazette.run.http_get import get
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope
+
+_MESSAGES: Final = re.compile(
+    rb'^gazette_shard_read_messages_total\{shard="([^"]*)"\} ([0-9.e+]+)$', re.MULTILINE
+)
+_HEADS_S: Final = 5.0
+_AT_ONCE: Final = 16
+_PRIMARY: Final = "PRIMARY"
+_FAILED: Final = "FAILED"
+
+
+class ConsumptionSeen(msgspec.Struct, frozen=True):
+    """What all members say at one moment."""
+
+    messages: Mapping[str, float]
+    """Messages of finished transactions, by process and shard."""
+    read_through: Mapping[str, int]
+    """Offset that a primary has read through, by journal."""
+    primaries: int
+    errors: Mapping[str, str]
+    """Errors of failed shards, by id."""
+
+
+class ConsumptionReport:
+    """Compares what it sees with what it saw, and says what is new. Call ``look`` now and then."""
+
+    def __init__(
+        self,
+        members: Callable[[], Sequence[str]],
+        journals: Sequence[str],
+        shards: int,
+        client: Client,
+        clock: Clock,
+    ) -> None:
+        self._members = members
+        """Returns the HTTP addresses of the members."""
+        self._journals = tuple(journals)
+        self._shards = shards
+        self._client = client
+        self._clock = clock
+        self._seen: ConsumptionSeen | None = None
+        self._seen_at = clock.monotonic()
+        self._state: tuple[int, int | None] | None = None
+        self._said: dict[str, str] = {}
+
+    async def look(self) -> list[str]:
+        """Return what is new, as lines: nothing while an application has nothing to do."""
+        now = self._clock.monotonic()
+        answers = await asyncio.to_thread(_ask, self._members())
+        seen = seen_in(answers)
+        lag = await self._lag(seen.read_through)
+        lines = self._failures(seen)
+        read = 0.0 if self._seen is None else messages_between(self._seen, seen)
+        state = (seen.primaries, lag)
+        if read or state != self._state:
+            rate = read / max(now - self._seen_at, 0.001)
+            lines.append(consumption_text(rate, lag, seen.primaries, self._shards))
+        self._seen, self._seen_at, self._state = seen, now, state
+        return lines
+
+    def _failures(self, seen: ConsumptionSeen) -> list[str]:
+        lines = [
+            f"{shard} failed: {error}"
+            for shard, error in sorted(seen.errors.items())
+            if self._said.get(shard) != error
+        ]
+        self._said = dict(seen.errors)
+        return lines
+
+    async def _lag(self, read_through: Mapping[str, int]) -> int | None:
+        """Return the bytes that are not read yet, or None if brokers do not answer in time."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def unread(journal: str) -> int:
+            async with gate:
+                head = await write_head(self._client, journal)
+            return max(0, head - read_through.get(journal, 0))
+
+        try:
+            async with asyncio.timeout(_HEADS_S), TaskScope("heads") as scope:
+                tasks = [scope.spawn(unread(one), name=one) for one in self._journals]
+        except (TimeoutError, GazetteError):
+            return None
+        return sum(task.result() for task in tasks)
+
+
+def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
+    """Return what answers of ``/metrics`` and ``/debug/shards`` say, by the address of the member."""
+    messages: dict[str, float] = {}
+    offsets: dict[str, int] = {}
+    errors: dict[str, str] = {}
+    primaries = 0
+    for address, (metrics, debug) in answers.items():
+        for shard, count in _MESSAGES.findall(metrics):
+            messages[f"{address} {shard.decode()}"] = float(count)
+        shards: list[dict[str, Any]] = msgspec.json.decode(debug)["shards"]
+        for shard in shards:
+            if shard["status"] == _FAILED:
+                errors[shard["id"]] = "\n".join(shard["errors"]).strip()
+            elif shard["slot"] == 0 and shard["status"] == _PRIMARY:
+                primaries += 1
+                offsets.update(shard["read_through"])
+    return ConsumptionSeen(messages, offsets, primaries, errors)
+
+
+def messages_between(before: ConsumptionSeen, after: ConsumptionSeen) -> float:
+    """Return how many messages were consumed. A counter that became smaller began again at zero."""
+    read = 0.0
+    for key, count in after.messages.items():
+        former = before.messages.get(key, 0.0)
+        read += count - former if count >= former else count
+    return read
+
+
+def consumption_text(rate: float, lag: int | None, primaries: int, shards: int) -> str:
+    behind = "lag unknown" if lag is None else f"lag {_bytes_text(lag)}"
+    digits = 0 if rate >= 10 or rate == int(rate) else 1
+    return f"{rate:,.{digits}f} messages/s, {behind}, {primaries} of {shards} shards run"
+
+
+def _bytes_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable: GiB is the last unit")
+
+
+def _ask(addresses: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
+    """Return the answers of the members that give both."""
+    answers = {}
+    for address in addresses:
+        metrics, debug = get(f"{address}/metrics"), get(f"{address}/debug/shards")
+        if metrics is not None and debug is not None:
+            answers[address] = (metrics, debug)
+    return answers

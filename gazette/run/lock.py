@@ -1,0 +1,84 @@
+"""The lock of a directory: one `gazette run` at a time, and it is known which."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gazette.errors import Conflict, Invalid
+
+FILE = "run.lock"
+
+
+class LockOwner(msgspec.Struct, frozen=True):
+    """The process that has the lock, as the file says."""
+
+    pid: int
+    target: str
+    since: str
+
+
+class RunLock:
+    """The lock of ``directory``. Use as ``with``. The kernel releases it when the process ends, in any way.
+
+    ``after_crash`` is True if the process that had it before did not release it.
+    """
+
+    def __init__(self, directory: Path, target: str) -> None:
+        self.after_crash = False
+        self._path = directory / FILE
+        self._target = target
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Take the lock. Raise ``Conflict`` that names its owner, or ``Invalid`` for the directory."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Invalid(
+                f"cannot write to {self._path.parent}: {error.strerror}",
+                path="--dir",
+                hint="Give a directory that this user may write to.",
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = self._owner()
+            self._close()
+            raise _held(self._path.parent, owner) from None
+        self.after_crash = os.fstat(self._fd).st_size > 0
+        mine = LockOwner(os.getpid(), self._target, time.strftime("%Y-%m-%d %H:%M:%S"))
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, msgspec.json.encode(mine), 0)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.ftruncate(self._fd, 0)
+        self._close()
+
+    def _owner(self) -> LockOwner | None:
+        try:
+            return msgspec.json.decode(os.pread(self._fd, 4096, 0), type=LockOwner)
+        except msgspec.MsgspecError:
+            return None  # It has the lock, and has not written its name yet.
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _held(directory: Path, owner: LockOwner | None) -> Conflict:
+    if owner is None:
+        return Conflict(
+            f"another process uses {directory}", hint="Stop it, or give another directory: --dir."
+        )
+    return Conflict(
+        f"process {owner.pid} uses {directory}: it runs {owner.target} since {owner.since}",
+        hint=f"Stop it (Ctrl-C there, or `kill {owner.pid}`), or give another directory: --dir.",
+    )

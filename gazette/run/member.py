@@ -1,0 +1,106 @@
+"""A child process of `gazette run`: loads the user's application, and describes or serves it.
+
+    python -m gazette.run.member describe FILE TARGET
+    python -m gazette.run.member FILE TARGET FLAGS…
+
+The first writes a `Description` as JSON. The second serves the application with the flags of
+``serve``. It writes the application's HTTP routes as a JSON list.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gazette.config.schema import exit_with
+from gazette.consumer.callbacks import require_callbacks
+from gazette.consumer.member import ConsumerMember
+from gazette.consumer.query.shard_route import BoundShardRoute
+from gazette.declare.declaration import Declaration, declaration_of
+from gazette.errors import Invalid
+from gazette.run.samples import MessageSample, samples_of
+from gazette.run.target import RunTarget, user_files
+from gazette.runconsumer import process
+from gazette.runtime.process_exit import end_process
+from gazette.runtime.supervisor import die_with_parent
+
+DESCRIBE: Final = "describe"
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What `gazette run` knows of an application without importing it."""
+
+    declaration: Declaration
+    files: tuple[str, ...]
+    """The user's own files that it consists of."""
+    samples: dict[str, MessageSample] = {}
+    """A message of each source that takes JSON, by name."""
+
+
+class NotingMember(ConsumerMember):
+    """A member that writes down which routes its application adds."""
+
+    routes_file: Path | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._paths: list[str] = []
+
+    def add_route(
+        self,
+        path: str,
+        endpoint: Callable[..., Any] | BoundShardRoute,
+        methods: Iterable[str] = ("GET",),
+    ) -> None:
+        """See `ConsumerService.add_route`."""
+        methods = tuple(methods)
+        super().add_route(path, endpoint, methods)
+        if "GET" in methods:
+            self._paths.append(path)
+
+    async def start(self) -> None:
+        await super().start()
+        assert self.routes_file is not None
+        write_whole(self.routes_file, msgspec.json.encode(self._paths))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or none."""
+    temporary = path.with_name(f"{path.name}.partial")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the process, to its exit code: 2 if the application cannot be used."""
+    die_with_parent(os.environ)
+    try:
+        if argv[0] == DESCRIBE:
+            file, text = argv[1:]
+            application = RunTarget.parse(text).load()
+            require_callbacks(application)
+            described = Description(
+                declaration_of(application),
+                tuple(user_files()),
+                {source.name: sample for source, sample in samples_of(application)},
+            )
+            write_whole(Path(file), msgspec.json.encode(described))
+            return 0
+        file, text, *flags = argv
+        application = RunTarget.parse(text).load()
+    except Invalid as error:
+        return exit_with(error, sys.stderr)
+    # At the end all processes stop, and none takes over. That is no news, whatever was asked to be logged.
+    logging.getLogger("gazette.allocator.drain").setLevel(logging.ERROR)
+    NotingMember.routes_file = Path(file)
+    return process.run(application, ["serve", *flags], os.environ, member=NotingMember)
+
+
+if __name__ == "__main__":
+    end_process(run(sys.argv[1:]))

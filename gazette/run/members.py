@@ -1,0 +1,183 @@
+"""The processes of an application that `gazette run` starts, watches, and starts again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gazette.errors import Broken, Unavailable
+from gazette.run.http_get import get
+from gazette.runtime.clock import Clock
+from gazette.runtime.random_names import two_words
+from gazette.runtime.supervisor import PARENT_ENV
+from gazette.runtime.tasks import TaskScope
+
+STOP_S: Final = 10.0
+READY_S: Final = 60.0
+_POLL_S: Final = 0.05
+_CRASHES_MAX: Final = 3
+_CRASHES_WITHIN_S: Final = 60.0
+_EXIT_USAGE: Final = 2
+
+
+@dataclass(slots=True)
+class MemberProcess:
+    """One process and its addresses. What it writes goes to the terminal."""
+
+    name: str
+    host: str
+    grpc_port: int
+    http_port: int
+    routes_file: Path
+    process: asyncio.subprocess.Process | None = None
+    ended: list[float] = field(default_factory=list)
+    """Times at which it ended unasked."""
+
+    @property
+    def grpc_url(self) -> str:
+        return f"http://{self.host}:{self.grpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.host}:{self.http_port}"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+
+class RunMembers:
+    """All processes of the application. ``flags`` are those that all of them get."""
+
+    def __init__(
+        self,
+        target: str,
+        members: Sequence[MemberProcess],
+        flags: Sequence[str],
+        environ: Mapping[str, str],
+        clock: Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        self.members = tuple(members)
+        self._target = target
+        self._flags = tuple(flags)
+        self._environ = dict(environ)
+        self._clock = clock
+        self._say = say
+        self._rng = random.SystemRandom()
+
+    async def start(self) -> None:
+        """Start all, and return when each is ready. Raise ``Broken`` if one ends, ``Unavailable`` in time."""
+        for member in self.members:
+            await self._start(member)
+        for member in self.members:
+            await self._await_ready(member)
+
+    async def keep_running(self) -> None:
+        """Start processes again that end. Raise ``Broken`` if one does so again and again."""
+        async with TaskScope("members") as scope:
+            for member in self.members:
+                scope.daemon(self._keep_running(member), name=member.name)
+
+    async def _keep_running(self, member: MemberProcess) -> None:
+        while True:
+            assert member.process is not None
+            await member.process.wait()
+            await self._start_again(member)
+
+    async def stop(self) -> None:
+        """Stop all at once. Kill those that have not ended after `STOP_S`."""
+        running = [one.process for one in self.members if one.running and one.process is not None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                for process in running:
+                    await process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Kill all, and return when they are gone."""
+        for member in self.members:
+            if member.running and member.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    member.process.kill()
+                await member.process.wait()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of those that run, in order."""
+        return [one.process.pid for one in self.members if one.process is not None]
+
+    def routes(self) -> list[str]:
+        """Return the HTTP routes that the application has added, of those that answer GET."""
+        return msgspec.json.decode(self.members[0].routes_file.read_bytes(), type=list[str])
+
+    async def _start(self, member: MemberProcess) -> None:
+        member.routes_file.unlink(missing_ok=True)
+        # Its lease may outlive a process that was killed. Another id need not wait for that.
+        identity = f"{member.name}-{two_words(self._rng)}"
+        member.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gazette.run.member"),
+            *(str(member.routes_file), self._target),
+            f"--consumer.id={identity}",
+            f"--consumer.host={member.host}",
+            f"--consumer.port={member.grpc_port}",
+            f"--consumer.http-port={member.http_port}",
+            *self._flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**self._environ, PARENT_ENV: str(os.getpid())},
+            # A terminal's Ctrl-C is for the parent, which stops its processes in order.
+            start_new_session=True,
+        )
+
+    async def _await_ready(self, member: MemberProcess) -> None:
+        deadline = self._clock.monotonic() + READY_S
+        while not await asyncio.to_thread(_is_ready, member):
+            if not member.running:
+                raise Broken(
+                    f"{member.name} ended at its start ({_how(member)})", hint="See above."
+                )
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"{member.name} is not ready after {READY_S:.0f} s",
+                    hint=f"Ask {member.http_url}/debug/ready what it waits for.",
+                )
+            await self._clock.sleep(_POLL_S)
+
+    async def _start_again(self, member: MemberProcess) -> None:
+        now = self._clock.monotonic()
+        member.ended = [one for one in member.ended if now - one < _CRASHES_WITHIN_S] + [now]
+        assert member.process is not None
+        if len(member.ended) >= _CRASHES_MAX or member.process.returncode == _EXIT_USAGE:
+            times = len(member.ended)
+            raise Broken(
+                f"{member.name} ended {times} times within {_CRASHES_WITHIN_S:.0f} s ({_how(member)})"
+                if times > 1
+                else f"{member.name} ended ({_how(member)})",
+                hint="What it wrote before is above.",
+            )
+        self._say(f"{member.name} ended ({_how(member)}); it is started again")
+        await self._start(member)
+
+
+def _is_ready(member: MemberProcess) -> bool:
+    return member.routes_file.exists() and get(f"{member.http_url}/debug/ready") is not None
+
+
+def _how(member: MemberProcess) -> str:
+    assert member.process is not None
+    code = member.process.returncode
+    assert code is not None
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -1,0 +1,387 @@
+"""One run: the cluster, and the application on it, again for each change of its files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from gazette.client.client import Client
+from gazette.client.rpc.preflight import require_reachable
+from gazette.client.shards import ShardClient
+from gazette.declare.apply import apply_journals, apply_shards, changes_needed
+from gazette.declare.changes import DeclaredChanges
+from gazette.declare.declaration import Declaration
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.dev.processes import ChildProcess
+from gazette.errors import Broken, Conflict, GazetteError, Invalid
+from gazette.run.banner import banner
+from gazette.run.changed_files import ChangedFiles
+from gazette.run.consumption import ConsumptionReport
+from gazette.run.member import DESCRIBE, Description
+from gazette.run.members import MemberProcess, RunMembers
+from gazette.run.settings import RunFlags
+from gazette.runtime.clock import Clock
+from gazette.runtime.ports import free_port, port_is_free
+from gazette.runtime.supervisor import PARENT_ENV
+from gazette.runtime.tasks import TaskScope
+
+HOST: Final = "127.0.0.1"
+PREFIX: Final = "/gazette/consumers/"
+_CRASH_S: Final = 20.0
+"""Longest wait for processes of a run that was killed."""
+_RETRY_S: Final = 0.2
+_CONNECT_S: Final = 10.0
+_STOP_S: Final = 20.0
+_EXIT_USAGE: Final = 2
+
+
+class Says(Protocol):
+    """Prints a line."""
+
+    def __call__(self, text: str, *, at: bool = True) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """The addresses of a cluster. ``local`` is set if this process has started it."""
+
+    brokers: str
+    etcd: str
+    local: LocalCluster | None = None
+
+
+class RunSession:
+    """All that `gazette run` does between its flags and its exit code. Loop-bound.
+
+    ``arguments`` are the application's own flags. ``say`` prints a line.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        flags: RunFlags,
+        brokers: str,
+        etcd: str,
+        arguments: Sequence[str],
+        clock: Clock,
+        say: Says,
+        environ: Mapping[str, str],
+    ) -> None:
+        assert flags.dir is not None
+        self._target = target
+        self._flags = flags
+        self._addresses = (brokers, etcd)
+        self._arguments = tuple(arguments)
+        self._clock = clock
+        self._say = say
+        self._environ = dict(environ)
+        self._directory = flags.dir.absolute()
+        self._scratch = self._directory / "run"
+        self._settings = flags.spec_settings(embedded=not brokers)
+        self._ports: list[tuple[int, int]] = []
+        self._banner: list[str] = []
+        """The lines that were printed last: a change that alters none of them needs one line only."""
+
+    async def run(self, *, after_crash: bool = False) -> int:
+        """Run until cancelled. Return 2 if the application cannot be used. Raise what stops the run.
+
+        ``after_crash``: processes of a run before may still be ending. Cancellation leaves no process.
+        """
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        described = await self._describe()
+        if described is None:
+            return _EXIT_USAGE
+        self._say(f"starting {self._target} …", at=False)
+        if after_crash:
+            seconds = f"{self._flags.lease:g} s"
+            self._say(f"the last run was killed: its leases end within {seconds} …", at=False)
+        async with (
+            self._cluster(after_crash) as cluster,
+            Client(cluster.brokers, route_cache_size=0, clock=self._clock) as client,
+        ):
+            if cluster.local is None:
+                await require_reachable(
+                    client,
+                    "broker",
+                    connect_s=_CONNECT_S,
+                    hint="Check that it runs there, or leave --broker.address out.",
+                )
+            async with TaskScope("cluster") as scope:
+                if (local := cluster.local) is not None:
+                    scope.daemon(local.keep_etcd(self._say_etcd), name="etcd")
+                    for broker in local.brokers:
+                        scope.daemon(_require_running(broker.process), name=broker.process.name)
+                try:
+                    while True:
+                        described = await self._generation(described, cluster, client)
+                finally:
+                    scope.cancel()
+        raise AssertionError("unreachable: generations follow each other until cancelled")
+
+    async def _generation(
+        self, described: Description, cluster: RunningCluster, client: Client
+    ) -> Description:
+        """Serve the application until its files change. Return the description of the changed one."""
+        declaration, settings = described.declaration, self._settings
+        members = RunMembers(
+            self._target,
+            self._processes(),
+            self._member_flags(declaration, cluster),
+            self._environ if cluster.local is None else cluster.local.environ,
+            self._clock,
+            self._say,
+        )
+        try:
+            # Without shards at first: no member runs that would list them. Outputs have to exist before.
+            changes = await changes_needed(
+                declaration,
+                settings,
+                client,
+                None,
+                more_partitions=self._flags.more_partitions,
+            )
+            await apply_journals(client, changes)
+            await members.start()
+            async with ShardClient(
+                members.members[0].grpc_url, route_cache_size=0, clock=self._clock
+            ) as shards:
+                await self._apply(declaration, client, shards)
+                self._say_banner(described, cluster, members)
+                return await self._serve(described, members, client, shards)
+        except (Broken, Conflict, Invalid) as error:
+            if not self._flags.reload:
+                raise
+            await members.stop()
+            self._say_error(error)
+            return await self._next(described)
+        finally:
+            await members.stop()
+
+    async def _serve(
+        self,
+        described: Description,
+        members: RunMembers,
+        client: Client,
+        shards: ShardClient,
+    ) -> Description:
+        """Watch processes and files. Return the next description that can be applied."""
+        declaration = described.declaration
+        journals = [name for source in declaration.sources for name in source.journals]
+        report = ConsumptionReport(
+            lambda: [one.http_url for one in members.members if one.running],
+            journals,
+            declaration.shards,
+            client,
+            self._clock,
+        )
+        async with TaskScope("serve") as scope:
+            scope.daemon(members.keep_running(), name="members")
+            scope.daemon(self._report(report), name="report")
+            if not self._flags.reload:
+                await asyncio.get_running_loop().create_future()
+            following = described
+            while True:
+                following = await self._next(following)
+                try:
+                    await self._changes(following.declaration, client, shards)
+                except GazetteError as error:
+                    self._say_error(error)
+                    self._say("the application goes on as it was, until the next change")
+                else:
+                    break
+            scope.cancel()
+        self._say("its files have changed: starting it again …")
+        return following
+
+    async def _report(self, report: ConsumptionReport) -> None:
+        while True:
+            await self._clock.sleep(self._flags.report)
+            for line in await report.look():
+                self._say(line)
+
+    async def _next(self, described: Description) -> Description:
+        """Return the description of the application once its files have changed and can be loaded."""
+        files = ChangedFiles(described.files)
+        while True:
+            await files.wait(self._clock)
+            found = await self._describe()
+            if found is not None:
+                return found
+            self._say("waiting for the next change")
+
+    async def _describe(self) -> Description | None:
+        """Load the application in a process of its own. Return None if that process says what is wrong."""
+        path = self._scratch / "description.json"
+        path.unlink(missing_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gazette.run.member", DESCRIBE, str(path), self._target),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**self._environ, PARENT_ENV: str(os.getpid())},
+            start_new_session=True,
+        )
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if code == _EXIT_USAGE:
+            return None
+        if code != 0:
+            raise Broken(
+                f"{self._target} ends the process that imports it, with exit code {code}",
+                hint="What it wrote is above. Nothing at the level of the module may end the process.",
+            )
+        return msgspec.json.decode(path.read_bytes(), type=Description)
+
+    async def _changes(
+        self, declaration: Declaration, client: Client, shards: ShardClient
+    ) -> DeclaredChanges:
+        return await changes_needed(
+            declaration,
+            self._settings,
+            client,
+            shards,
+            given={"hot_standbys"},
+            more_partitions=self._flags.more_partitions,
+        )
+
+    async def _apply(self, declaration: Declaration, client: Client, shards: ShardClient) -> None:
+        changes = await self._changes(declaration, client, shards)
+        await apply_journals(client, changes)
+        await apply_shards(shards, changes)
+        for line in changes.lines()[:-1]:
+            if line.startswith("~"):
+                self._say(line)
+
+    @asynccontextmanager
+    async def _cluster(self, after_crash: bool) -> AsyncIterator[RunningCluster]:
+        brokers, etcd = self._addresses
+        if brokers:
+            self._check_ports()
+            yield RunningCluster(brokers, etcd)
+            return
+        local = await self._start_cluster(after_crash)
+        try:
+            yield RunningCluster(
+                ",".join(one.grpc_url for one in local.brokers), local.etcd.endpoint, local
+            )
+        finally:
+            await local.stop(_STOP_S)
+
+    async def _start_cluster(self, after_crash: bool) -> LocalCluster:
+        """Start a cluster. After a crash, wait for the processes of that run to end."""
+        flags = self._flags
+        settings = ClusterSettings(
+            directory=self._directory,
+            brokers=flags.brokers,
+            zones=1,
+            lease_ttl_s=flags.lease,
+            host=HOST,
+            first_port=flags.broker_port,
+            port_flag="--broker-port",
+            log_level=flags.log_level,
+        )
+        deadline = self._clock.monotonic() + (_CRASH_S if after_crash else 0.0)
+        while True:
+            cluster = LocalCluster(settings, self._clock, self._environ)
+            try:
+                self._check_ports()
+                await cluster.start()
+                return cluster
+            except (Conflict, Invalid):
+                if self._clock.monotonic() >= deadline:
+                    raise
+            await self._clock.sleep(_RETRY_S)
+
+    def _check_ports(self) -> None:
+        first = self._flags.port
+        for port in range(first, first + 2 * self._flags.member_count()) if first else ():
+            if not port_is_free(port, HOST):
+                raise Invalid(
+                    f"port {port} is in use",
+                    path="--port",
+                    hint="Stop the process that uses it, or give another port (0: any).",
+                )
+
+    def _processes(self) -> list[MemberProcess]:
+        if not self._ports:  # They stay over reloads: clients know them.
+            first, count = self._flags.port, self._flags.member_count()
+            ports = range(first, first + 2 * count) if first else _free_ports(2 * count)
+            self._ports = list(zip(ports[::2], ports[1::2], strict=True))
+        return [
+            MemberProcess(
+                f"worker-{number}", HOST, grpc, http, self._scratch / f"routes-{number}.json"
+            )
+            for number, (grpc, http) in enumerate(self._ports, 1)
+        ]
+
+    def _member_flags(self, declaration: Declaration, cluster: RunningCluster) -> list[str]:
+        flags = [
+            f"--consumer.bind-host={HOST}",
+            # All processes stop together: there is none to hand over to.
+            "--consumer.drain-timeout=0s",
+            "--consumer.drain-timeout-max=0s",
+            f"--broker.address={cluster.brokers}",
+            f"--etcd.address={cluster.etcd}",
+            f"--etcd.lease={self._flags.lease}s",
+            f"--log.level={self._flags.log_level}",
+        ]
+        if cluster.local is not None:
+            scratch = self._directory / "scratch"
+            scratch.mkdir(exist_ok=True)
+            flags += [
+                f"--etcd.prefix={PREFIX}{declaration.slug}",
+                f"--broker.file-root={self._directory / 'fragments'}",
+                f"--consumer.scratch-dir={scratch}",
+            ]
+        return [*flags, *self._arguments]
+
+    def _say_banner(
+        self, described: Description, cluster: RunningCluster, members: RunMembers
+    ) -> None:
+        lines = partial(
+            banner,
+            described.declaration,
+            described.samples,
+            members.routes(),
+            target=self._target,
+            state="" if cluster.local is None else _shown(self._directory),
+            brokers=cluster.brokers,
+            members=[(one.grpc_url, one.http_url) for one in members.members],
+        )
+        if lines() == self._banner:
+            self._say(f"{self._target} runs again")
+            return
+        self._banner = lines()
+        for line in lines(pids=members.pids()):
+            self._say(line, at=False)
+
+    def _say_etcd(self, code: int | None) -> None:
+        self._say(f"etcd ended with exit code {code}, and was started again")
+
+    def _say_error(self, error: GazetteError) -> None:
+        self._say(f"{error}\n{error.hint}", at=False)
+
+
+async def _require_running(process: ChildProcess) -> None:
+    await process.wait()
+    raise process.died()
+
+
+def _free_ports(count: int) -> list[int]:
+    return [free_port(HOST) for _ in range(count)]
+
+
+def _shown(directory: Path) -> str:
+    here = Path.cwd()
+    return f"{directory.relative_to(here)}/" if directory.is_relative_to(here) else str(directory)

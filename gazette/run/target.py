@@ -1,0 +1,262 @@
+"""The application that a command line names: ``app.py``, ``app.py:Class``, ``module`` or ``module:Class``.
+
+Loading runs the user's code. Only child processes of `gazette run` do so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gazette.consumer.application import Application
+from gazette.errors import GazetteError, Invalid
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SHOWN_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """Where an application is: a file or a module, and the name of its class, if one was given."""
+
+    text: str
+    """The words of the user."""
+    path: Path | None
+    module: str
+    """Name under which the module is imported. That of a file is its stem."""
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> RunTarget:
+        """Return the target of a text. Raise ``Invalid`` if there is no such file, or it cannot be one."""
+        place, _, name = text.partition(":")
+        if not (place.endswith(".py") or "/" in place or os.sep in place):
+            if Path(place).is_dir() and not (Path(place) / "__init__.py").exists():
+                raise _no_file(f"{place} is a directory")
+            if not all(part.isidentifier() for part in place.split(".")):
+                raise _no_file(f'"{place}" is neither a file nor the name of a module')
+            if Path(f"{place}.py").is_file():
+                place = f"{place}.py"
+            else:
+                return cls(text, None, place, name)
+        path = Path(place)
+        if path.is_dir():
+            raise _no_file(f"{place} is a directory")
+        if not path.is_file():
+            near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
+            guess = f" (did you mean {path.parent / near[0]}?)" if near else ""
+            raise _no_file(f"{place} does not exist{guess}")
+        if path.suffix != ".py":
+            raise _no_file(f"{place} is no Python file")
+        _check_stem(text, path.stem)
+        return cls(text, path.resolve(), path.stem, name)
+
+    def load(self) -> Application[Any]:
+        """Import the module and return the application. Raise ``Invalid`` for what is wrong in it."""
+        module = self._import()
+        if self.name:
+            return self._named(module)
+        found = list(_applications(module))
+        if len(found) == 1:
+            return self._made(found[0])
+        if found:
+            names = " and ".join(kind.__name__ for kind in found)
+            first = f"{self.text}:{found[0].__name__}"
+            raise Invalid(
+                f"{self.text} has several applications: {names}",
+                hint=f"Say which one, as in {first}",
+            )
+        raise Invalid(
+            f"{self.text} has no application: none of its classes is complete and derives from "
+            "gazette.Application",
+            hint=self._incomplete(module),
+        )
+
+    def _import(self) -> ModuleType:
+        try:
+            if self.path is None:
+                # As `python -m` does, which the text looks like.
+                sys.path.insert(0, os.getcwd())
+                return importlib.import_module(self.module)
+            sys.path.insert(0, str(self.path.parent))
+            spec = importlib.util.spec_from_file_location(self.module, self.path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[self.module] = module
+            spec.loader.exec_module(module)
+            return module
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if self.path is None and (f"{self.module}.").startswith(f"{missing}."):
+                raise Invalid(
+                    f"there is no module {missing} ({self.text})",
+                    hint="Run the command in the directory of the module, or name its file.",
+                ) from error
+            raise self._failed(error) from error
+        except (Exception, SystemExit) as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> Invalid:
+        """Return an error that begins with the user's own frame."""
+        hint = "Correct it, and run the command again."
+        if isinstance(error, GazetteError):
+            hint = error.hint
+        elif isinstance(error, SystemExit):
+            hint = "Put what runs as a script below: if __name__ == '__main__':"
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "Name the file as a module of its package, as in package.module:Class."
+        return Invalid(
+            f"{self.text} cannot be imported\n{frames_text(error)}\n{_error_text(error)}", hint=hint
+        )
+
+    def _named(self, module: ModuleType) -> Application[Any]:
+        found = getattr(module, self.name, None)
+        if found is None:
+            names = [kind.__name__ for kind in _applications(module)]
+            near = difflib.get_close_matches(self.name, names, n=1, cutoff=0.5) or names[:1]
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise Invalid(
+                f"{self.text}: there is no {self.name} in it{guess}",
+                hint=f"Its applications: {', '.join(names) or 'none'}.",
+            )
+        if isinstance(found, Application):
+            return found
+        if not (isinstance(found, type) and issubclass(found, Application)):
+            raise Invalid(
+                f"{self.text}: {self.name} is no application",
+                hint="Name a class that derives from gazette.Application.",
+            )
+        return self._made(found)
+
+    def _made(self, kind: type[Application[Any]]) -> Application[Any]:
+        if inspect.isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise Invalid(
+                f"{self.text}: {kind.__name__} lacks {missing}",
+                hint=f"Implement {missing} in it.",
+            )
+        required = [
+            one.name
+            for one in inspect.signature(kind).parameters.values()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        if required:
+            raise Invalid(
+                f"{self.text}: {kind.__name__} needs arguments ({', '.join(required)}), and is "
+                "created without any",
+                hint="Give them defaults, or name an object of the class that the module makes.",
+            )
+        try:
+            return kind()
+        except Exception as error:
+            raise Invalid(
+                f"{self.text}: {kind.__name__}() fails\n{frames_text(error)}\n{_error_text(error)}",
+                hint="Correct it, and run the command again.",
+            ) from error
+
+    def _incomplete(self, module: ModuleType) -> str:
+        abstract = [
+            kind
+            for kind in vars(module).values()
+            if _is_own(kind, module) and inspect.isabstract(kind)
+        ]
+        if not abstract:
+            return "Derive a class from gazette.Application in it."
+        kind = abstract[0]
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        return f"Implement {missing} in {kind.__name__}."
+
+
+def user_files() -> list[str]:
+    """Return the files of imported modules that are the user's: not installed, and not of Python."""
+    return sorted(
+        {
+            file
+            for module in list(sys.modules.values())
+            if isinstance(file := getattr(module, "__file__", None), str) and _is_user_file(file)
+        }
+    )
+
+
+def frames_text(error: BaseException) -> str:
+    """Return where an error comes from: the user's innermost frame first, then its callers."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        line = (error.text or "").strip()
+        return f"  {_shown(error.filename)}, line {error.lineno}\n    {line}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_user_file(frame.filename)
+    ]
+    texts = []
+    for frame in reversed(frames[-_SHOWN_MAX:]):
+        place = f"  {_shown(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        texts.append(f"{place}\n    {line}")
+    return "\n".join(texts)
+
+
+def _error_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)[-1:]).strip()
+
+
+def _shown(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _is_user_file(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    if path.is_relative_to(_PACKAGE) or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not path.is_relative_to(Path(os.__file__).resolve().parent)
+
+
+def _applications(module: ModuleType) -> Iterator[type[Application[Any]]]:
+    """Yield the complete applications that a module defines, without those that others derive from."""
+    own = (kind for kind in vars(module).values() if _is_own(kind, module))
+    kinds = [kind for kind in dict.fromkeys(own) if not inspect.isabstract(kind)]
+    for kind in kinds:
+        if not any(other is not kind and issubclass(other, kind) for other in kinds):
+            yield kind
+
+
+def _is_own(kind: Any, module: ModuleType) -> bool:
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, Application)
+        and kind.__module__ == module.__name__
+    )
+
+
+def _python_files(directory: Path) -> list[str]:
+    return [path.name for path in directory.glob("*.py")] if directory.is_dir() else []
+
+
+def _no_file(problem: str) -> Invalid:
+    return Invalid(
+        problem, hint="Name a file or a module, as in app.py, app.py:Class or package.module:Class."
+    )
+
+
+def _check_stem(text: str, stem: str) -> None:
+    """Refuse a file that would replace a module: its name becomes that of the module."""
+    if stem in sys.stdlib_module_names or stem in sys.modules:
+        raise Invalid(
+            f"{text}: a file of this name hides the module {stem}",
+            hint="Rename the file, as to app.py.",
+        )

@@ -1,0 +1,329 @@
+"""`gazette run`, as a user runs it: real processes, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parents[2]
+CLOCK = SystemClock()
+
+APPLICATION = """
+from gazette import Application, Message, Source, shard_route
+from gazette.stores.sqlite import SQLiteStore
+
+class Word(Message):
+    word: str
+
+class Words(Application[SQLiteStore]):
+    words = Source("words", Word, partitions=2, key="word")
+
+    async def initialize(self, service):
+        self.service = service
+        service.add_route("/shards/{shard}/counts", self.counts)
+
+    @shard_route()
+    def counts(self, store, request):
+        return dict(store.query("SELECT word, n FROM counts"))
+
+    def new_store(self, shard, recorder):
+        schema = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER)"
+        return SQLiteStore(recorder, schema)
+
+    def consume_message(self, shard, store, envelope, publisher):
+        if envelope.message.word == "bad":
+            raise ValueError("no such word")
+        upsert = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"
+        store.execute(upsert, (envelope.message.word,))
+"""
+
+
+class Run:
+    """A project directory, and what `gazette run` says there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log = directory / "said.txt"
+        self.process: asyncio.subprocess.Process | None = None
+        self._begin = 0
+        self.environ = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(directory),
+        }
+
+    @property
+    def said(self) -> str:
+        """What the present run has written."""
+        with self.log.open("rb") as log:
+            log.seek(self._begin)
+            return log.read().decode(errors="replace")
+
+    @property
+    def program(self) -> Path:
+        return self.directory / "app.py"
+
+    async def start(self, *argv: str, port: int = 0) -> None:
+        self._begin = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gazette.main", "run", "app.py"),
+                *(f"--port={port}", "--broker-port=0", "--lease=5s", "--report=1s", *argv),
+                cwd=self.directory,
+                env=self.environ,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def until(self, text: str, *, times: int = 1) -> None:
+        """Return once it has said a text so often."""
+        assert self.process is not None
+        async with asyncio.timeout(90):
+            while self.said.count(text) < times:
+                assert self.process.returncode is None, self.said
+                await CLOCK.sleep(0.05)
+
+    async def ends(self) -> int:
+        assert self.process is not None
+        async with asyncio.timeout(90):
+            return await self.process.wait()
+
+    async def stop(self) -> int:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGINT)
+        return await self.ends()
+
+    def children(self, text: str) -> list[psutil.Process]:
+        assert self.process is not None
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [one for one in found if text in " ".join(one.cmdline())]
+
+    async def publish(self) -> None:
+        """Run the command that the banner shows."""
+        (line,) = re.findall(r"^  (printf .*)$", self.said, re.MULTILINE)[-1:]
+        line = line.replace("gazctl", f"{sys.executable} -m gazette.gazctl.main")
+        child = await asyncio.create_subprocess_shell(line, env=self.environ, cwd=self.directory)
+        async with asyncio.timeout(60):
+            assert await child.wait() == 0
+
+    async def count(self, wanted: int) -> None:
+        """Return once the query that the banner shows answers with a count."""
+        await self.answers({"gazette": wanted})
+
+    async def answers(self, wanted: object) -> None:
+        """Return once the query that the banner shows has an answer."""
+        (url,) = re.findall(r"^  curl (.*)$", self.said, re.MULTILINE)[-1:]
+        answer: object = None
+        async with httpx.AsyncClient() as client:
+            for _ in range(600):
+                try:
+                    answer = (await client.get(url, timeout=30)).json()
+                except (httpx.HTTPError, ValueError) as error:
+                    answer = error
+                if answer == wanted:
+                    return
+                await CLOCK.sleep(0.1)
+        raise AssertionError(f"{answer}, not {wanted}:\n{self.said}")
+
+
+@pytest.fixture
+async def project(tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(tmp_path)
+    run.program.write_text(APPLICATION)
+    yield run
+    if run.process is not None and run.process.returncode is None:
+        await run.stop()
+
+
+async def test_one_command_serves_and_its_state_survives_kill_9(project: Run) -> None:
+    """The commands of the banner work. A member that is killed returns, and so does a killed run."""
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert "app.py runs as application app.Words" in project.said
+    await project.publish()
+    await project.count(1)
+    await project.until("2 of 2 shards run")
+    (member,) = project.children("gazette.run.member")
+    member.kill()
+    await project.until("worker-1 ended (killed by SIGKILL); it is started again")
+    await project.count(1)
+    await project.publish()
+    await project.count(2)
+    assert project.process is not None
+    project.process.kill()
+    await project.ends()
+
+    await project.start()
+    await project.until("the last run was killed")
+    await project.until("Ctrl-C stops it")
+    await project.count(2)
+    await project.publish()
+    await project.count(3)
+    assert await project.stop() == 0
+    assert "Traceback" not in project.said
+    assert psutil.Process().children(recursive=True) == [] or not _left(project.directory)
+
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert "the last run was killed" not in project.said
+    await project.count(3)
+
+
+def _left(directory: Path) -> list[psutil.Process]:
+    """Return processes that still work in a directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(directory) in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+async def test_changed_files_are_reloaded_and_mistakes_keep_the_former_ones(project: Run) -> None:
+    await project.start("--reload", "--standbys=1")
+    await project.until("Ctrl-C stops it")
+    assert len(project.children("gazette.run.member")) == 2
+    await project.publish()
+    await project.count(1)
+    project.program.write_text("x = (\n")
+    await project.until("SyntaxError: '(' was never closed")
+    await project.until("waiting for the next change")
+    await project.count(1)
+    project.program.write_text(APPLICATION.replace("partitions=2", "partitions=3"))
+    await project.until("about 67 % of the keys would move")
+    await project.until("the application goes on as it was")
+    await project.count(1)
+    project.program.write_text(APPLICATION.replace("SET n = n + 1", "SET n = n + 10"))
+    await project.until("its files have changed")
+    await project.until("app.py runs again")
+    await project.publish()
+    await project.count(11)
+    assert await project.stop() == 0
+    assert _left(project.directory) == []
+
+
+async def test_a_failed_shard_says_why(project: Run) -> None:
+    text = APPLICATION.replace("word: str", 'word: str = "bad"').replace('key="word"', "key=None")
+    text = text.replace("partitions=2", "partitions=1")
+    project.program.write_text(text)
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.until("shard-000 failed: ")
+    assert "no such word" in project.said
+    await project.until("0 of 1 shards run")
+    assert await project.stop() == 0
+
+
+async def test_only_one_run_has_a_directory(project: Run, tmp_path: Path) -> None:
+    await project.start()
+    await project.until("starting app.py")
+    second = Run(tmp_path)
+    await second.start()
+    assert await second.ends() == 1
+    assert project.process is not None
+    assert f"process {project.process.pid} uses .gazette: it runs app.py since" in second.said
+    # It ends at once, though it has not started everything yet.
+    assert await project.stop() == 0
+    assert _left(project.directory) == []
+
+
+async def test_more_partitions_are_raised_by_a_flag_only(project: Run) -> None:
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert await project.stop() == 0
+    project.program.write_text(APPLICATION.replace("partitions=2", "partitions=3"))
+    await project.start()
+    assert await project.ends() == 1
+    assert "words has 2 partitions, and the declaration says 3" in project.said
+    assert "--more-partitions" in project.said
+    await project.start("--more-partitions")
+    await project.until("3 of 3 shards run")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("from gazette import Application\n", "app.py has no application"),
+        (
+            "import nowhere\n",
+            "app.py, line 1, in <module>\n    import nowhere\nModuleNotFoundError",
+        ),
+        (
+            APPLICATION.replace("    words = Source", "    # words = Source"),
+            "no source is declared",
+        ),
+        ("import os\nos._exit(7)\n", "with exit code 7"),
+    ],
+)
+async def test_an_application_that_cannot_be_used_starts_nothing(
+    project: Run, source: str, says: str
+) -> None:
+    project.program.write_text(source)
+    await project.start()
+    assert await project.ends() in (1, 2)
+    assert says in project.said
+    assert "Traceback" not in project.said
+    assert not (project.directory / ".gazette" / "etcd").exists()
+
+
+@pytest.mark.parametrize("flag", ["--port", "--broker-port"])
+async def test_a_port_in_use_is_named(project: Run, flag: str) -> None:
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        await project.start(f"{flag}={port}")
+        assert await project.ends() == 2
+    assert f"{flag}: port {port} is in use" in project.said
+    assert "another port (0: any)" in project.said
+    assert _left(project.directory) == []
+
+
+async def test_a_cluster_that_runs_already_is_used(project: Run) -> None:
+    """Nothing is started here but the application. Its own flags come after --."""
+    address = f"http://127.0.0.1:{free_port()}"
+    cluster = ("--broker.address", address, "--etcd.address", address, "--store=file:///")
+    await project.start(*cluster)
+    assert await project.ends() == 1
+    assert f"cannot reach the broker at {address}" in project.said
+    first = Run(project.directory / "first")
+    first.directory.mkdir()
+    first.program.write_text(APPLICATION)
+    await first.start()
+    try:
+        await first.until("Ctrl-C stops it")
+        broker = re.findall(r"brokers  (\S+)", first.said)[0]
+        (etcd,) = first.children("etcdbin/etcd")
+        client = next(one for one in etcd.cmdline() if one.startswith("--listen-client-urls="))
+        text = APPLICATION.replace('Source("words"', 'Source("texts"')
+        named = "class Words(Application[SQLiteStore]):\n"
+        project.program.write_text(text.replace(named, f'{named}    application_name = "second"\n'))
+        await project.start(
+            *("--broker.address", broker, "--etcd.address", client.partition("=")[2]),
+            *("--store=file:///", "--replication=1"),
+            *("--", "--etcd.prefix=/gazette/consumers/second"),
+        )
+        await project.until("Ctrl-C stops it")
+        assert project.children("etcd") == project.children("gazette.run.member")
+        await project.publish()
+        await project.count(1)
+        assert await project.stop() == 0
+        await first.publish()
+        await first.count(1)
+    finally:
+        assert await first.stop() == 0
