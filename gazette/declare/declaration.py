@@ -25,7 +25,14 @@ from gazette.consumer.application_name import name_of
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, MESSAGE_TYPE
 from gazette.message.framing.framing import framing_of
-from gazette.message.mapping import Mapping, PartitionsFunc, modulo_mapping, random_mapping
+from gazette.message.mapping import (
+    Mapping,
+    Partition,
+    Partitions,
+    PartitionsFunc,
+    modulo_mapping,
+    random_mapping,
+)
 from gazette.message.message import CSVRecord
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.journal import JournalSpec
@@ -92,12 +99,18 @@ class _Declared:
         value = getattr(message, self.key)
         return value if isinstance(value, bytes | str) else str(value)
 
-    def mapping(self, partitions: PartitionsFunc, rng: random.Random | None = None) -> Mapping[Any]:
+    def mapping(
+        self, partitions: PartitionsFunc | None = None, rng: random.Random | None = None
+    ) -> Mapping[Any]:
         """Return the mapping of messages to partitions: by the key, or at random without one.
 
         Equal keys of sources with the same number of partitions go to partitions of the same number.
-        So one shard reads them all. ``rng`` defaults to the operating system's.
+        So one shard reads them all. ``partitions`` are those that exist, as ``service.partitions``
+        finds them; None: those that are declared. ``rng`` defaults to the operating system's.
         """
+        if partitions is None:
+            declared = Partitions(Partition(name, self.content_type) for name in self.journals)
+            return self.mapping(lambda: declared, rng)
         if self.key is None:
             return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
         return modulo_mapping(partitions, self.key_of)
@@ -193,13 +206,13 @@ class Source(_Declared):
 class Output(_Declared):
     """Journals that an application publishes to. A class attribute of an `Application`.
 
-    async def initialize(self, service):
-        partitions = service.partitions(self.counts.selector)
-        await partitions.ready()
-        self.to_counts = self.counts.mapping(partitions)
+        async def initialize(self, service):
+            self.to_counts = self.counts.mapping()
 
-    def consume_message(self, shard, store, envelope, publisher):
-        publisher.publish_uncommitted(self.to_counts, Count(...))
+        def consume_message(self, shard, store, envelope, publisher):
+            publisher.publish_uncommitted(self.to_counts, Count(...))
+
+    Members need no right to create its journals: `gazette run`, or ``apply``, has created them.
     """
 
 

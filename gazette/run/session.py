@@ -51,7 +51,7 @@ class Says(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunningCluster:
+class ClusterAddresses:
     """The addresses of a cluster. ``local`` is set if this process has started it."""
 
     brokers: str
@@ -128,7 +128,7 @@ class RunSession:
         raise AssertionError("unreachable: generations follow each other until cancelled")
 
     async def _generation(
-        self, described: Description, cluster: RunningCluster, client: Client
+        self, described: Description, cluster: ClusterAddresses, client: Client
     ) -> Description:
         """Serve the application until its files change. Return the description of the changed one."""
         declaration, settings = described.declaration, self._settings
@@ -264,15 +264,15 @@ class RunSession:
                 self._say(line)
 
     @asynccontextmanager
-    async def _cluster(self, after_crash: bool) -> AsyncIterator[RunningCluster]:
+    async def _cluster(self, after_crash: bool) -> AsyncIterator[ClusterAddresses]:
         brokers, etcd = self._addresses
         if brokers:
             self._check_ports()
-            yield RunningCluster(brokers, etcd)
+            yield ClusterAddresses(brokers, etcd)
             return
         local = await self._start_cluster(after_crash)
         try:
-            yield RunningCluster(
+            yield ClusterAddresses(
                 ",".join(one.grpc_url for one in local.brokers), local.etcd.endpoint, local
             )
         finally:
@@ -325,10 +325,10 @@ class RunSession:
             for number, (grpc, http) in enumerate(self._ports, 1)
         ]
 
-    def _member_flags(self, declaration: Declaration, cluster: RunningCluster) -> list[str]:
+    def _member_flags(self, declaration: Declaration, cluster: ClusterAddresses) -> list[str]:
         flags = [
             f"--consumer.bind-host={HOST}",
-            # All processes stop together: there is none to hand over to.
+            # All processes stop together: no other one could take over.
             "--consumer.drain-timeout=0s",
             "--consumer.drain-timeout-max=0s",
             f"--broker.address={cluster.brokers}",
@@ -347,7 +347,7 @@ class RunSession:
         return [*flags, *self._arguments]
 
     def _say_banner(
-        self, described: Description, cluster: RunningCluster, members: RunMembers
+        self, described: Description, cluster: ClusterAddresses, members: RunMembers
     ) -> None:
         lines = partial(
             banner,

@@ -243,6 +243,15 @@ def test_equal_keys_of_two_sources_meet_in_one_shard() -> None:
     assert used == set(Two.words.journals)
 
 
+def test_a_mapping_chooses_among_the_declared_partitions_unless_others_are_given() -> None:
+    declared = Two.words.mapping()
+    one = Partitions([Partition("words/part-000", CONTENT_JSON_LINES)])
+    given = Two.words.mapping(lambda: one)
+    messages = [Word(word=str(number)) for number in range(100)]
+    assert {declared(message).journal for message in messages} == set(Two.words.journals)
+    assert {given(message).journal for message in messages} == {"words/part-000"}
+
+
 def test_messages_without_a_key_are_spread() -> None:
     source = Source("words", Word, partitions=3)
     partitions = Partitions(Partition(name, CONTENT_JSON_LINES) for name in source.journals)

@@ -80,7 +80,7 @@ def test_standbys_need_one_process_more() -> None:
 # --- The lock
 
 
-def test_a_second_run_is_told_of_the_first(tmp_path: Path) -> None:
+def test_a_second_run_names_the_first(tmp_path: Path) -> None:
     with (
         RunLock(tmp_path, "app.py") as lock,
         pytest.raises(

@@ -1,4 +1,4 @@
-"""What a command line names: the application in it, and each way in which there is none."""
+"""What a command line names: the application in it, and each way in which it has no application."""
 
 from __future__ import annotations
 
