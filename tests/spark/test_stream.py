@@ -172,6 +172,17 @@ def test_a_batch_may_end_within_a_fragment(tmp_path: Path, isolation: str) -> No
         assert [again.batch(a, b) for a, b in itertools.pairwise(query.log)] == want[:-1]
 
 
+def test_a_batch_ends_where_a_fragment_does_if_it_can(tmp_path: Path) -> None:
+    """To end within the second one would have both batches decompress it."""
+    journal = Journal(tmp_path, "topic/a")
+    for n in (1, 3):
+        journal.add(line(1, n, OUTSIDE_TXN, n=n), line(1, n + 1, OUTSIDE_TXN, n=n + 1))
+    size = journal.end // 4
+    for limit in ({"maxRowsPerTrigger": "3"}, {"maxBytesPerTrigger": str(3 * size)}):
+        query = Query(options(tmp_path, **limit))
+        assert [query.step() for _ in range(3)] == [[1, 2], [3, 4], None]
+
+
 def test_a_query_begins_at_a_time(tmp_path: Path) -> None:
     """At messages of that time, whatever commits them later; and so after a restart with other options."""
     journal = Journal(tmp_path, "topic/a")
