@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gazette.consumer.transaction.poison import DeadLetter, PoisonPolicy
     from gazette.declare.declaration import Output, Source
     from gazette.errors import GazetteError
+    from gazette.history.tables import read_batches, read_table
     from gazette.message.envelope import Envelope
     from gazette.message.framing.frames import MalformedMessage
     from gazette.message.mapping import Partition
@@ -66,6 +67,8 @@ _HOMES = {
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "__version__": "gazette.version",
+    "read_batches": "gazette.history.tables",
+    "read_table": "gazette.history.tables",
     "shard_route": "gazette.consumer.query.shard_route",
     "shard_rpc": "gazette.consumer.query.shard_rpc",
 }
@@ -96,6 +99,8 @@ __all__ = [
     "StateView",
     "Store",
     "__version__",
+    "read_batches",
+    "read_table",
     "runconsumer",
     "shard_route",
     "shard_rpc",

@@ -160,6 +160,7 @@ def test_an_entry_point_loads_only(plain: Path, modules: str, permitted: set[str
         ("from gazette.spark import GazetteDataSource", "spark"),
         ("from gazette.spark import Backfill", "spark"),
         ("from gazette.spark import read", "spark"),
+        ("from gazette import read_table; read_table('a/journal')", "tables"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(plain: Path, statement: str, extra: str) -> None:

@@ -164,8 +164,8 @@ def require_stored(
             raise NotFound(
                 "the stores have no fragment of the journal",
                 hint="Check the name of the journal and its stores (`gazctl journals list "
-                "--format yaml`). If nothing has been stored yet, give broker.address to read what "
-                "brokers hold.",
+                "--format yaml`). If nothing has been stored yet, read through a broker: it has "
+                "the rest.",
                 journal=one.journal,
                 stores=", ".join(selection.stores),
             )
@@ -187,7 +187,7 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
                 fragments = await (
                     _stored(access.stores, spec, begin)
                     if client is None
-                    else _brokered(client, spec, begin)
+                    else _brokered(access, client, spec, begin)
                 )
             cover_set = CoverSet(fragments)
             until = _wanted(selection, name)
@@ -202,14 +202,14 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
             ]
             places.add(name, begin, pieces, now_s)
             async with limit:
-                head = None if client is None else await _head(client, name)
+                head = None if client is None else await _head(access, client, name)
             return _journal(spec, pieces, head, selection, now)
 
     if client is None:
         specs = [_spec_of(name, selection) for name in selection.journals]
         listed = [await one(spec) for spec in specs]
     else:
-        listed = list(await asyncio.gather(*map(one, await _specs(client, selection))))
+        listed = list(await asyncio.gather(*map(one, await _specs(access, client, selection))))
     return Snapshot(tuple(sorted(listed, key=lambda journal: journal.journal)))
 
 
@@ -239,9 +239,10 @@ def _spec_of(name: JournalName, selection: Selection) -> JournalSpec:
     )
 
 
-async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
+async def _specs(access: OpenAccess, client: Client, selection: Selection) -> list[JournalSpec]:
     if selection.selector is not None:
-        found = await client.list_journals(selection.selector)
+        async with access.answering():
+            found = await client.list_journals(selection.selector)
         if not found.journals:
             raise NotFound(
                 "no journal matches the selector",
@@ -249,7 +250,11 @@ async def _specs(client: Client, selection: Selection) -> list[JournalSpec]:
                 selector=str(selection.selector),
             )
         return [listed.spec for listed in found.journals]
-    return [(await client.get_journal(name)).spec for name in selection.journals]
+    specs = []
+    for name in selection.journals:
+        async with access.answering():
+            specs.append((await client.get_journal(name)).spec)
+    return specs
 
 
 async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:
@@ -263,7 +268,7 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
         raise Corrupt(
             f"the stores hold two versions of some bytes of {spec.name}, and only its brokers know which "
             "one is right",
-            hint="Give broker.address. A broker could not confirm this fragment when it ended: see "
+            hint="Read through a broker. A broker could not confirm this fragment when it ended: see "
             "`.unconfirmed-` in docs/operating.md.",
             fragment=doubted[0].content_path(),
             store=doubted[0].backing_store,
@@ -271,16 +276,19 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
     return list(cover)
 
 
-async def _brokered(client: Client, spec: JournalSpec, begin: Offset) -> list[Fragment]:
+async def _brokered(
+    access: OpenAccess, client: Client, spec: JournalSpec, begin: Offset
+) -> list[Fragment]:
     """Return the fragments that brokers know, from ``begin`` on."""
-    stored = await client.list_fragments(FragmentsParams(spec.name, begin_offset=begin))
+    async with access.answering():
+        stored = await client.list_fragments(FragmentsParams(spec.name, begin_offset=begin))
     return [one.fragment for one in stored]
 
 
-async def _head(client: Client, journal: JournalName) -> Offset:
+async def _head(access: OpenAccess, client: Client, journal: JournalName) -> Offset:
     reader = client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
     try:
-        async with reader:
+        async with access.answering(), reader:
             await reader.open()
     except NotYet:
         pass

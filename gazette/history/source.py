@@ -6,9 +6,12 @@ blocks: call it from threads, never from an event loop.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -24,6 +27,7 @@ from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.history.snapshot import READ_AGAIN_HINT, Piece
 from gazette.history.summary_store import SummaryStore
+from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import LoopThread
@@ -38,6 +42,15 @@ _LISTING_THREADS: Final = 8
 _CONNECT_S: Final = 10.0
 _WAIT_S: Final = 10.0
 """Time to wait for a first answer. It exceeds a restart of a broker, so that tasks survive one."""
+
+
+def store_url(text: str) -> str:
+    """Return the URL of a store. A path of a directory becomes a ``file://`` URL. Raise `Invalid`."""
+    url = text if text.endswith("/") or "?" in text else f"{text}/"
+    if url.startswith("/"):
+        url = f"file://{url}"
+    FragmentStoreUrl.parse(url)
+    return url
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,8 @@ class Access:
     summaries: str = NO_SUMMARIES
     """URL of the store of summaries. Empty: the store of the fragments, if it is opened from here.
     `NO_SUMMARIES`: they are neither kept nor read."""
+    answer_s: float | None = None
+    """Seconds for which brokers may give no answer. None: wait until they are back."""
 
     @classmethod
     def of(
@@ -179,12 +194,13 @@ class OpenAccess:
                 )
             # `close` closes a client that is stored here, also after cancellation.
             client = self._client = brokers.client("", self.clock)
+            limit_s = math.inf if self.settings.answer_s is None else self.settings.answer_s
             try:
                 await require_reachable(
                     client,
                     "broker",
-                    connect_s=_CONNECT_S,
-                    wait_s=_WAIT_S,
+                    connect_s=min(_CONNECT_S, limit_s),
+                    wait_s=min(_WAIT_S, limit_s),
                     hint="Check that it runs there and can be reached from here, or correct the address.",
                 )
             except Unavailable:
@@ -192,6 +208,21 @@ class OpenAccess:
                 await client.close()
                 raise
         return self._client
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Bound one call of brokers. Raise ``Unavailable`` if they do not answer in time."""
+        try:
+            async with asyncio.timeout(self.settings.answer_s):
+                yield
+        except TimeoutError as error:
+            brokers = self.settings.brokers
+            raise Unavailable(
+                f"no answer from the broker within {self.settings.answer_s:g} s",
+                hint="Look at the brokers' logs, and at `gazctl journals list`. A journal may have no "
+                "primary.",
+                address="" if brokers is None else brokers.address,
+            ) from error
 
     def store(self, url: str) -> BlobStore:
         """Return the blob store of a URL. Raise `Invalid` or `NotAllowed` if it cannot be made."""
@@ -284,9 +315,10 @@ class OpenAccess:
         async def gathered() -> bytes:
             held: list[bytes] = []
             size = 0
-            while size < BLOCK_BYTES and (block := await reader.read(BLOCK_BYTES)):
-                held.append(block)
-                size += len(block)
+            async with self.answering():
+                while size < BLOCK_BYTES and (block := await reader.read(BLOCK_BYTES)):
+                    held.append(block)
+                    size += len(block)
             return b"".join(held)
 
         try:

@@ -21,6 +21,7 @@ from gazette.backfill.build import Attempt, OnRead, ShardTask, build_state, run_
 from gazette.backfill.definition import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
+from gazette.history.ddl import parse_columns
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.meta_columns import META
 from gazette.history.snapshot import RUN_BYTES, Snapshot
@@ -29,7 +30,6 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.spark.cluster_url import require_reachable
 from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
-from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
 from gazette.spark.source.planning import fold_by_spark

@@ -18,8 +18,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
+from gazette.history.infer import infer_json
 from gazette.history.json_values import JsonRow
-from gazette.spark.source.infer import infer_json
 from gazette.spark.source.schema import _encode_variant
 from gazette.testing.stored import write_journal
 

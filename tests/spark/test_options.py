@@ -23,12 +23,12 @@ from pyspark.sql.types import (
 
 from gazette.errors import Bug, Invalid, NotAllowed, Unavailable
 from gazette.history import source as access
+from gazette.history.ddl import parse_columns
 from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 from gazette.message.uuid import clock_at
 from gazette.protocol.pb import broker_pb2
 from gazette.spark.error_hints import with_hints
 from gazette.spark.message_class import MODULES_VARIABLE, message_class
-from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import (
     READ,
     STREAM,

@@ -19,6 +19,7 @@ from word_count import ngram_pb2
 from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
+from gazette.history.ddl import parse_columns
 from gazette.history.first_pass import fold_locally
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
@@ -28,7 +29,6 @@ from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.protocol.label_set import LabelSet
 from gazette.spark.sink import publishing
-from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises

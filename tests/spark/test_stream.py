@@ -24,6 +24,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import Corrupt, NotAllowed, NotFound
 from gazette.etcd.client import Etcd
+from gazette.history.ddl import parse_columns
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import take_snapshot
@@ -33,7 +34,6 @@ from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.spark.source import stream, stream_journals
-from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.options import StreamOptions
 from gazette.spark.source.source import GazetteDataSource
 from gazette.spark.source.stream import GazetteStreamReader

@@ -17,6 +17,7 @@ from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.etcd.client import Etcd
+from gazette.history.ddl import parse_columns
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import (
@@ -30,7 +31,6 @@ from gazette.message.uuid import (
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
-from gazette.spark.source.ddl import parse_columns
 from gazette.spark.source.plan import decode_plan
 from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,13 +12,12 @@ from gazette.errors import Invalid
 from gazette.history.columns import Malformed, MessageFormat
 from gazette.history.snapshot import RUN_BYTES
 from gazette.history.snapshot_builder import Selection
-from gazette.history.source import NO_SUMMARIES, Access
+from gazette.history.source import NO_SUMMARIES, Access, store_url
+from gazette.history.times import unix_ns
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.uuid import clock_at
-from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
-from gazette.runtime.numbers import parse_number
 from gazette.spark.message_class import message_class
 from gazette.spark.options import Options
 
@@ -134,10 +131,6 @@ _MALFORMED: Final[dict[Mode, Malformed]] = {
     "failfast": "fail",
 }
 _CORRUPT: Final = "_corrupt_record"
-_MILLISECONDS: Final = 1e11
-"""Least number that is taken for milliseconds, as Kafka's source has them. It is a second of the year
-5138."""
-_UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class SourceOptions(Options):
@@ -192,21 +185,9 @@ class SourceOptions(Options):
         if not text:
             return None
         try:
-            # Do not use floats: they are exact only to a quarter of a microsecond for times of today.
-            number = parse_number(text)
-            if number >= _MILLISECONDS:
-                self.fail(name, "must be Unix seconds: these seem to be milliseconds")
-            return int(decimal.Decimal(text) * 10**9)
-        except (ArithmeticError, ValueError):
-            # Texts that are not numbers, and infinity.
-            pass
-        try:
-            time = datetime.datetime.fromisoformat(text)
-        except ValueError:
-            self.fail(name, "must be a time", "Give ISO 8601, as 2024-01-31T12:00:00Z, or seconds.")
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=datetime.UTC)
-        return (time - _UNIX_EPOCH) // datetime.timedelta(microseconds=1) * 1000
+            return unix_ns(text)
+        except Invalid as error:
+            self.fail(name, error.message, error.hint)
 
     def journals(self) -> tuple[str, ...]:
         if "journal" in self._values and "path" in self._values:
@@ -265,7 +246,7 @@ class SourceOptions(Options):
 
     def _summaries(self) -> str:
         url = self.text("summaries")
-        return url if url in ("", NO_SUMMARIES) else self.parsed("summaries", _store)
+        return url if url in ("", NO_SUMMARIES) else self.parsed("summaries", store_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +275,7 @@ class ReadOptions:
         """Parse the options. Raise `Invalid`."""
         given = SourceOptions(options, known)
         names = given.names("store")
-        stores = given.parsed("store", lambda _: tuple(map(_store, names)))
+        stores = given.parsed("store", lambda _: tuple(map(store_url, names)))
         direct = given.flag("direct", default=bool(stores))
         if stores and not direct:
             given.fail("direct", "must not be false if a store is given")
@@ -461,14 +442,6 @@ class WriteOptions:
 
 def _is_file(url: str) -> bool:
     return url.startswith("file:")
-
-
-def _store(url: str) -> str:
-    url = url if url.endswith("/") or "?" in url else f"{url}/"
-    if url.startswith("/"):
-        url = f"file://{url}"
-    FragmentStoreUrl.parse(url)
-    return url
 
 
 def one_of(names: Iterable[str]) -> str:

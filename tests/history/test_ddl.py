@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from gazette.errors import Invalid
-from gazette.spark.source.ddl import parse_columns
+from gazette.history.ddl import parse_columns
 from tests.facts import raises
 
 
@@ -54,5 +54,5 @@ def test_columns() -> None:
     ],
 )
 def test_what_is_not_valid(text: str, reason: str) -> None:
-    with raises(Invalid, path="option fields", says=reason):
+    with raises(Invalid, path="fields", says=reason):
         parse_columns(text)

@@ -140,6 +140,6 @@ class _Parser:
         rest = self._text[self._at :].strip() or "the end"
         raise Invalid(
             f"not columns ({self._text!r}): {reason} at {rest[:40]!r}",
-            path="option fields",
+            path="fields",
             hint="Give them as in CREATE TABLE: `word string, counts array<long>`.",
         )

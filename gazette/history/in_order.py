@@ -1,0 +1,172 @@
+"""Committed messages of journals, read by one thread from begin to end, in bounded memory.
+
+Tasks of a cluster read runs, and a run ends where a fragment does. A fragment may be larger than
+memory, and a transaction that stays open holds back all that is behind it in its run. Here one
+thread reads a whole journal, twice, and the journal is cut into parts where messages end, wherever
+fragments do. So no more than a part is held back. The passes and the fold are those of runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from gazette.errors import Bug
+from gazette.history.columns import Columns, require_uuids
+from gazette.history.commit_filter import CommitFilter, Mask
+from gazette.history.first_pass import resolver
+from gazette.history.merge import CommittedRun, fold
+from gazette.history.read import Batch, RunReader
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import RowMaker, read_rows
+from gazette.history.scanned_batches import ScannedBatch, scanned_batches
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot, cover
+from gazette.history.source import OpenAccess
+from gazette.history.summary import Summariser, Summary
+from gazette.message.uuid import UuidArrays
+from gazette.protocol.ids import Offset
+
+PART_BYTES: Final = 16 << 20
+"""Bytes of a part. An open transaction holds back about as much content, and no more."""
+
+
+def fold_in_order(
+    access: OpenAccess, snapshot: Snapshot, part_bytes: int = PART_BYTES
+) -> tuple[CommittedRun, ...]:
+    """Do the first pass over journals, one after the other. Return their parts.
+
+    The snapshot begins without states of producers. Raise what `RunReader.batches` and `fold`
+    raise, and `Invalid` if UUIDs are unknown.
+    """
+    parts: list[Run] = []
+    summaries: list[Summary] = []
+    for journal in snapshot.journals:
+        if journal.producers:
+            raise Bug("a snapshot that continues a checkpoint is not read in order")
+        require_uuids(journal.journal, journal.shape)
+        for part, summary in _summaries(access, journal, part_bytes):
+            parts.append(replace(part, number=len(parts)))
+            summaries.append(summary)
+    return fold(snapshot, parts, summaries, resolver(access)).runs
+
+
+def _summaries(
+    access: OpenAccess, journal: JournalSnapshot, part_bytes: int
+) -> Iterator[tuple[Run, Summary]]:
+    """Yield the parts of a journal. Each ends where a message does, and the last with the journal."""
+    if not journal.pieces:
+        return
+    run = _whole(journal)
+    cutter = _Cutter(run)
+    begin, size = run.pieces[0].begin, 0
+    summariser = Summariser(run)
+    for batch in RunReader(access, run).batches():
+        summariser.add(batch.columns)
+        end = int(batch.columns.ends[-1])
+        size += end - int(batch.columns.begins[0])
+        if size >= part_bytes and end < run.end:
+            yield cutter.part(begin, end), summariser.summary()
+            begin, size, summariser = end, 0, Summariser(run)
+    yield cutter.part(begin, run.end), summariser.summary()
+
+
+def rows_in_order(
+    access: OpenAccess,
+    journal: JournalSnapshot,
+    parts: Sequence[CommittedRun],
+    format: RowFormat,
+) -> Iterator[pa.RecordBatch]:
+    """Do the second pass over all parts of a journal. Yield committed rows, by offset.
+
+    Parts at either end without a wanted message are not read. Raise what `read_rows` raises.
+    """
+    selected = [at for at, part in enumerate(parts) if format.selects(part)]
+    if not selected:
+        return
+    parts = parts[selected[0] : selected[-1] + 1]
+    # The pieces of parts are cut. A fragment that is read at once is decompressed only once.
+    pieces = cover(journal.pieces, parts[0].run.pieces[0].begin, parts[-1].run.end)
+    run = replace(_whole(journal), pieces=pieces, last=parts[-1].run.last)
+    maker = RowMaker(run, format)
+    for found, mask in _committed(parts, scanned_batches(access, run, format.scanned), format.acks):
+        yield from maker.rows(found, mask)
+
+
+def every_row_in_order(
+    access: OpenAccess, journal: JournalSnapshot, format: RowFormat
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a journal as they were written, by offset. Raise what `read_rows` raises."""
+    if journal.pieces:
+        yield from read_rows(access, _whole(journal), format)
+
+
+def _whole(journal: JournalSnapshot) -> Run:
+    """Return a journal's snapshot as one run."""
+    return Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
+
+
+class _Cutter:
+    """Cuts a run into parts. Its parts ascend, so it looks at each piece about once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._at = 0
+
+    def part(self, begin: Offset, end: Offset) -> Run:
+        pieces = self._run.pieces
+        while pieces[self._at].end <= begin:
+            self._at += 1
+        until = self._at
+        while until < len(pieces) and pieces[until].begin < end:
+            until += 1
+        held = cover(pieces[self._at : until], begin, end)
+        return replace(self._run, pieces=held, last=end == self._run.end)
+
+
+def _committed(
+    parts: Sequence[CommittedRun], batches: Iterator[ScannedBatch], acks: bool
+) -> Iterator[tuple[ScannedBatch, Mask]]:
+    """Yield a mask of the committed messages of each batch. Leave out batches without one."""
+    ahead = deque(parts)
+    passes: CommitFilter[ScannedBatch] = CommitFilter(ahead[0], acks=acks)
+    for batch in batches:
+        while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
+            count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
+            if count:
+                before = _sliced(batch, 0, count)
+                passes.add(before.columns, before)
+                batch = _sliced(batch, count, len(batch.columns))
+            # All that is pending here has a fate that the fold knows.
+            passes.finish()
+            yield from _with_any(passes)
+            ahead.popleft()
+            passes = CommitFilter(ahead[0], acks=acks)
+        passes.add(batch.columns, batch)
+        yield from _with_any(passes)
+    passes.finish()
+    yield from _with_any(passes)
+
+
+def _with_any(passes: CommitFilter[ScannedBatch]) -> Iterator[tuple[ScannedBatch, Mask]]:
+    return (found for found in passes.ready() if found[1].any())
+
+
+def _sliced(found: ScannedBatch, low: int, high: int) -> ScannedBatch:
+    """Return some of the messages of a batch."""
+    columns = Columns(
+        found.columns.begins[low:high],
+        found.columns.ends[low:high],
+        UuidArrays(*(array[low:high] for array in found.columns.uuids)),
+    )
+    arrays = None
+    if found.arrays is not None:
+        arrays = [array.slice(low, high - low) for array in found.arrays]
+    batch = None
+    if found.batch is not None:
+        batch = Batch(columns, found.batch.buffer, found.batch.base)
+    return ScannedBatch(columns, arrays, batch)

@@ -1,0 +1,149 @@
+"""The columns of journals as a table: metadata, and fields that are given or inferred. Needs pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from gazette.errors import Invalid
+from gazette.history.columns import MessageFormat
+from gazette.history.infer import infer_json
+from gazette.history.meta_columns import META
+from gazette.history.read import read_columns
+from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.source import OpenAccess
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
+from gazette.message.framing.csv import parse_record
+from gazette.message.uuid import ACK_TXN
+
+INFER_BYTES: Final = 1 << 20
+"""Bytes of messages that are read to infer columns, unless another number is given."""
+_INFER_JOURNALS: Final = 16
+"""Largest number of journals whose messages are read to infer columns."""
+_INFER_PLACES: Final = 4
+"""Number of places in each journal from which messages are read, besides its first fragment."""
+
+
+def table_columns(
+    fields: pa.Schema, *, uuid_field: str, meta_prefix: str, columns: Sequence[str]
+) -> pa.Schema:
+    """Return the columns of a table: metadata and ``fields``, or those that ``columns`` names.
+
+    Raise `Invalid` for a column that does not exist, and for two of the same name.
+    """
+    meta = [pa.field(f"{meta_prefix}{name}", kind) for name, kind in META.items()]
+    # The UUID of a message is already a column of every table.
+    names = {field.name for field in meta} & {uuid_field}
+    fields = pa.schema([field for field in fields if field.name not in names])
+    clash = {field.name for field in meta} & set(fields.names)
+    if clash:
+        raise Invalid(
+            f"messages have fields of the same names: {_one_of(clash)}",
+            path="meta_prefix",
+            hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
+        )
+    every = [*meta, *fields]
+    if not columns:
+        return pa.schema(every)
+    by_name = {field.name: field for field in every}
+    if unknown := [name for name in columns if name not in by_name]:
+        raise Invalid(
+            f"there are no such columns: {_one_of(unknown)} (there are {_one_of(by_name)})",
+            path="columns",
+        )
+    return pa.schema([by_name[name] for name in columns])
+
+
+def require_leading(columns: Sequence[str], meta_prefix: str, fields: Sequence[str] | None) -> None:
+    """Require the first fields of CSV: they have no names, only positions. Raise `Invalid`.
+
+    ``fields`` are the names of all fields, or None if these are ``c1``, ``c2`` and so on.
+    """
+    places = {f"{meta_prefix}{key}" for key in META}
+    chosen = [name for name in columns if name not in places]
+    every = [f"c{at + 1}" for at in range(len(chosen))] if fields is None else list(fields)
+    if chosen != every[: len(chosen)]:
+        raise Invalid(
+            f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
+            path="columns",
+            hint="Name all fields before them, too, and in their order.",
+        )
+
+
+def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
+    """Return how the messages of all journals are read, ``value`` if it is given.
+
+    Raise `Invalid` if that differs.
+    """
+    values = {value or _value_of(shape.content_type) for shape in shapes}
+    if len(values) > 1:
+        raise Invalid(
+            f"the journals are of several content types ({_one_of(values)})",
+            path="value",
+            hint="Read them one type at a time, or set value to text or binary.",
+        )
+    return values.pop() if values else value or "json"
+
+
+def _value_of(content_type: str) -> str:
+    return {CONTENT_JSON_LINES: "json", CONTENT_CSV: "csv"}.get(content_type, "binary")
+
+
+def infer_fields(access: OpenAccess, snapshot: Snapshot, value: str, bytes_max: int) -> pa.Schema:
+    """Return the fields of some messages of JSON or CSV, of about ``bytes_max`` bytes.
+
+    Raise `Invalid` if there are no messages, and what reading raises.
+    """
+    lines: list[bytes] = []
+    for journal in snapshot.journals[:_INFER_JOURNALS]:
+        lines += _sample(access, journal, bytes_max)
+    if value == "csv" and lines:
+        record = parse_record(lines[0], 0)
+        width = 0 if record is None else len(record.fields)
+        return pa.schema([(f"c{at}", pa.string()) for at in range(1, width)])
+    fields = infer_json(lines)
+    if not fields.names:
+        raise Invalid(
+            "there is no message to infer the fields from",
+            path="fields",
+            hint="Give the fields, as of CREATE TABLE, or a schema.",
+        )
+    return fields
+
+
+def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> list[bytes]:
+    """Return messages of the first fragment, the last, and some between, of about ``bytes_max`` bytes."""
+    pieces = journal.pieces
+    places = sorted(
+        {round(at * (len(pieces) - 1) / _INFER_PLACES) for at in range(_INFER_PLACES + 1)}
+    )
+    lines: list[bytes] = []
+    for place in places if pieces else ():
+        # A fragment may begin within a message.
+        shape = replace(journal.shape, malformed="skip")
+        run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0)
+        lines += _first_messages(access, run, bytes_max // len(places) + 1)
+    return lines
+
+
+def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]:
+    """Return frames that are not acknowledgements, of about ``bytes_max`` bytes."""
+    found: list[bytes] = []
+    size = 0
+    for columns, buffer, base, _ in read_columns(access, run):
+        wanted = columns.uuids.flags != ACK_TXN
+        begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
+        for begin, end in zip(begins, ends, strict=True):
+            found.append(buffer[begin - base : end - base])
+            size += end - begin
+            if size >= bytes_max:
+                return found
+    return found
+
+
+def _one_of(names: Iterable[str]) -> str:
+    """Return names as text for an error."""
+    return ", ".join(sorted(names)) or "none"

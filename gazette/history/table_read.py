@@ -1,0 +1,391 @@
+"""One read of journals as a table: its options, its columns, and its batches. Needs pyarrow."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, get_args
+
+import pyarrow as pa
+
+from gazette.client.flags import BrokerClientFlags
+from gazette.config.schema import Schema
+from gazette.errors import Invalid
+from gazette.history.columns import Malformed, MessageFormat, require_uuids
+from gazette.history.ddl import parse_columns
+from gazette.history.in_order import PART_BYTES, every_row_in_order, fold_in_order, rows_in_order
+from gazette.history.json_values import JsonRow
+from gazette.history.merge import CommittedRun
+from gazette.history.meta_columns import META
+from gazette.history.protobuf_rows import protobuf_row, protobuf_schema
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import Unfit
+from gazette.history.snapshot import Snapshot
+from gazette.history.snapshot_builder import Lost, Selection, require_stored, take_snapshot
+from gazette.history.source import Access, OpenAccess, store_url
+from gazette.history.table_columns import (
+    INFER_BYTES,
+    infer_fields,
+    require_leading,
+    table_columns,
+    value_of_all,
+)
+from gazette.history.table_options import TableOptions, Time
+from gazette.history.times import unix_ns
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.message.uuid import clock_at
+from gazette.protocol.ids import JournalName, Offset, validate_journal_name
+from gazette.protocol.label_set import LabelSelector
+
+T = TypeVar("T")
+
+_ANSWER_S: Final = 60.0
+_ISOLATIONS: Final = ("read_committed", "read_uncommitted")
+_MALFORMED: Final = get_args(Malformed)
+_CONTENT_TYPE_OF: Final = {
+    "json": CONTENT_JSON_LINES,
+    "csv": CONTENT_CSV,
+    "protobuf": CONTENT_PROTO_FIXED,
+    "text": CONTENT_JSON_LINES,
+    "binary": CONTENT_JSON_LINES,
+}
+"""Encoding of journals that say nothing of it, for each way to read them."""
+_MISFIT_HINT: Final = (
+    'Give the field another type in `fields`, or leave it out. value="text" shows the message. '
+    'misfits="null" returns null instead, and misfits="skip" leaves such messages out.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """What to read, and as which columns."""
+
+    access: Access
+    selection: Selection
+    value: str
+    fields: pa.Schema | None
+    columns: tuple[str, ...]
+    message: type[Any] | None
+    meta_prefix: str
+    committed: bool
+    acks: bool
+    clock_begin: int
+    clock_end: int | None
+    part_bytes: int
+
+    @classmethod
+    def parse(cls, journals: str | Sequence[str], options: TableOptions) -> TableRead:
+        """Check the options. Raise `Invalid` that names the one that is wrong."""
+        _require_known(options)
+        names = _names(journals)
+        selector = _selector(options.get("selector"))
+        if bool(names) == (selector is not None):
+            raise Invalid(
+                "give either names of journals, or a selector of them",
+                path="journals",
+                hint='Name one, as in read_table("words/part-000"), or several in a list; or give '
+                'selector="prefix=words/".',
+            )
+        stores = _stores(options.get("store", ()))
+        if selector is not None and stores:
+            raise Invalid(
+                "stores know only names of journals",
+                path="selector",
+                hint="Name the journals, or read through a broker.",
+            )
+        shape, value = _shape(options)
+        begin_all, begin = _offsets("begin", options.get("begin", 0), names)
+        end = options.get("end")
+        end_all, ends = (None, {}) if end is None else _offsets("end", end, names)
+        begin_ns, end_ns = _time("begin_time", options), _time("end_time", options)
+        if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
+            raise Invalid("must not be before begin_time", path="end_time")
+        return cls(
+            access=_access(options, direct=bool(stores)),
+            selection=Selection(
+                journals=names,
+                selector=selector,
+                stores=stores,
+                content_type=options.get("content_type", ""),
+                shape=shape,
+                path_postfix_template=options.get("path_postfix", ""),
+                begin=begin,
+                end=ends,
+                begin_all=begin_all or 0,
+                end_all=end_all,
+                begin_time_s=(begin_ns or 0) / 1e9,
+                lost=_choice("lost", options, get_args(Lost), "settled"),  # type: ignore[arg-type]
+            ),
+            value=value,
+            fields=_fields(options.get("fields")),
+            columns=_column_names(options.get("columns")),
+            message=options.get("message"),
+            meta_prefix=options.get("meta_prefix", ""),
+            committed=_choice("isolation", options, _ISOLATIONS, "read_committed")
+            == "read_committed",
+            acks=options.get("acks", False),
+            clock_begin=clock_at(begin_ns) if begin_ns else 0,
+            clock_end=None if end_ns is None else clock_at(end_ns),
+            part_bytes=int(_positive("part_bytes", options, PART_BYTES)),
+        )
+
+    def batches(self) -> pa.RecordBatchReader:
+        """Find what has committed, and return a reader of its rows. See `read_batches`."""
+        with self.access.open() as opened:
+            snapshot = take_snapshot(opened, self.selection)
+            require_stored(snapshot, self.selection)
+            value = value_of_all(self.value, snapshot.shapes)
+            format = self._format(opened, snapshot, value)
+            parts: Mapping[JournalName, list[CommittedRun]] = {}
+            if self.committed:
+                for journal in snapshot.journals:
+                    require_uuids(journal.journal, journal.shape)
+                parts = _by_journal(fold_in_order(opened, snapshot, self.part_bytes))
+        rows = self._rows(snapshot, parts, format)
+        return pa.RecordBatchReader.from_batches(format.schema, rows)
+
+    def _rows(
+        self,
+        snapshot: Snapshot,
+        parts: Mapping[JournalName, list[CommittedRun]],
+        format: RowFormat,
+    ) -> Iterator[pa.RecordBatch]:
+        with self.access.open() as opened:
+            for journal in snapshot.journals:
+                try:
+                    if self.committed:
+                        own = parts.get(journal.journal, [])
+                        yield from rows_in_order(opened, journal, own, format)
+                    else:
+                        yield from every_row_in_order(opened, journal, format)
+                except Unfit as error:
+                    raise Unfit(error.message, hint=_MISFIT_HINT, **error.facts) from error
+
+    def _format(self, access: OpenAccess, snapshot: Snapshot, value: str) -> RowFormat:
+        """Return how rows are made. Raise `Invalid`, and what reading raises to infer columns."""
+        prefix, chosen = self.meta_prefix, self.columns
+        meta_names = {f"{prefix}{key}" for key in META}
+        fields = self.fields
+        if fields is None and chosen and meta_names.issuperset(chosen):
+            fields = pa.schema([])
+        elif fields is None:
+            fields = self._known_fields(access, snapshot, value)
+        schema = table_columns(
+            fields,
+            uuid_field=self.selection.shape.uuid_field,
+            meta_prefix=prefix,
+            columns=chosen,
+        )
+        if value == "csv" and chosen:
+            require_leading(schema.names, prefix, fields.names)
+        meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
+        format = RowFormat(
+            value,  # type: ignore[arg-type]
+            schema,
+            meta,
+            self.acks,
+            self.clock_begin,
+            self.clock_end,
+        )
+        format.validate()
+        _require_readable(format, self.message)
+        return format
+
+    def _known_fields(self, access: OpenAccess, snapshot: Snapshot, value: str) -> pa.Schema:
+        if value == "protobuf":
+            assert self.message is not None
+            return protobuf_schema(self.message)
+        if value in ("json", "csv"):
+            return infer_fields(access, snapshot, value, INFER_BYTES)
+        return pa.schema([("value", pa.string() if value == "text" else pa.binary())])
+
+
+def _by_journal(parts: Sequence[CommittedRun]) -> dict[JournalName, list[CommittedRun]]:
+    found: dict[JournalName, list[CommittedRun]] = {}
+    for part in parts:
+        found.setdefault(part.run.journal, []).append(part)
+    return found
+
+
+def _require_readable(format: RowFormat, message: type[Any] | None) -> None:
+    """Raise `Invalid` for types to which no part of a message converts."""
+    for field in format.fields:
+        if pa.types.is_unsigned_integer(field.type) or pa.types.is_float16(field.type):
+            raise Invalid(
+                f"messages are not read as {field.type}",
+                path=field.name,
+                hint="Read it as int64, double or decimal, and cast that.",
+            )
+        if not field.nullable:
+            raise Invalid("columns of journals may be null", path=field.name)
+    if format.value == "json":
+        JsonRow(format.fields)
+    elif format.value == "protobuf":
+        assert message is not None
+        protobuf_row(message, format.fields)
+
+
+def _require_known(options: TableOptions) -> None:
+    for name in options:
+        if name not in TableOptions.__annotations__:
+            known = list(TableOptions.__annotations__)
+            near = difflib.get_close_matches(name, known, n=1)
+            raise Invalid(
+                "there is no such option",
+                path=name,
+                hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
+            )
+
+
+def _names(journals: str | Sequence[str]) -> tuple[JournalName, ...]:
+    names = (journals,) if isinstance(journals, str) and journals else tuple(journals)
+    for name in names:
+        if not isinstance(name, str):
+            raise Invalid(
+                f"not the name of a journal: {name!r}", path="journals", hint="Names are texts."
+            )
+        try:
+            validate_journal_name(name)
+        except Invalid as error:
+            raise Invalid(
+                f"{name!r} is not the name of a journal: {error}", path="journals", hint=error.hint
+            ) from error
+    if len(set(names)) < len(names):
+        raise Invalid("a journal is named twice", path="journals")
+    return names
+
+
+def _selector(given: str | LabelSelector | None) -> LabelSelector | None:
+    if given is None or isinstance(given, LabelSelector):
+        return given
+    try:
+        return LabelSelector.parse(given)
+    except Invalid as error:
+        raise error.within("selector") from error
+
+
+def _stores(given: str | Sequence[str]) -> tuple[str, ...]:
+    urls = (given,) if isinstance(given, str) else tuple(given)
+    try:
+        return tuple(store_url(url) for url in urls)
+    except Invalid as error:
+        raise error.within("store") from error
+
+
+def _access(options: TableOptions, *, direct: bool) -> Access:
+    answer_s = _positive("answer_s", options, _ANSWER_S)
+    if (access := options.get("access")) is not None:
+        if "broker" in options:
+            raise Invalid("is given, and access has an address, too", path="broker")
+        if direct and not access.direct:
+            raise Invalid("an access with direct=True is needed to read a store", path="access")
+        return replace(access, answer_s=answer_s)
+    if direct:
+        if "broker" in options:
+            raise Invalid(
+                "is given together with store, which is read without brokers",
+                path="broker",
+                hint="Give one of the two; or an access with direct=True, to open fragments in "
+                "their store from here.",
+            )
+        return replace(Access.of(file_root="/", direct=True), answer_s=answer_s)
+    brokers = _brokers_of_environment()
+    if broker := options.get("broker"):
+        brokers = replace(brokers, address=broker)
+    return Access(brokers, brokers.file_root, answer_s=answer_s)
+
+
+def _brokers_of_environment() -> BrokerClientFlags:
+    loaded = Schema("read_table", {"broker": BrokerClientFlags}).load([], os.environ)
+    return loaded.group(BrokerClientFlags)
+
+
+def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
+    """Return the encoding of messages, and how to read them. Empty: as their content type says."""
+    value = _choice("value", options, ("", *_CONTENT_TYPE_OF), "")
+    message = options.get("message")
+    if message is not None and value not in ("", "protobuf", "binary"):
+        raise Invalid('must be "protobuf" if a message class is given', path="value")
+    if value == "protobuf" and message is None:
+        raise Invalid('must be given for value="protobuf"', path="message")
+    value = value or ("protobuf" if message else "")
+    kind = "protobuf" if message is not None else value
+    shape = MessageFormat(
+        _CONTENT_TYPE_OF.get(kind, CONTENT_JSON_LINES),
+        options.get("uuid_field", "uuid"),
+        "" if message is None else _importable(message),
+        _choice("misfits", options, _MALFORMED, "fail"),  # type: ignore[arg-type]
+    )
+    return shape, value
+
+
+def _importable(message: type[Any]) -> str:
+    if not hasattr(message, "DESCRIPTOR"):
+        raise Invalid(
+            f"not a generated class of protobuf: {message!r}",
+            path="message",
+            hint="Give a class of a module that protoc has made (`…_pb2`). JSON needs none.",
+        )
+    name = f"{message.__module__}:{message.__qualname__}"
+    if MessageFormat(message=name).message_type() is not message:
+        raise Invalid(f"the class cannot be imported as {name}", path="message")
+    return name
+
+
+def _fields(given: Any) -> pa.Schema | None:
+    if given is None or isinstance(given, pa.Schema):
+        return given
+    if not isinstance(given, str):
+        raise Invalid(f"not columns: {given!r}", path="fields", hint="Give a text or a schema.")
+    return parse_columns(given)
+
+
+def _column_names(given: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise Invalid("is one text", path="columns", hint=f"Give a list of names, as [{given!r}].")
+    return tuple(given or ())
+
+
+def _offsets(
+    name: str, given: int | Mapping[str, int], journals: Sequence[str]
+) -> tuple[Offset | None, dict[JournalName, Offset]]:
+    """Return an offset for all journals, and offsets by journal."""
+    by_journal = dict(given) if isinstance(given, Mapping) else {}
+    offsets: Any = by_journal.values() if isinstance(given, Mapping) else (given,)
+    for offset in offsets:
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise Invalid(
+                f"not an offset: {offset!r}",
+                path=name,
+                hint='Give one number, or {"topic/part-0": 1024}.',
+            )
+    if journals and (unknown := sorted(by_journal.keys() - set(journals))):
+        raise Invalid(f"names journals that are not read: {', '.join(unknown)}", path=name)
+    return (None, by_journal) if isinstance(given, Mapping) else (given, {})
+
+
+def _time(name: str, options: TableOptions) -> int | None:
+    given: Time | None = options.get(name)  # type: ignore[assignment]
+    if given is None:
+        return None
+    try:
+        return unix_ns(given)
+    except Invalid as error:
+        raise Invalid(f"{error.message}, not {given!r}", path=name, hint=error.hint) from error
+
+
+def _choice(name: str, options: TableOptions, choices: Sequence[str], default: str) -> str:
+    value: Any = options.get(name, default)
+    if value not in choices:
+        known = ", ".join(choice for choice in choices if choice)
+        raise Invalid(f"must be one of {known}, not {value!r}", path=name)
+    return str(value)
+
+
+def _positive(name: str, options: TableOptions, default: float) -> float:
+    value: Any = options.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise Invalid(f"must be a number above 0, not {value!r}", path=name)
+    return float(value)
