@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from gazette.message.mapping import Partition
     from gazette.message.message import Acknowledgement, CSVRecord, Message
     from gazette.message.publisher import Publisher
+    from gazette.message.publishing.client_publisher import open_publisher
+    from gazette.message.publishing.service import CommitFailed
     from gazette.recoverylog.log.recorder import Recorder
     from gazette.version import __version__
 
@@ -45,6 +47,7 @@ _HOMES = {
     "Acknowledgement": "gazette.message.message",
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
+    "CommitFailed": "gazette.message.publishing.service",
     "ConsumerService": "gazette.consumer.service",
     "DeadLetter": "gazette.consumer.transaction.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
@@ -67,6 +70,7 @@ _HOMES = {
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "__version__": "gazette.version",
+    "open_publisher": "gazette.message.publishing.client_publisher",
     "read_batches": "gazette.history.tables",
     "read_table": "gazette.history.tables",
     "shard_route": "gazette.consumer.query.shard_route",
@@ -77,6 +81,7 @@ __all__ = [
     "Acknowledgement",
     "Application",
     "CSVRecord",
+    "CommitFailed",
     "ConsumerService",
     "DeadLetter",
     "DeferToNextTransaction",
@@ -99,6 +104,7 @@ __all__ = [
     "StateView",
     "Store",
     "__version__",
+    "open_publisher",
     "read_batches",
     "read_table",
     "runconsumer",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gazette.auth import KeyedAuth, NoAuth, Signer, StaticToken
@@ -10,7 +11,7 @@ from gazette.client.client import Client
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.rpc.channel import TlsSettings
 from gazette.client.shards import ShardClient
-from gazette.config.schema import duration, setting
+from gazette.config.schema import Schema, duration, setting
 from gazette.runtime.clock import Clock
 
 
@@ -71,6 +72,16 @@ class BrokerClientFlags(ClientFlags):
             fragments=FragmentAccess(file_root=self.file_root),
             clock=clock,
         )
+
+
+def broker_flags_of(environ: Mapping[str, str], address: str = "") -> BrokerClientFlags:
+    """Return the settings of the environment (``BROKER_ADDRESS``, …), with another address if it is given.
+
+    Raise ``Invalid`` that names the variable that is wrong.
+    """
+    loaded = Schema("client", {"broker": BrokerClientFlags}).load([], environ)
+    flags = loaded.group(BrokerClientFlags)
+    return replace(flags, address=address) if address else flags
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import pyarrow as pa
 
-from gazette.client.flags import BrokerClientFlags
-from gazette.config.schema import Schema
+from gazette.client.flags import broker_flags_of
 from gazette.errors import Invalid
 from gazette.history.columns import Malformed, MessageFormat, require_uuids
 from gazette.history.ddl import parse_columns
@@ -291,15 +290,8 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
                 "their store from here.",
             )
         return replace(Access.of(file_root="/", direct=True), answer_s=answer_s)
-    brokers = _brokers_of_environment()
-    if broker := options.get("broker"):
-        brokers = replace(brokers, address=broker)
+    brokers = broker_flags_of(os.environ, options.get("broker", ""))
     return Access(brokers, brokers.file_root, answer_s=answer_s)
-
-
-def _brokers_of_environment() -> BrokerClientFlags:
-    loaded = Schema("read_table", {"broker": BrokerClientFlags}).load([], os.environ)
-    return loaded.group(BrokerClientFlags)
 
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:

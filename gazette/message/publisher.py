@@ -248,14 +248,18 @@ class Publisher:
         if self._wall_clock is not None:
             self._observe_time()
         with self._lock:
-            if self._held is not None and line not in self._held:
-                self._held[line] = (len(line.buffer), line.acknowledgement is None)
-            if line.acknowledgement is None:
-                line.acknowledgement = self._acknowledgement(framing, line, message)
-                self._transaction.append(line)
+            begin, is_new = len(line.buffer), line.acknowledgement is None
+            if is_new:
+                acknowledgement = self._acknowledgement(framing, line, message)
             elif framing.codec.form is None:
                 raise no_uuid(type(message))
             self._buffered += self._encode(framing, message, CONTINUE_TXN, line.buffer)
+            # Only now: a message that its journal cannot hold leaves the transaction as it was.
+            if is_new:
+                line.acknowledgement = acknowledgement
+                self._transaction.append(line)
+            if self._held is not None and line not in self._held:
+                self._held[line] = (begin, is_new)
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
             overfull = self._buffered >= BUFFER_BYTES_MAX
             if self._held is not None and not self._passed:

@@ -75,6 +75,9 @@ POINTS: Final[Mapping[str, str]] = {
     "sink.decided": "that is recorded, and nothing of it appended; of the commit",
     "sink.acknowledged": "an acknowledgement of a sink is in its journal; of a journal",
     "sink.committed": "all of them are, and Spark does not know yet; of the commit",
+    "publish.deciding": "messages of a client are appended, nothing commits them; of its producer",
+    "publish.decided": "that is recorded if it can be, and nothing of it appended; of its producer",
+    "publish.acknowledged": "an acknowledgement of a client is in its journal; of a journal",
     "hints.storing": "before recorded hints are stored; of a shard",
 }
 """All points, with the meaning of their details."""

@@ -421,3 +421,18 @@ async def test_the_real_append_service_carries_transactions() -> None:
         while batch := sequencer.dequeue(100):
             committed += [e.message.word for e in batch if not e.is_ack]
     assert committed == expected
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_message_that_cannot_be_encoded_leaves_the_transaction_as_it_was(
+    publisher: Publisher, held: bool
+) -> None:
+    """Its journal gets no acknowledgement: nothing was published there."""
+    words = fixed_mapping("a/words", CONTENT_JSON_LINES)
+    if held:
+        publisher.hold()
+    with raises(Invalid):
+        publisher.publish_uncommitted(words, Word(word=cast("Any", object())))
+    if held:
+        publisher.roll_back()
+    assert publisher.build_ack_intents() == {}

@@ -1,0 +1,376 @@
+"""Publishers of programs that are no shards: `ClientPublisher` for loops, `SyncPublisher` for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from gazette.client.append.appender import AppendResult
+from gazette.client.client import Client
+from gazette.client.flags import BrokerClientFlags, broker_flags_of
+from gazette.client.rpc.preflight import require_reachable
+from gazette.errors import Closed, GazetteError, Invalid, Unavailable
+from gazette.message.publishing.outputs import KnownOutput, MappingName, Output
+from gazette.message.publishing.service import (
+    CLOSE_S,
+    TIMEOUT_S,
+    PendingTransaction,
+    PublishingService,
+)
+from gazette.protocol.ids import JournalName
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import LoopThread
+
+_CONNECT_S: Final = 10.0
+
+
+class ClientPublisher:
+    """A publisher on an event loop, made by `gazette.client.Client.publisher`.
+
+    Use it as ``async with client.publisher() as publisher``. Its tasks publish one after the other:
+    while a transaction is open, others wait, at most ``timeout_s``.
+
+    A publisher that raised `CommitFailed` is of no more use: make another one.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        mapping: MappingName = "modulo",
+        timeout_s: float = TIMEOUT_S,
+        commits: Path | str | None = None,
+    ) -> None:
+        self._service = PublishingService(
+            client, mapping=mapping, timeout_s=timeout_s, commits=commits
+        )
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._holder: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._service.start()
+        except BaseException:
+            await self._service.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the publisher. What is not committed never becomes visible. May be repeated."""
+        await self._service.close()
+
+    async def publish(
+        self, output: Output, message: Any, *, key: bytes | str | None = None
+    ) -> AppendResult:
+        """Publish one message, which is committed when this returns. Return its offsets.
+
+        ``output`` is the name of a journal, a ``LabelSelector``, or partitions. Of several journals, the
+        hash of ``key`` chooses one, as the mapping of applications does; without a key it is any.
+
+        Raise ``NotFound`` for an unknown journal. Raise ``Invalid`` for a message that its journal cannot
+        hold: its type, its content type, a field. Nothing is appended then. Raise ``Unavailable`` if no
+        broker answers. Raise `CommitFailed` if the message is not appended in time, or refused.
+        """
+        known = self._service.known(output) or await self._service.find(output)
+        partition = known.partition_of(message, key)
+        await self._take_turn()
+        try:
+            future = self._service.publish_committed(partition, message)
+        finally:
+            self._turn.release()
+        return await self._service.appended(future, partition.journal)
+
+    def transaction(self) -> ClientTransaction:
+        """Return a transaction: its messages become visible together when its block ends, or never.
+
+        An error that leaves the block rolls it back, and is raised.
+        """
+        return ClientTransaction(self)
+
+    async def _take_turn(self) -> None:
+        if self._holder is not None and self._holder is asyncio.current_task():
+            raise Invalid(
+                "this task has a transaction open",
+                path="publish",
+                hint="Call publish() of the transaction. It is what `async with` returns.",
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise _busy(self._timeout_s) from error
+
+
+class ClientTransaction:
+    """One transaction of a `ClientPublisher`. Use it once, as ``async with``."""
+
+    def __init__(self, publisher: ClientPublisher) -> None:
+        self._publisher = publisher
+        self._service = publisher._service
+        self._pending: PendingTransaction | None = None
+        self.offsets: Mapping[JournalName, int] = {}
+        """Once it is committed: by journal, the offset behind it. A query with these as
+        ``gazette-read-through`` reflects it."""
+
+    async def __aenter__(self) -> Self:
+        await self._publisher._take_turn()
+        try:
+            self._pending = self._service.begin()
+        except BaseException:
+            self._publisher._turn.release()
+            raise
+        self._publisher._holder = asyncio.current_task()
+        return self
+
+    async def publish(
+        self, output: Output, message: Any, *, key: bytes | str | None = None
+    ) -> None:
+        """Publish a message, which becomes visible with the others. See `ClientPublisher.publish`.
+
+        After an error the message is not part of the transaction, and others may be.
+        """
+        pending = self._require_open()
+        known = self._service.known(output) or await self._service.find(output)
+        if self._service.stage(pending, known.partition_of(message, key), message):
+            await self._service.relieve()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        pending, self._pending = self._require_open(), None
+        try:
+            if kind is None:
+                self.offsets = await self._service.commit(self._service.seal())
+            else:
+                await self._service.roll_back(self._service.undo(pending))
+        except BaseException as failure:
+            self._service.give_up(failure)
+            # The error of the block says more than that its rollback has failed.
+            if kind is None or not isinstance(failure, GazetteError | TimeoutError):
+                raise
+        finally:
+            self._publisher._holder = None
+            self._publisher._turn.release()
+
+    def _require_open(self) -> PendingTransaction:
+        return _require_open(self._pending)
+
+
+class SyncPublisher:
+    """A publisher for scripts, with an event loop in a thread of its own. See `open_publisher`.
+
+    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        flags: BrokerClientFlags,
+        *,
+        mapping: MappingName = "modulo",
+        timeout_s: float = TIMEOUT_S,
+        commits: Path | str | None = None,
+    ) -> None:
+        """Connect. Raise ``Unavailable`` if no broker answers in time."""
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        self._holder: int | None = None
+        self._client: Client | None = None
+        self._service: PublishingService | None = None
+        self._loop = LoopThread("publisher")
+
+        async def start() -> None:
+            client = self._client = flags.client("", SystemClock())
+            self._service = PublishingService(
+                client, mapping=mapping, timeout_s=timeout_s, commits=commits
+            )
+            await require_reachable(
+                client,
+                "broker",
+                connect_s=min(_CONNECT_S, timeout_s),
+                hint="Check that it runs there, or give another address.",
+            )
+            await self._service.start()
+
+        try:
+            self._loop.run(start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the publisher, its connections and its thread, within seconds. May be repeated.
+
+        What is not committed never becomes visible.
+        """
+        service, self._service = self._service, None
+        client, self._client = self._client, None
+
+        async def end() -> None:
+            try:
+                if service is not None:
+                    await service.close()
+            finally:
+                if client is not None:
+                    await asyncio.wait_for(client.close(), CLOSE_S)
+
+        try:
+            if service is not None or client is not None:
+                self._loop.run(end())
+        finally:
+            self._loop.close()
+
+    def publish(
+        self, output: Output, message: Any, *, key: bytes | str | None = None
+    ) -> AppendResult:
+        """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
+        service = self._usable()
+        partition = self._find(service, output).partition_of(message, key)
+        self._take_turn()
+        try:
+            future = service.publish_committed(partition, message)
+        finally:
+            self._turn.release()
+        return self._loop.run(service.appended(future, partition.journal))
+
+    def transaction(self) -> SyncTransaction:
+        """Return a transaction: its messages become visible together when its block ends, or never.
+
+        An error that leaves the block rolls it back, and is raised; so does Ctrl-C.
+        """
+        return SyncTransaction(self)
+
+    def _usable(self) -> PublishingService:
+        if self._service is None:
+            raise Closed("the publisher was closed", hint="Publish within its `with` block.")
+        return self._service
+
+    def _find(self, service: PublishingService, output: Output) -> KnownOutput:
+        return service.known(output) or self._loop.run(service.find(output))
+
+    def _take_turn(self) -> None:
+        if self._holder == threading.get_ident():
+            raise Invalid(
+                "this thread has a transaction open",
+                path="publish",
+                hint="Call publish() of the transaction. It is what `with` returns.",
+            )
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise _busy(self._timeout_s)
+
+
+class SyncTransaction:
+    """One transaction of a `SyncPublisher`. Use it once, as ``with``, and in one thread."""
+
+    def __init__(self, publisher: SyncPublisher) -> None:
+        self._publisher = publisher
+        self._pending: PendingTransaction | None = None
+        self.offsets: Mapping[JournalName, int] = {}
+        """Once it is committed: by journal, the offset behind it."""
+
+    def __enter__(self) -> Self:
+        service = self._publisher._usable()
+        self._publisher._take_turn()
+        try:
+            self._pending = service.begin()
+        except BaseException:
+            self._publisher._turn.release()
+            raise
+        self._publisher._holder = threading.get_ident()
+        return self
+
+    def publish(self, output: Output, message: Any, *, key: bytes | str | None = None) -> None:
+        """Publish a message, which becomes visible with the others. See `ClientTransaction.publish`."""
+        pending = _require_open(self._pending)
+        publisher = self._publisher
+        service = publisher._usable()
+        known = publisher._find(service, output)
+        if service.stage(pending, known.partition_of(message, key), message):
+            publisher._loop.run(service.relieve())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        pending, self._pending = _require_open(self._pending), None
+        publisher = self._publisher
+        service = publisher._service
+        try:
+            if service is None:
+                if kind is None:
+                    publisher._usable()
+            elif kind is None:
+                self.offsets = publisher._loop.run(service.commit(service.seal()))
+            else:
+                publisher._loop.run(service.roll_back(service.undo(pending)))
+        except BaseException as failure:
+            if service is not None:
+                service.give_up(failure)
+            if kind is None or not isinstance(failure, GazetteError | TimeoutError):
+                raise
+        finally:
+            publisher._holder = None
+            publisher._turn.release()
+
+
+def open_publisher(
+    broker: str = "",
+    *,
+    flags: BrokerClientFlags | None = None,
+    mapping: MappingName = "modulo",
+    timeout_s: float = TIMEOUT_S,
+    commits: Path | str | None = None,
+) -> SyncPublisher:
+    """Return a publisher for a script. Use it as ``with open_publisher() as publisher``.
+
+    ``broker`` is the address of a broker, or of several, separated by commas. The default is
+    ``BROKER_ADDRESS`` of the environment, and the credentials beside it, as for ``gazctl``. ``flags``
+    gives address and credentials in full, instead.
+
+    ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Take that of the
+    application which publishes to the same ones. ``timeout_s`` bounds each call, in seconds.
+    ``commits`` is a directory of this publisher alone. With it, a transaction over several journals is
+    all or nothing even if the process dies: the next publisher with the same directory completes it.
+
+    Raise ``Unavailable`` if no broker answers in time, and ``Invalid`` for settings that cannot be right.
+    """
+    if flags is None:
+        flags = broker_flags_of(os.environ, broker)
+    elif broker:
+        raise Invalid("is given, and flags have an address, too", path="broker")
+    return SyncPublisher(flags, mapping=mapping, timeout_s=timeout_s, commits=commits)
+
+
+def _busy(timeout_s: float) -> Unavailable:
+    return Unavailable(
+        f"another transaction of the publisher was open for {timeout_s:g} s",
+        hint="A publisher has one transaction at a time. Make a publisher for each task that has long ones.",
+    )
+
+
+def _require_open(pending: PendingTransaction | None) -> PendingTransaction:
+    if pending is None:
+        raise Closed(
+            "the transaction is not open",
+            hint="Publish within the `with` block of the transaction.",
+        )
+    return pending

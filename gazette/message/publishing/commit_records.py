@@ -1,0 +1,126 @@
+"""Records of commits: what a publisher is about to append, as files that outlive its process.
+
+A transaction over several journals commits by an acknowledgement in each. A process that dies between
+two of them would leave a part visible. So the acknowledgements are recorded first. The next publisher
+with the same directory appends what a record holds: by then it is decided.
+
+One publisher at a time has the directory. Otherwise another one could append an old acknowledgement
+while its producer is within the next transaction, which would roll that back.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gazette.errors import Broken, Corrupt, Invalid, Unavailable
+from gazette.protocol.ids import JournalName
+
+_LOCK: Final = "lock"
+_RECORD: Final = "commit.json"
+
+
+class CommitRecords:
+    """The record of the last commit in a directory, and the lock of that. For one thread at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take the directory, and create it if it is absent.
+
+        Raise ``Invalid`` if another publisher has it. Raise ``Unavailable`` if it cannot be written.
+        """
+        self._path = directory / _RECORD
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise Invalid(
+                f"another publisher has the directory {directory}",
+                path="commits",
+                hint="Give each publisher that runs at the same time a directory of its own.",
+            ) from error
+
+    def load(self) -> dict[JournalName, bytes]:
+        """Return what a former publisher had decided to append. Raise ``Corrupt`` or ``Unavailable``."""
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        try:
+            return {
+                journal: base64.b64decode(content, validate=True)
+                for journal, content in json.loads(text).items()
+            }
+        except (ValueError, AttributeError, TypeError, binascii.Error) as error:
+            raise Corrupt(
+                "the record of a commit cannot be read",
+                hint="Its transaction may be visible in some journals only. Look at these, then "
+                "remove the file.",
+                file=self._path,
+            ) from error
+
+    def save(self, intents: Mapping[JournalName, bytes]) -> None:
+        """Record what is about to be appended. It is on disk when this returns.
+
+        Raise ``Unavailable`` if it is not recorded, and ``Broken`` if that is not known.
+        """
+        text = json.dumps(
+            {journal: base64.b64encode(content).decode() for journal, content in intents.items()}
+        )
+        partial = self._path.with_suffix(".partial")
+        try:
+            with partial.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._path)
+            self._sync()
+        except OSError as error:
+            try:
+                partial.unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
+            except OSError as second:
+                raise Broken(
+                    f"a commit may have been recorded in {self._path}: {second.strerror}"
+                ) from error
+            raise _unwritable(self._path, error) from error
+
+    def clear(self) -> None:
+        """Forget the record: all of it is appended. Raise ``Unavailable``."""
+        try:
+            self._path.unlink(missing_ok=True)
+            self._sync()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def close(self) -> None:
+        """Let other publishers have the directory. A record stays. May be repeated."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _sync(self) -> None:
+        handle = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"a commit cannot be recorded in {path}: {error.strerror}",
+        hint="Give a directory that can be written, and that stays.",
+    )

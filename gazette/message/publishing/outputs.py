@@ -1,0 +1,173 @@
+"""Outputs of a publisher: the journals that a name, a selector or a set of partitions stands for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from gazette.client.client import Client
+from gazette.client.journals import JournalList
+from gazette.errors import Invalid, NotFound
+from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
+from gazette.message.mapping import (
+    Mapping,
+    Partition,
+    Partitions,
+    PartitionWatch,
+    modulo_mapping,
+    random_mapping,
+    rendezvous_mapping,
+)
+from gazette.message.message import CSVRecord
+from gazette.protocol.ids import JournalName, validate_journal_name
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector
+
+Output: TypeAlias = str | LabelSelector | Partitions | Callable[[], Partitions]
+"""Journals to publish to: the name of one, a selector of several, or partitions that the caller keeps."""
+
+MappingName: TypeAlias = Literal["modulo", "rendezvous"]
+
+_UNTYPED: Final = (bytes, dict, CSVRecord)
+"""Types of messages whose name says nothing about what they hold."""
+
+
+class Daemons(Protocol):
+    """The method of `gazette.runtime.tasks.TaskScope` by which a selector is watched."""
+
+    def daemon(self, coro: Any, *, name: str) -> Any: ...
+
+
+class KnownOutput:
+    """An output whose journals are known. Any thread may use it."""
+
+    def __init__(
+        self,
+        partitions: Callable[[], Partitions],
+        message_types: dict[JournalName, str],
+        mapping: MappingName,
+        rng: random.Random,
+    ) -> None:
+        self.partitions = partitions
+        self._message_types = message_types
+        by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
+        self._by_key: Mapping[bytes | str] = by_key(partitions, lambda key: key)
+        self._at_random: Mapping[Any] = random_mapping(partitions, rng)
+
+    def partition_of(self, message: Any, key: bytes | str | None) -> Partition:
+        """Return the journal for a message.
+
+        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key of another type than text or
+        bytes, for a journal without a content type, and for a journal of messages of another type.
+        """
+        if key is None:
+            found = self._at_random(message)
+        elif isinstance(key, bytes | str):
+            found = self._by_key(key)
+        else:
+            raise Invalid(
+                f"a key is a text or bytes, not {type(key).__name__} ({key!r})",
+                path="key",
+                hint="Convert it as applications do that publish to these journals: str(key), for one.",
+            )
+        self._check_type(found, type(message))
+        return found
+
+    def _check_type(self, partition: Partition, kind: type) -> None:
+        if not partition.content_type:
+            raise Invalid(
+                f"journal {partition.journal} has no label {CONTENT_TYPE}",
+                path="output",
+                hint="Label it by `gazctl journals edit`: application/x-ndjson is for lines of JSON.",
+            )
+        wanted = self._message_types.get(partition.journal, "")
+        if not wanted or issubclass(kind, _UNTYPED):
+            return
+        if wanted.rpartition(".")[2] != kind.__name__:
+            raise Invalid(
+                f"journal {partition.journal} holds messages of type {wanted}, not {kind.__name__}",
+                path="message",
+                hint=f"Publish to another journal, or correct the label {MESSAGE_TYPE} of this one.",
+            )
+
+
+class Outputs:
+    """The outputs that a publisher has used so far. Loop-bound, except `known`."""
+
+    def __init__(self, client: Client, daemons: Daemons, mapping: MappingName) -> None:
+        self._client = client
+        self._daemons = daemons
+        self._mapping: MappingName = mapping
+        self._rng = random.Random()
+        self._known: dict[str | LabelSelector, KnownOutput] = {}
+
+    def known(self, output: Output) -> KnownOutput | None:
+        """Return the output if it was found before. Any thread may call this.
+
+        Raise ``Invalid`` if it is no output.
+        """
+        if not isinstance(output, str | LabelSelector | Partitions) and not callable(output):
+            raise Invalid(
+                f"not an output: {output!r}",
+                path="output",
+                hint='Give the name of a journal, LabelSelector.parse("prefix=words/"), or partitions.',
+            )
+        if isinstance(output, str | LabelSelector):
+            return self._known.get(output)
+        partitions = (lambda: output) if isinstance(output, Partitions) else output
+        return KnownOutput(partitions, {}, self._mapping, self._rng)
+
+    async def find(self, output: Output) -> KnownOutput:
+        """Return the output, and remember it. A selector is watched from now on.
+
+        Raise ``Invalid``, ``NotFound``, and what listing raises. Wait for a connection.
+        """
+        found = self.known(output)
+        if found is not None:
+            return found
+        if isinstance(output, LabelSelector):
+            found = await self._of_selector(output)
+        else:
+            assert isinstance(output, str), "all others are known"
+            found = await self._of_name(output)
+        return self._known.setdefault(output, found)
+
+    async def _of_name(self, output: JournalName) -> KnownOutput:
+        try:
+            validate_journal_name(output)
+        except Invalid as error:
+            raise Invalid(
+                f"{output!r} is not the name of a journal: {error}",
+                path="output",
+                hint="For labels of journals, give LabelSelector.parse(…).",
+            ) from error
+        spec = (await self._client.get_journal(output)).spec
+        one = Partitions.of_specs([spec])
+        return KnownOutput(lambda: one, _types_of([spec]), self._mapping, self._rng)
+
+    async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
+        listed = await self._client.list_journals(selector)
+        if not listed.journals:
+            raise NotFound(
+                "no journal matches the selector",
+                hint="Create journals that match (`gazctl journals apply`), or see their labels by "
+                "`gazctl journals list`.",
+                selector=str(selector),
+            )
+        message_types: dict[JournalName, str] = {}
+        watch = PartitionWatch(self._observed(selector, message_types))
+        self._daemons.daemon(watch.run(), name=f"partitions {selector}")
+        await watch.ready()
+        return KnownOutput(watch, message_types, self._mapping, self._rng)
+
+    async def _observed(
+        self, selector: LabelSelector, message_types: dict[JournalName, str]
+    ) -> AsyncIterator[JournalList]:
+        async for listed in self._client.watch_journals(selector):
+            message_types |= _types_of([one.spec for one in listed.journals])
+            yield listed
+
+
+def _types_of(specs: list[JournalSpec]) -> dict[JournalName, str]:
+    return {spec.name: spec.labels.value_of(MESSAGE_TYPE) or "" for spec in specs}

@@ -1,0 +1,360 @@
+"""Transactions of a program that is no shard: `PublishingService`, behind publishers of both kinds.
+
+A transaction's messages are pending until their acknowledgement is in the same journal. Within one
+journal that is all or nothing. Over several, the acknowledgements are appended once all messages are in
+place, one for each journal. A process that dies between two of them leaves a part visible, unless it has
+a directory for `CommitRecords`.
+
+An append that was enqueued cannot be withdrawn. So a publisher whose commit has failed, or whose wait
+was given up, is of no more use. Its messages stay pending for ever, which no reader sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gazette.client.append.appender import AppendParams, AppendResult
+from gazette.client.append.service import AppendService, AppendServiceSettings
+from gazette.client.client import Client
+from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
+from gazette.message.framing.framing import framing_of
+from gazette.message.mapping import Partition, fixed_mapping
+from gazette.message.publisher import Publisher
+from gazette.message.publishing.commit_records import CommitRecords
+from gazette.message.publishing.outputs import KnownOutput, MappingName, Output, Outputs
+from gazette.message.uuid import ACK_TXN, build_uuid
+from gazette.protocol.ids import JournalName
+from gazette.runtime.failpoints import reach
+from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
+
+TIMEOUT_S: Final = 60.0
+"""Seconds that a publish or a commit may take, unless another number is given."""
+BACKLOG_BYTES_MAX: Final = 32 << 20
+"""Bytes of a transaction that may wait for brokers. Publishing then waits."""
+CLOSE_S: Final = 10.0
+"""Seconds that the end of a publisher may take."""
+_SETTINGS: Final = AppendServiceSettings(memory_max=2 * BACKLOG_BYTES_MAX)
+
+
+class CommitFailed(Broken):
+    """A transaction did not commit, or not everywhere, or its outcome is not known."""
+
+    default_hint = (
+        "Make another publisher. Publish again only what no reader can have seen: read the journals "
+        "if some acknowledgements may have been appended."
+    )
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        committed: tuple[JournalName, ...] = (),
+        unknown: tuple[JournalName, ...] = (),
+        hint: str | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.committed = committed
+        """Journals in which the transaction is visible."""
+        self.unknown = unknown
+        """Journals in which it may become visible."""
+
+
+@dataclass(slots=True)
+class PendingTransaction:
+    """A transaction in progress. ``begin_clock`` is below the clocks of all of its messages."""
+
+    begin_clock: int
+    samples: dict[Partition, Any] = field(default_factory=dict)
+    """One message of each journal, from which acknowledgements are made."""
+
+
+class PublishingService:
+    """A producer, its outputs and its appends. Loop-bound, except where a method says so."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        mapping: MappingName = "modulo",
+        timeout_s: float = TIMEOUT_S,
+        commits: Path | str | None = None,
+    ) -> None:
+        if mapping not in ("modulo", "rendezvous"):
+            raise Invalid(f"must be modulo or rendezvous, not {mapping!r}", path="mapping")
+        if not timeout_s > 0:
+            raise Invalid(f"must be a number above 0, not {timeout_s!r}", path="timeout_s")
+        self._client = client
+        self._timeout_s = timeout_s
+        self._scope = TaskScope("publisher", on_failure=self.give_up)
+        self._outputs = Outputs(client, self._scope, mapping)
+        self._appends = AppendService(client, settings=_SETTINGS)
+        self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
+        self._directory = None if commits is None else Path(commits)
+        self._records: CommitRecords | None = None
+        self._pool = BlockingPool("commit-records", 1)
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Complete what a former publisher with the same directory had decided to commit.
+
+        Raise what `CommitRecords` raises, and ``CommitFailed`` if a journal refuses it.
+        """
+        if self._directory is None:
+            return
+        self._records = CommitRecords(self._directory)
+        if intents := await self._pool.run(self._records.load):
+            await self._acknowledge(intents)
+
+    async def close(self) -> None:
+        """End the publisher, in at most some `CLOSE_S` seconds. Appends that wait are given up."""
+        self._closed = True
+        try:
+            await self._appends.close(CLOSE_S)
+        finally:
+            try:
+                await self._scope.stop(CLOSE_S)
+            finally:
+                self._pool.close()
+                if self._records is not None:
+                    self._records.close()
+
+    # Outputs and messages.
+
+    def known(self, output: Output) -> KnownOutput | None:
+        """Return an output that was found before. Any thread may call this. See `Outputs.known`."""
+        self.require_usable()
+        return self._outputs.known(output)
+
+    async def find(self, output: Output) -> KnownOutput:
+        """Return an output. Raise what `Outputs.find` raises, and ``Unavailable`` without an answer."""
+        self.require_usable()
+        async with self._in_time("no broker has answered"):
+            return await self._outputs.find(output)
+
+    def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:
+        """Publish a message outside of transactions. Any thread may call this, one at a time.
+
+        Raise what `Publisher.publish_committed` raises. After an error nothing is published.
+        """
+        self.require_usable()
+        return self._publisher.publish_committed(fixed_mapping(*partition), message)
+
+    async def appended(self, future: OpFuture[AppendResult], journal: JournalName) -> AppendResult:
+        """Wait for an append.
+
+        Raise ``CommitFailed`` if it failed, or takes too long. Cancellation: it goes on.
+        """
+        try:
+            async with self._in_time("the message was not appended"):
+                return await await_future(future)
+        except GazetteError as error:
+            unknown = (journal,) if isinstance(error, Unavailable) else ()
+            raise self._failed(
+                CommitFailed(
+                    f"publishing to {journal} has failed: {error}", unknown=unknown, hint=error.hint
+                )
+            ) from error
+
+    # Transactions.
+
+    def begin(self) -> PendingTransaction:
+        """Begin a transaction. There is one at a time. Any thread may call this."""
+        self.require_usable()
+        self._publisher.clock.update(int(self._client.clock.now() * 1e9))
+        # Keep back what still fits in memory, so that a rollback appends nothing.
+        self._publisher.hold(strict=False)
+        return PendingTransaction(self._publisher.clock.value)
+
+    def stage(self, transaction: PendingTransaction, partition: Partition, message: Any) -> bool:
+        """Publish a message within a transaction. Return True if `relieve` is to be called.
+
+        The thread of the transaction calls this. Raise what `Publisher.publish_uncommitted` raises.
+        After an error the message is not part of the transaction.
+        """
+        self.require_usable()
+        self._publisher.publish_uncommitted(fixed_mapping(*partition), message)
+        transaction.samples.setdefault(partition, message)
+        return self._appends.backlog_bytes > BACKLOG_BYTES_MAX
+
+    async def relieve(self) -> None:
+        """Wait until the brokers have what is enqueued. Raise ``CommitFailed``."""
+        try:
+            await self._flush()
+        except GazetteError as error:
+            raise self._failed(_nothing_is_visible(error)) from error
+
+    def seal(self) -> dict[JournalName, bytes]:
+        """End the transaction, and enqueue its messages. Return what commits it, by journal.
+
+        The thread of the transaction calls this.
+        """
+        self._publisher.release()
+        return self._publisher.build_ack_intents()
+
+    async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
+        """Commit what was sealed. Return the offset behind it, by journal.
+
+        Raise ``CommitFailed``, which says what is visible. After a cancellation that is not known.
+        """
+        try:
+            # In one journal, the acknowledgement is behind the messages without waiting for them.
+            if len(intents) > 1:
+                await self._flush()
+                await reach("publish.deciding", self._publisher.producer.hex(), self._client.clock)
+        except GazetteError as error:
+            raise self._failed(_nothing_is_visible(error)) from error
+        if self._records is not None and len(intents) > 1:
+            try:
+                await self._pool.run(self._records.save, intents)
+            except Unavailable as error:
+                raise self._failed(_nothing_is_visible(error)) from error
+            except Broken as error:
+                raise self._failed(self._not_everywhere(intents, {}, set(), error)) from error
+        await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
+        return await self._acknowledge(intents)
+
+    def undo(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
+        """End a transaction that is to leave nothing visible. Return what rolls it back, by journal.
+
+        The thread of the transaction calls this. Without a content, nothing was appended.
+        """
+        try:
+            self._publisher.roll_back()
+        except NotAllowed:  # Some of it was appended.
+            self._publisher.build_ack_intents()
+            return self._rollbacks(transaction)
+        return {}
+
+    async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:
+        """Append what rolls a transaction back, within `CLOSE_S` seconds.
+
+        Raise what appends raise, and ``TimeoutError``. Readers then keep the messages pending, until they
+        forget their producer.
+        """
+        for journal, content in intents.items():
+            self._appends.append(AppendParams(journal), content)
+        if intents:
+            async with asyncio.timeout(CLOSE_S):
+                await self._appends.flush()
+
+    def _rollbacks(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
+        """Return an acknowledgement for each journal whose clock is below those of all messages."""
+        uuid = build_uuid(self._publisher.producer, transaction.begin_clock, ACK_TXN)
+        found = {}
+        for (journal, content_type), message in transaction.samples.items():
+            framing = framing_of(content_type, type(message))
+            found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
+        return found
+
+    async def _acknowledge(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
+        """Append acknowledgements. Raise ``CommitFailed`` that says where they are."""
+        futures = {
+            journal: self._appends.append(AppendParams(journal), content)
+            for journal, content in intents.items()
+        }
+        ends: dict[JournalName, int] = {}
+        refused: set[JournalName] = set()
+        first: BaseException | None = None
+        for journal, future in futures.items():
+            try:
+                async with self._in_time("the acknowledgement was not appended"):
+                    ends[journal] = (await await_future(future)).commit.end
+                await reach("publish.acknowledged", journal, self._client.clock)
+            except GazetteError as error:
+                first = first or error
+                if not isinstance(error, Unavailable):
+                    refused.add(journal)
+        if first is not None:
+            raise self._failed(self._not_everywhere(intents, ends, refused, first)) from first
+        if self._records is not None and len(intents) > 1:
+            await self._pool.run(self._records.clear)
+        return ends
+
+    def _not_everywhere(
+        self,
+        intents: Mapping[JournalName, bytes],
+        ends: Mapping[JournalName, int],
+        refused: set[JournalName],
+        error: BaseException,
+    ) -> CommitFailed:
+        unknown = tuple(sorted(intents.keys() - ends.keys() - refused))
+        committed = tuple(sorted(ends))
+        where = []
+        if committed:
+            where.append(f"it is visible in {', '.join(committed)}")
+        if unknown:
+            where.append(f"it may become visible in {', '.join(unknown)}")
+        if refused:
+            where.append(f"it is not visible in {', '.join(sorted(refused))}")
+        hint = None
+        if self._records is not None and len(intents) > 1:
+            hint = (
+                f"It is decided, and recorded in {self._directory}. The next publisher with this "
+                "directory completes it: do not publish it again."
+            )
+        return CommitFailed(
+            f"the transaction did not commit: {'; '.join(where)} ({error})",
+            committed=committed,
+            unknown=unknown,
+            hint=hint,
+        )
+
+    async def _flush(self) -> None:
+        async with self._in_time("the messages were not appended"):
+            await self._appends.flush()
+
+    @asynccontextmanager
+    async def _in_time(self, problem: str) -> AsyncIterator[None]:
+        """Bound a wait by the timeout. Raise ``Unavailable`` with the last reason of each journal."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except TimeoutError as error:
+            waits = [
+                f"{name}: {reason or 'no answer'}"
+                for name, reason in sorted(self._appends.waiting().items())
+            ]
+            reasons = f": {'; '.join(waits)}" if waits else ""
+            raise Unavailable(
+                f"{problem} within {self._timeout_s:g} s{reasons}",
+                hint="Check that brokers run at the address, and that the journals have a primary "
+                "(`gazctl journals list --primary`).",
+                address=self._client.address,
+            ) from error
+
+    # Its end.
+
+    def require_usable(self) -> None:
+        """Raise ``Closed`` once the publisher was closed, or has failed."""
+        if self._closed:
+            raise Closed("the publisher was closed", hint="Publish within its `with` block.")
+        failure = self._failure
+        if failure is not None:
+            raise Closed(
+                f"the publisher has failed: {str(failure) or type(failure).__name__}",
+                hint="Make another one. What it had pending never becomes visible.",
+            ) from failure
+
+    def give_up(self, error: BaseException) -> None:
+        """Let no more be published: what is enqueued or in line belongs to a transaction that failed."""
+        if self._failure is None:
+            self._failure = error
+
+    def _failed(self, error: CommitFailed) -> CommitFailed:
+        self.give_up(error)
+        return error
+
+
+def _nothing_is_visible(error: GazetteError) -> CommitFailed:
+    return CommitFailed(
+        f"the transaction did not commit: nothing of it is visible ({error})",
+        hint="Make another publisher, and publish the messages again.",
+    )

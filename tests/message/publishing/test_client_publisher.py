@@ -1,0 +1,461 @@
+"""Publishers of programs that are no shards: what becomes visible, when, where, and what is said if not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from word_count import ngram_pb2
+
+import gazette
+from gazette import CommitFailed
+from gazette.client.client import Client
+from gazette.client.flags import BrokerClientFlags
+from gazette.client.journals import JournalChange
+from gazette.client.read.reader import WRITE_HEAD, ReadParams
+from gazette.errors import Closed, Invalid, NotFound, NotYet, Unavailable
+from gazette.etcd.client import Etcd
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
+from gazette.message import publisher as publisher_module
+from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
+from gazette.message.publishing.outputs import KnownOutput
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.runtime import failpoints
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.instant_clock import eventually
+from tests.facts import raises
+
+LABELS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+WORDS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, "Word"))
+ONE, TWO = "words/part-000", "words/part-001"
+EVERY = LabelSelector.parse("prefix=words/")
+
+
+class Word(gazette.Message):
+    word: str
+
+
+class Order(gazette.Message):
+    amount: int
+
+
+@pytest.fixture
+async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        await broker.create(journal_spec(ONE, labels=WORDS), journal_spec(TWO, labels=WORDS))
+        yield broker
+
+
+async def visible(broker: BrokerFixture, *journals: str) -> list[str]:
+    """Return the committed words of journals, by journal and offset."""
+    names = journals or (ONE, TWO)
+    table = await asyncio.to_thread(
+        gazette.read_table, names, broker=broker.endpoint, fields="word string", columns=["word"]
+    )
+    words: list[str] = table["word"].to_pylist()
+    return words
+
+
+async def head(broker: BrokerFixture, journal: str) -> int:
+    reader = broker.client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
+    async with reader:
+        with contextlib.suppress(NotYet):
+            await reader.open()
+    return reader.write_head
+
+
+async def test_a_transaction_is_visible_as_a_whole(broker: BrokerFixture) -> None:
+    async with broker.client.publisher() as publisher:
+        async with publisher.transaction() as transaction:
+            await transaction.publish(ONE, Word(word="to"))
+            await transaction.publish(TWO, Word(word="be"))
+            assert await visible(broker) == []
+        assert await visible(broker) == ["to", "be"]
+        assert transaction.offsets == {ONE: await head(broker, ONE), TWO: await head(broker, TWO)}
+        async with publisher.transaction() as transaction:
+            await transaction.publish(ONE, Word(word="or"))
+        assert transaction.offsets == {ONE: await head(broker, ONE)}
+        async with publisher.transaction() as empty:
+            pass
+        assert empty.offsets == {}
+        assert await visible(broker, ONE) == ["to", "or"]
+
+
+async def test_a_message_alone_is_visible_at_once(broker: BrokerFixture) -> None:
+    async with broker.client.publisher() as publisher:
+        result = await publisher.publish(ONE, Word(word="to"))
+        assert await visible(broker) == ["to"]
+        assert result.commit.end == await head(broker, ONE)
+        await asyncio.gather(*(publisher.publish(TWO, Word(word=w)) for w in ("a", "b", "c")))
+        assert await visible(broker, TWO) == ["a", "b", "c"]
+
+
+async def test_an_error_in_the_block_leaves_nothing(broker: BrokerFixture) -> None:
+    async with broker.client.publisher() as publisher:
+        with pytest.raises(ZeroDivisionError):
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="lost"))
+                raise ZeroDivisionError
+        # Not even pending messages.
+        assert await head(broker, ONE) == 0
+        async with publisher.transaction() as transaction:
+            await transaction.publish(ONE, Word(word="kept"))
+        assert await visible(broker) == ["kept"]
+
+
+async def test_what_was_appended_already_is_rolled_back(
+    broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large transaction is appended as it grows. Its end takes that back, in each of its journals."""
+    monkeypatch.setattr(publisher_module, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 1)
+    async with broker.client.publisher() as publisher:
+        await publisher.publish(ONE, Word(word="first"))
+        with pytest.raises(ZeroDivisionError):
+            async with publisher.transaction() as transaction:
+                for word in ("lost", "lost, too"):
+                    await transaction.publish(ONE, Word(word=word))
+                    await transaction.publish(TWO, Word(word=word))
+                raise ZeroDivisionError
+        assert await head(broker, TWO) > 0
+        async with publisher.transaction() as transaction:
+            await transaction.publish(ONE, Word(word="second"))
+            await transaction.publish(TWO, Word(word="third"))
+        assert await visible(broker) == ["first", "second", "third"]
+
+
+async def test_transactions_of_tasks_do_not_mix(broker: BrokerFixture) -> None:
+    async with broker.client.publisher() as publisher:
+        entered, leave = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="slow"))
+                entered.set()
+                await leave.wait()
+                raise ZeroDivisionError
+
+        async def alone() -> None:
+            await publisher.publish(ONE, Word(word="alone"))
+
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(_raises(ZeroDivisionError, slow))
+            await entered.wait()
+            second = tasks.create_task(alone())
+            await asyncio.wait({second}, timeout=0)
+            assert not second.done()
+            leave.set()
+        assert first.done()
+        assert await visible(broker) == ["alone"]
+        async with publisher.transaction() as transaction:
+            with raises(Invalid, path="publish", says="transaction open"):
+                await publisher.publish(ONE, Word(word="within"))
+            with raises(Invalid, path="publish", says="transaction open"):
+                async with publisher.transaction():
+                    pass
+        with raises(Closed, says="not open"):
+            await transaction.publish(ONE, Word(word="late"))
+
+
+async def _raises(kind: type[Exception], function: Callable[[], Any]) -> None:
+    with pytest.raises(kind):
+        await function()
+
+
+@pytest.mark.parametrize("mapping", ["modulo", "rendezvous"])
+async def test_equal_keys_go_where_applications_send_them(
+    broker: BrokerFixture, mapping: Any
+) -> None:
+    """Also once there are more partitions: the selector is watched."""
+    mapping_of = {"modulo": modulo_mapping, "rendezvous": rendezvous_mapping}[mapping]
+    keys: list[str | bytes] = ["a", "b", "é", b"\x00\xff", "", *map(str, range(40))]
+    async with broker.client.publisher(mapping=mapping) as publisher:
+        for count in (2, 3):
+            if count == 3:
+                await broker.create(journal_spec("words/part-002", labels=WORDS))
+            listed = (await broker.client.list_journals(EVERY)).journals
+            partitions = Partitions.of_specs(one.spec for one in listed)
+            choose = mapping_of(partial(_itself, partitions), _itself)
+            assert len(partitions.all) == count
+            known = await publisher._service.find(EVERY)  # type: ignore[attr-defined]
+            await eventually(partial(_has_partitions, known, count))
+            wanted: dict[str, list[str]] = {}
+            async with publisher.transaction() as transaction:
+                for number, key in enumerate(keys):
+                    word = f"{count}-{number}"
+                    wanted.setdefault(choose(key).journal, []).append(word)
+                    await transaction.publish(EVERY, Word(word=word), key=key)
+            for journal, words in wanted.items():
+                found = [w for w in await visible(broker, journal) if w.startswith(f"{count}-")]
+                assert found == words
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _has_partitions(known: KnownOutput, count: int) -> bool:
+    return len(known.partitions().all) == count
+
+
+async def test_partitions_of_the_caller(broker: BrokerFixture) -> None:
+    partitions = Partitions.of_specs([journal_spec(TWO, labels=LABELS)])
+    async with broker.client.publisher() as publisher:
+        await publisher.publish(partitions, Word(word="fixed"), key="any")
+        await publisher.publish(lambda: partitions, Word(word="by a function"))
+        with raises(NotFound):
+            await publisher.publish(Partitions(()), Word(word="nowhere"))
+    assert await visible(broker) == ["fixed", "by a function"]
+
+
+async def test_what_cannot_be_published_is_named(broker: BrokerFixture) -> None:
+    """Before anything is appended, and the transaction goes on."""
+    await broker.create(
+        journal_spec("bare/journal"),
+        journal_spec("plain/journal", labels=LABELS),
+        journal_spec(
+            "counts/journal", labels=LabelSet.of((CONTENT_TYPE, "application/x-protobuf-fixed"))
+        ),
+    )
+
+    class Odd(gazette.Message):
+        value: Any
+
+    class WithoutUuid(msgspec.Struct):
+        word: str
+
+    word = Word(word="w")
+    async with broker.client.publisher() as publisher, publisher.transaction() as transaction:
+        cases: list[tuple[Any, Any, Any, type[gazette.GazetteError], str]] = [
+            ("words/part-009", word, None, NotFound, "words/part-009"),
+            (LabelSelector.parse("prefix=none/"), word, None, NotFound, "prefix=none/"),
+            ("no name", word, None, Invalid, "'no name' is not the name"),
+            ("prefix=words/", word, None, Invalid, "is not the name"),
+            (7, word, None, Invalid, "not an output: 7"),
+            (EVERY, word, 7, Invalid, "not int (7)"),
+            (ONE, Order(amount=1), None, Invalid, "of type Word, not Order"),
+            ("bare/journal", word, None, Invalid, "no label content-type"),
+            ("counts/journal", word, None, Invalid, "Word is not a protobuf"),
+            ("plain/journal", ngram_pb2.NGramCount(), None, Invalid, "NGramCount is a protobuf"),
+            ("plain/journal", Odd(value=object()), None, Invalid, "object"),
+            ("plain/journal", WithoutUuid("w"), None, Invalid, "no uuid"),
+            ("plain/journal", 7, None, Invalid, "int"),
+        ]
+        for output, message, key, kind, says in cases:
+            with raises(kind, says=says):
+                await transaction.publish(output, message, key=key)
+        await transaction.publish(ONE, word)
+    assert await visible(broker) == ["w"]
+    assert await head(broker, "plain/journal") == 0
+    with raises(Invalid, path="mapping", says="'random'"):
+        broker.client.publisher(mapping="random")  # type: ignore[arg-type]
+    with raises(Invalid, path="timeout_s", says="0"):
+        broker.client.publisher(timeout_s=0)
+
+
+async def test_a_journal_that_is_gone_fails_the_commit(broker: BrokerFixture) -> None:
+    async with broker.client.publisher() as publisher:
+        with raises(CommitFailed, says="nothing of it is visible") as raised:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="to"))
+                await transaction.publish(TWO, Word(word="be"))
+                await broker.client.apply_journals(
+                    [JournalChange(delete=TWO, expect_mod_revision=-1)]
+                )
+        assert raised.value.committed == raised.value.unknown == ()
+        with raises(Closed, says="nothing of it is visible"):
+            await publisher.publish(ONE, Word(word="or"))
+    assert await visible(broker, ONE) == []
+
+
+async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: BrokerFixture) -> None:
+    """The journal goes away when all messages are in place."""
+
+    async def gone() -> None:
+        await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
+
+    async with broker.client.publisher() as publisher:
+        with raises(CommitFailed, says=f"visible in {ONE}") as raised:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="to"))
+                await transaction.publish(TWO, Word(word="be"))
+                intents = transaction._service.seal()  # type: ignore[attr-defined]
+                await transaction._service._flush()  # type: ignore[attr-defined]
+                await gone()
+                await transaction._service._acknowledge(intents)  # type: ignore[attr-defined]
+        assert raised.value.committed == (ONE,)
+        assert raised.value.unknown == ()
+        assert f"not visible in {TWO}" in str(raised.value)
+    assert await visible(broker, ONE) == ["to"]
+
+
+async def test_brokers_that_are_away_fail_the_commit_in_time(etcd: Etcd, tmp_path: Path) -> None:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
+        await broker.create(journal_spec(ONE, labels=WORDS), journal_spec(TWO, labels=WORDS))
+        address = broker.endpoint
+        async with Client(address) as client, client.publisher(timeout_s=0.5) as publisher:
+            with raises(CommitFailed, says=f"{ONE}: ") as raised:
+                async with publisher.transaction() as transaction:
+                    await transaction.publish(ONE, Word(word="to"))
+                    await broker.stop()
+            assert "within 0.5 s" in str(raised.value)
+            assert raised.value.unknown == (ONE,)
+        async with Client(address) as client, client.publisher(timeout_s=0.2) as publisher:
+            with raises(Unavailable, says="no broker has answered"):
+                await publisher.publish(ONE, Word(word="be"))
+
+
+SCRIPT = """
+import sys
+import gazette
+
+class Word(gazette.Message):
+    word: str
+
+broker, commits, *words = sys.argv[1:]
+with gazette.open_publisher(broker, commits=commits or None) as publisher:
+    with publisher.transaction() as transaction:
+        for number, word in enumerate(words):
+            transaction.publish(f"words/part-00{number % 2}", Word(word=word))
+    print(sorted(transaction.offsets))
+"""
+
+
+def script(
+    broker: BrokerFixture, commits: str, *words: str, failpoint: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, broker.endpoint, commits, *words],
+        env={**os.environ, failpoints.ENV: failpoint},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "commits", "then"),
+    [
+        ("append.applied=kill", False, []),
+        ("append.applied=kill@2", False, []),
+        ("publish.deciding=kill", False, []),
+        ("publish.deciding=kill", True, []),
+        # One journal has its acknowledgement. The record completes the other one.
+        ("publish.acknowledged=kill", True, ["to", "be"]),
+        ("publish.decided=kill", True, ["to", "be"]),
+        ("publish.decided=kill", False, []),
+    ],
+)
+async def test_a_crash_leaves_nothing_or_all(
+    broker: BrokerFixture, tmp_path: Path, failpoint: str, commits: bool, then: list[str]
+) -> None:
+    directory = str(tmp_path / "commits") if commits else ""
+    died = await asyncio.to_thread(script, broker, directory, "to", "be", failpoint=failpoint)
+    assert died.returncode == -signal.SIGKILL
+    if not then:
+        assert await visible(broker) == []
+    done = await asyncio.to_thread(script, broker, directory, "or", "not")
+    assert done.stdout == f"{[ONE, TWO]}\n", done.stderr
+    found = await visible(broker)
+    assert sorted(found) == sorted([*then, "or", "not"])
+
+
+async def test_a_directory_of_commits_has_one_publisher(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    directory = tmp_path / "commits"
+    async with broker.client.publisher(commits=directory):
+        with raises(Invalid, path="commits", says="another publisher"):
+            async with broker.client.publisher(commits=directory):
+                pass
+    (directory / "commit.json").write_text("{")
+    with raises(gazette.errors.Corrupt, "file"):
+        async with broker.client.publisher(commits=directory):
+            pass
+    (directory / "commit.json").unlink()
+    async with broker.client.publisher(commits=directory):
+        pass
+
+
+async def test_a_script_publishes(broker: BrokerFixture) -> None:
+    def run() -> None:
+        with gazette.open_publisher(broker.endpoint) as publisher:
+            publisher.publish(ONE, Word(word="alone"))
+            with publisher.transaction() as transaction:
+                transaction.publish(EVERY, Word(word="together"), key="a")
+                with raises(Invalid, path="publish", says="transaction open"):
+                    publisher.publish(ONE, Word(word="within"))
+            with pytest.raises(ZeroDivisionError), publisher.transaction() as transaction:
+                transaction.publish(ONE, Word(word="lost"))
+                raise ZeroDivisionError
+            with raises(NotFound, journal="words/part-009"):
+                publisher.publish("words/part-009", Word(word="w"))
+        with raises(Closed, says="closed"):
+            publisher.publish(ONE, Word(word="late"))
+        publisher.close()
+        with raises(Invalid, path="broker", says="flags"):
+            gazette.open_publisher("http://localhost:1", flags=BrokerClientFlags())
+
+    await asyncio.to_thread(run)
+    assert sorted(await visible(broker)) == ["alone", "together"]
+
+
+def test_a_script_without_a_broker_ends_with_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with raises(Unavailable, says=address):
+        gazette.open_publisher(address)
+
+
+INTERRUPTED = """
+import signal
+import sys
+import gazette
+
+# A test that runs in the background inherits that interrupts are ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Word(gazette.Message):
+    word: str
+
+with gazette.open_publisher(sys.argv[1]) as publisher:
+    with publisher.transaction() as transaction:
+        transaction.publish("words/part-000", Word(word="lost"))
+        print("open", flush=True)
+        sys.stdin.read()
+"""
+
+
+async def test_an_interrupt_leaves_nothing(broker: BrokerFixture) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", INTERRUPTED, broker.endpoint),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"open\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = await process.communicate()
+    assert stderr.rstrip().endswith(b"KeyboardInterrupt")
+    assert await head(broker, ONE) == 0
+
+
+def test_keys_of_unknown_types_are_refused() -> None:
+    partitions = Partitions.of_specs([journal_spec(ONE, labels=LABELS)])
+    known = KnownOutput(lambda: partitions, {}, "modulo", random.Random())
+    assert known.partition_of(Word(word="w"), b"k").journal == ONE
+    with raises(Invalid, path="key", says="tuple"):
+        known.partition_of(Word(word="w"), ("k",))  # type: ignore[arg-type]
