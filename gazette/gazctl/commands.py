@@ -416,6 +416,123 @@ the --run-id of an interrupted run to resume it. Shards that have a state are re
     ),
 )
 
+_MESSAGES: Final = (
+    Command(
+        ("read",),
+        "Write the committed messages of journals as lines of JSON",
+        flags.ReadMessagesFlags,
+        "messages:read",
+        _BROKER,
+        f"""\
+Writes each message once, when it has committed, as a consumer would be given it: without duplicates,
+rolled-back messages and acknowledgements. Journals are read by name, one after the other, each to its
+head. With --follow all are read at the same time, and also those that match the selector later.
+
+JSON is written as it is, with its "uuid". A row of CSV becomes an array. For protobuf, --message names the
+generated class. With --begin or --tail, what a producer did before that offset is not known.
+
+`gazctl journals read` writes the bytes of journals instead.
+
+{SELECTORS}""",
+        """\
+  gazctl read first/words
+  gazctl read first/words --follow --tail | jq .word
+  gazctl read -l name:prefix=orders/ --meta --limit 10
+  gazctl read counts/part-000 --message word_count.ngram_pb2:NGramCount""",
+        arguments="[JOURNAL...]",
+    ),
+    Command(
+        ("produce",),
+        "Publish lines of JSON as messages",
+        flags.ProduceMessagesFlags,
+        "messages:produce",
+        _BROKER,
+        f"""\
+Reads JSON objects from stdin, one on each line, and publishes each as a message with a UUID. So a retry
+counts once, and readers of committed messages see a transaction as a whole or not at all. What the input
+has ready is one transaction: a typed line is visible at once. With --one-transaction, all of the input is.
+
+A line that cannot be published ends the command. The error says which line, and how many messages before it
+are committed. Equal keys go to the same journal. The value of --key is taken as it is if it is a text,
+otherwise as JSON: 7 for a number.
+
+`gazctl journals append` appends bytes instead.
+
+{SELECTORS}""",
+        """\
+  echo '{"word": "gazette"}' | gazctl produce first/words
+  gazctl produce -l name:prefix=orders/ --key customer.id < orders.ndjson
+  gazctl produce first/words --one-transaction < words.ndjson""",
+        arguments="[JOURNAL...]",
+    ),
+    Command(
+        ("members",),
+        "List brokers and consumers",
+        flags.MembersFlags,
+        "members:run",
+        _BOTH,
+        """\
+Lists the members that serve journals or shards, and the one that answers, with the number of journals or
+shards that they serve, and of which they are primary. A member without any is not in these lists.
+
+Consumers are asked only if --consumer.address is given, by a flag, the environment, a file or a context.""",
+        """\
+  gazctl members
+  gazctl members --consumer.address http://localhost:9000 -o json""",
+    ),
+)
+
+_CONTEXTS: Final = (
+    Command(
+        ("context", "use"),
+        "Use the addresses of a context from now on",
+        flags.NoFlags,
+        "contexts:use",
+        (),
+        """\
+A flag and the environment go before the context, and the context goes before gazctl.ini. --context takes
+another one for a single command. Errors name the context that an address comes from.
+
+Contexts are in ~/.config/gazette/contexts.yaml.""",
+        "  gazctl context use production",
+        arguments="NAME",
+        offline=True,
+    ),
+    Command(
+        ("context", "set"),
+        "Create a context, or change its addresses",
+        flags.NoFlags,
+        "contexts:set_addresses",
+        ("consumer", "broker"),
+        "Remembers --broker.address and --consumer.address under a name. A context holds no credentials.",
+        "  gazctl context set production --broker.address https://brokers:8080 \\\n"
+        "      --consumer.address https://members:8080",
+        arguments="NAME",
+        offline=True,
+    ),
+    Command(
+        ("context", "list"),
+        "List contexts",
+        flags.NoFlags,
+        "contexts:show",
+        (),
+        "Marks the context that is used with an asterisk.",
+        "  gazctl context list",
+        offline=True,
+    ),
+    Command(
+        ("context", "delete"),
+        "Forget a context",
+        flags.NoFlags,
+        "contexts:delete",
+        (),
+        "If it is the one in use, no context is used any more.",
+        "  gazctl context delete production",
+        arguments="NAME",
+        offline=True,
+    ),
+)
+
 _OTHERS: Final = (
     Command(
         ("attach-uuids",),
@@ -486,4 +603,4 @@ Consumers are asked only if --consumer.address is given.""",
     ),
 )
 
-COMMANDS: Final = (*_JOURNALS, *_SHARDS, *_OTHERS)
+COMMANDS: Final = (*_JOURNALS, *_SHARDS, *_MESSAGES, *_CONTEXTS, *_OTHERS)

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+import grpc
+import grpc.aio
 
 from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_reachable
@@ -30,6 +33,9 @@ CALLS_MAX: Final = 32
 """Largest number of calls in flight of a command that makes one for each journal or shard."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
+_METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
+"""A method that only these servers have, and that costs nothing when it is called in vain."""
+_OTHER: Final = {"broker": "consumer", "consumer": "broker"}
 
 
 class Context:
@@ -42,12 +48,15 @@ class Context:
         terminal: Terminal,
         clock: Clock,
         rng: random.Random,
+        in_use: str = "",
     ) -> None:
+        """Make a context. ``in_use`` names the named addresses that are used, if any are."""
         self.loaded = loaded
         self.environ = environ
         self.terminal = terminal
         self.clock = clock
         self.rng = rng
+        self._in_use = in_use
         self.on_signal: Callable[[], bool] = lambda: False
         """Called for SIGINT and SIGTERM. Unless it returns True, the command is cancelled."""
         self._broker: Client | None = None
@@ -89,12 +98,44 @@ class Context:
 
     async def _reach(self, client: Client | ShardClient, what: str) -> None:
         """Fail fast if the server is unreachable."""
+        origin = self._origin(what)
         await require_reachable(
             client,
             what,
             connect_s=min(_CONNECT_S, self.timeout_s),
-            hint=f"Check that it runs there, or give another address with --{what}.address.",
+            hint=f"Check that it runs there, or give another address with --{what}.address.{origin}",
         )
+        other = _OTHER[what]
+        if await self._is_served(client, what):
+            return
+        found = f"is a {other}" if await self._is_served(client, other) else "is another server"
+        raise Invalid(
+            f"the server at {client.address} {found}, and this command calls a {what}",
+            path=f"--{what}.address",
+            hint=f"Give the address of a {what}.{origin}",
+        )
+
+    async def _is_served(self, client: Client | ShardClient, what: str) -> bool:
+        """Return True if the server knows a method of brokers, or of consumers."""
+        channel = cast("Any", client.channels.grpc_channel(client.address))
+        try:
+            # The request is empty, and refused: only the reason counts.
+            await channel.unary_unary(_METHODS[what])(b"", timeout=self.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.UNIMPLEMENTED
+        return True
+
+    def is_given(self, key: str) -> bool:
+        """Return True if a setting has another source than its default."""
+        return self.loaded.sources[key] != "default"
+
+    def _origin(self, what: str) -> str:
+        """Return where an address comes from, if that is a context."""
+        source = self.loaded.sources[f"{what}.address"]
+        variable = source.removeprefix("env ")
+        if not self._in_use or variable == source or self.environ.get(variable):
+            return ""
+        return f" This one is that of the context {self._in_use} (`gazctl context list`)."
 
     @asynccontextmanager
     async def answering(self, address: str, seconds: float | None = None) -> AsyncIterator[None]:

@@ -27,6 +27,11 @@ _SELECTOR: Final = "label selector of {}"
 class SharedFlags:
     """Settings without a group."""
 
+    context: str = setting(
+        "",
+        "context whose addresses are used (empty: that of `gazctl context use`)",
+        env="GAZCTL_CONTEXT",
+    )
     zone: str = setting(
         "local", "zone of this process; servers in it are preferred", env="GAZETTE_ZONE"
     )
@@ -220,6 +225,9 @@ class ShardsListFlags(SharedFlags):
 
 @dataclass(frozen=True, slots=True)
 class ShardsApplyFlags(ApplyFlags):
+    wait: bool = flag(
+        False, "wait until every shard has a primary and its standbys; fail after --timeout"
+    )
     verify: bool = flag(
         True, "require that the journals of a specification exist and have the needed labels"
     )
@@ -298,6 +306,48 @@ class ShardsBackfillFlags(SharedFlags):
     list: bool = flag(False, "list runs, and everything they left that no run needs; build nothing")
     gc: bool = flag(False, "remove staged objects that no run needs; build nothing")
     gc_age: float = duration("24h", "least age of the objects that --gc removes", flag_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessagesFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to read, instead of names"), short="l")
+    follow: bool = flag(False, "at the head, wait for more messages until interrupted", short="f")
+    tail: bool = flag(False, "begin at the head instead of the first message")
+    begin: int = flag(0, "offset to begin at, in every journal")
+    limit: int = flag(0, "largest number of messages to write; 0 writes all", short="n")
+    meta: bool = flag(
+        False, "write an object with journal, offset and time around each message", short="m"
+    )
+    message: str = flag("", "class of protobuf messages, as module:Class")
+    uncommitted: bool = flag(False, "write every message as it stands in its journal")
+    skip_malformed: bool = flag(
+        False, "leave out what is no message, and say so, instead of failing"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceMessagesFlags(SharedFlags):
+    selector: str = flag(
+        "", _SELECTOR.format("journals to publish to, instead of a name"), short="l"
+    )
+    key: str = flag(
+        "",
+        "field by which a message is mapped to its journal; dots join nested fields "
+        "(empty: any journal)",
+        short="k",
+    )
+    mapping: str = flag(
+        "modulo",
+        "how a key chooses the journal: as the application does that publishes to them",
+        choices=("modulo", "rendezvous"),
+        short="m",
+    )
+    one_transaction: bool = flag(False, "publish all of the input in one transaction, or nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class MembersFlags(SharedFlags):
+    format: str = flag("table", "form of the output", choices=("table", "json"), short="o")
 
 
 @dataclass(frozen=True, slots=True)

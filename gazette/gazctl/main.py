@@ -21,10 +21,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from gazette.config.schema import Loaded, options_of
-from gazette.errors import GazetteError, Invalid
+from gazette.config.schema import Loaded, Schema, options_of
+from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.gazctl.commands import COMMANDS, GROUPS, Command
 from gazette.gazctl.context import Context
+from gazette.gazctl.contexts import Contexts
 from gazette.gazctl.flags import LogFlags, SharedFlags
 from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime import log_setup
@@ -36,7 +37,11 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_SIGNAL: Final = 128
 
-_GROUP_SUMMARIES: Final = {"journals": "Journals", "shards": "Shards of consumers"}
+_GROUP_SUMMARIES: Final = {
+    "journals": "Journals",
+    "shards": "Shards of consumers",
+    "context": "Named addresses",
+}
 
 
 def usage(group: str = "") -> str:
@@ -134,14 +139,14 @@ def run(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal) -> 
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
-    command, loaded = prepared
+    command, loaded, in_use = prepared
     if "log" in command.groups:
         log = loaded.group(LogFlags)
         log_setup.setup(log.level, log.format, stream=terminal.stderr)
     try:
         if command.offline:
             return _run_offline(command, loaded, environ, terminal)
-        return asyncio.run(_perform(command, loaded, environ, terminal, own_process=True))
+        return asyncio.run(_perform(command, loaded, environ, terminal, in_use, own_process=True))
     except KeyboardInterrupt:
         return EXIT_SIGNAL + signal.SIGINT
 
@@ -154,16 +159,16 @@ async def run_in_loop(argv: Sequence[str], environ: Mapping[str, str], terminal:
     prepared = _prepare(argv, environ, terminal)
     if isinstance(prepared, int):
         return prepared
-    command, loaded = prepared
+    command, loaded, in_use = prepared
     if command.offline:
         return _run_offline(command, loaded, environ, terminal)
-    return await _perform(command, loaded, environ, terminal, own_process=False)
+    return await _perform(command, loaded, environ, terminal, in_use, own_process=False)
 
 
 def _prepare(
     argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal
-) -> tuple[Command, Loaded] | int:
-    """Return the command and its settings, or the exit code if nothing is left to run."""
+) -> tuple[Command, Loaded, str] | int:
+    """Return the command, its settings and the context, or the exit code if nothing is left to run."""
     try:
         if argv and argv[0] in ("-V", "--version", "version"):
             terminal.write(f"{__version__}\n")
@@ -180,14 +185,38 @@ def _prepare(
         if "-h" in flags or "--help" in flags:
             terminal.write(schema.parser().format_help())
             return EXIT_OK
-        loaded = schema.load(rest, environ)
+        loaded, in_use = _load(command, schema, rest, environ)
         for warning in loaded.warnings:
             terminal.note(f"gazctl: warning: {warning}")
-    except Invalid as error:
+    except (Invalid, NotFound) as error:
         return report_error(error, terminal)
     except BrokenPipeError:
         return EXIT_SIGNAL + signal.SIGPIPE
-    return command, loaded
+    return command, loaded, in_use
+
+
+def _load(
+    command: Command, schema: Schema, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Loaded, str]:
+    """Return the settings, and the name of the context whose addresses are used.
+
+    Addresses of a context stand for variables that the environment lacks. Raise ``Invalid``, and
+    ``NotFound`` without the context.
+    """
+    loaded = schema.load(argv, environ)
+    if not command.groups or command.words[0] == "context":
+        return loaded, ""
+    contexts = Contexts.load(environ)
+    name = loaded.group(SharedFlags).context or contexts.current
+    if not name:
+        return loaded, ""
+    contexts.require(name, "--context")
+    variables = {
+        variable: address
+        for variable, address in contexts.environ(name).items()
+        if not environ.get(variable)
+    }
+    return schema.load(argv, {**environ, **variables}), name
 
 
 def _run_offline(
@@ -208,10 +237,11 @@ async def _perform(
     loaded: Loaded,
     environ: Mapping[str, str],
     terminal: Terminal,
+    in_use: str,
     *,
     own_process: bool,
 ) -> int:
-    context = _context(loaded, environ, terminal)
+    context = _context(loaded, environ, terminal, in_use)
     function: Callable[[Context], Awaitable[int]] = _target(command)
     received = _handle_signals(context) if own_process else []
     try:
@@ -228,8 +258,10 @@ async def _perform(
         await context.close()
 
 
-def _context(loaded: Loaded, environ: Mapping[str, str], terminal: Terminal) -> Context:
-    return Context(loaded, environ, terminal, SystemClock(), random.SystemRandom())
+def _context(
+    loaded: Loaded, environ: Mapping[str, str], terminal: Terminal, in_use: str = ""
+) -> Context:
+    return Context(loaded, environ, terminal, SystemClock(), random.SystemRandom(), in_use)
 
 
 def _target(command: Command) -> Any:

@@ -528,3 +528,36 @@ async def test_a_shard_that_is_gone_is_reported(consumer: ConsumerFixture, gazct
     await consumer.shards.apply_shards([change])
     result = await gazctl.ok("shards", "prune", "-l", "id=shard-one")
     assert "0 fragments were removed" in result.err
+
+
+async def test_apply_waits_until_shards_are_served(
+    etcd: Etcd, broker: BrokerFixture, gazctl: Runner, tmp_path: Path
+) -> None:
+    apply = ("shards", "apply", "--wait")
+    consumer = await member(etcd, broker, gazctl, fail_on("poison"), tmp_path)
+    try:
+        await broker.create(source_spec("a/source"), log_spec("shard-one"), log_spec("shard-two"))
+        enabled = SHARDS.replace("  disable: true\n", "")
+        await gazctl.ok(*apply, stdin=enabled.encode())
+        listed = (await consumer.shards.list_shards()).shards
+        codes = {one.spec.id: [status.code for status in one.status] for one in listed}
+        assert codes["shard-one"] == [ReplicaCode.PRIMARY]
+
+        # Case: one more member than there is.
+        standby = enabled.replace(
+            "id: shard-one", "id: shard-one\n  revision: -1\n  hot_standbys: 1"
+        )
+        standby = standby.replace("id: shard-two", "id: shard-two\n  revision: -1")
+        result = await gazctl(*apply, "--timeout=1s", stdin=standby.encode())
+        assert result.code == 1
+        assert "such as shard-one (PRIMARY), are not served after 1 s" in result.err
+
+        # Case: a shard that has failed ends the wait, long before the timeout.
+        await append(broker, frame("poison"), journal="a/source")
+        await consumer.await_failed("shard-two")
+        result = await gazctl(*apply, "--timeout=10m", stdin=standby.encode())
+        assert result.code == 1
+        assert "the word is poison" in result.err
+        assert "unassign --failed" in result.err
+    finally:
+        await consumer.crash()

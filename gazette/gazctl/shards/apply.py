@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
 
-from gazette.client.shards import ShardChange
-from gazette.errors import Conflict, GazetteError, NotFound
+from gazette.client.shards import ListedShard, ShardChange
+from gazette.errors import Broken, Conflict, GazetteError, NotFound, Unavailable
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import ShardsApplyFlags, ShardsEditFlags
 from gazette.gazctl.io.output import proto_text
@@ -18,11 +20,14 @@ from gazette.gazctl.journals.apply import (
     explain_conflict,
 )
 from gazette.gazctl.journals.checks import verify_references
-from gazette.gazctl.shards.list import list_shards, shards_yaml
+from gazette.gazctl.shards.list import errors_text, list_shards, shards_yaml, status_text
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text.validation import within
+
+_POLL_S: Final = 0.2
 
 
 async def apply(context: Context) -> int:
@@ -33,7 +38,56 @@ async def apply(context: Context) -> int:
         context.terminal.write(proto_text(_request(changes)))
         return 0
     await _apply(context, changes, flags.max_txn_size, verify=flags.verify)
+    if flags.wait:
+        await _wait_served(context, [one.upsert for one in changes if one.upsert is not None])
     return 0
+
+
+async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
+    """Return when each shard has a primary and all standbys, ready.
+
+    Raise ``Unavailable`` after --timeout, and ``Broken`` at once for a shard that has failed. Shards that
+    are disabled, or were deleted or changed meanwhile, need fewer members or none.
+    """
+    consumer = await context.consumer()
+    wanted = {spec.id for spec in specs}
+    waiting: list[ListedShard] = []
+    try:
+        async with asyncio.timeout(context.timeout_s):
+            while wanted:
+                listed = await consumer.list_shards(EVERYTHING)
+                own = [one for one in listed.shards if one.spec.id in wanted]
+                if failed := [one for one in own if _has_failed(one)]:
+                    raise Broken(
+                        f"{len(failed)} shards have failed:\n{errors_text(failed).rstrip()}",
+                        hint="The specifications are applied. Correct the cause, then run "
+                        "`gazctl shards unassign --failed`.",
+                    )
+                waiting = [one for one in own if _lacks_members(one)]
+                if not waiting:
+                    return
+                await context.clock.sleep(_POLL_S)
+    except TimeoutError as error:
+        names = sorted(f"{one.spec.id} ({status_text(one)})" for one in waiting)
+        raise Unavailable(
+            f"{len(names)} shards, such as {names[0] if names else 'all'}, are not served after "
+            f"{context.timeout_s:g} s",
+            hint="The specifications are applied. Start more members, or raise their "
+            "--consumer.limit; see `gazctl shards list --replicas`.",
+        ) from error
+
+
+def _has_failed(shard: ListedShard) -> bool:
+    return any(status.code is ReplicaCode.FAILED for status in shard.status)
+
+
+def _lacks_members(shard: ListedShard) -> bool:
+    spec = shard.spec
+    wanted = 0 if spec.disable else 1 + spec.hot_standbys
+    ready = [one.code in (ReplicaCode.PRIMARY, ReplicaCode.STANDBY) for one in shard.status]
+    if wanted and not any(one.code is ReplicaCode.PRIMARY for one in shard.status):
+        return True
+    return sum(ready) < wanted
 
 
 async def edit(context: Context) -> int:

@@ -1,0 +1,86 @@
+"""``gazctl members``: the brokers and consumers of a cluster, as far as lists show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gazette.gazctl.context import Context
+from gazette.gazctl.flags import MembersFlags
+from gazette.gazctl.io.output import NONE, Table
+from gazette.gazctl.journals.list import list_journals
+from gazette.gazctl.shards.list import list_shards
+from gazette.protocol.ids import ProcessId
+from gazette.protocol.label_set import EVERYTHING
+from gazette.protocol.route import Header, Route
+
+
+@dataclass(slots=True)
+class ListedMember:
+    """A member, and how many items it serves."""
+
+    kind: str
+    id: ProcessId
+    endpoint: str = ""
+    primary: int = 0
+    replicas: int = 0
+
+
+async def run(context: Context) -> int:
+    flags = context.flags(MembersFlags)
+    found: list[ListedMember] = []
+    has_consumers = context.is_given("consumer.address")
+    if context.is_given("broker.address") or not has_consumers:
+        journals = await list_journals(context, await context.broker(), EVERYTHING)
+        routes = [one.route for one in journals.journals]
+        found += members_of("broker", journals.header, routes)
+    if has_consumers:
+        shards = await list_shards(context, await context.consumer(), EVERYTHING)
+        routes = [one.route for one in shards.shards]
+        found += members_of("consumer", shards.header, routes)
+    if flags.format == "json":
+        lines = [json.dumps(_fields(one)) for one in found]
+        context.terminal.write("".join(f"{line}\n" for line in lines))
+        return 0
+    table = Table(
+        ["Kind", "Zone", "ID", "Endpoint", "Primary", "Replicas"],
+        numbers=frozenset({"Primary", "Replicas"}),
+    )
+    for one in found:
+        counts = (str(one.primary), str(one.replicas))
+        table.add(one.kind, one.id.zone, one.id.suffix, one.endpoint or NONE, *counts)
+    context.terminal.write(table.text(context.terminal))
+    context.terminal.note(
+        "Lists name the member that answers, and members that serve journals or shards. Others are "
+        "not shown."
+    )
+    return 0
+
+
+def members_of(kind: str, header: Header, routes: Iterable[Route]) -> list[ListedMember]:
+    """Return the member that answered, and all members of the routes, by zone and id."""
+    members: dict[ProcessId, ListedMember] = {}
+    for route in (header.route, *routes):
+        for at, id in enumerate(route.members):
+            member = members.setdefault(id, ListedMember(kind, id))
+            if route.endpoints:
+                member.endpoint = member.endpoint or route.endpoints[at]
+    for route in routes:
+        for at, id in enumerate(route.members):
+            members[id].replicas += 1
+            members[id].primary += at == route.primary
+    if header.process_id is not None:
+        members.setdefault(header.process_id, ListedMember(kind, header.process_id))
+    return [members[id] for id in sorted(members)]
+
+
+def _fields(one: ListedMember) -> dict[str, object]:
+    return {
+        "kind": one.kind,
+        "zone": one.id.zone,
+        "id": one.id.suffix,
+        "endpoint": one.endpoint,
+        "primary": one.primary,
+        "replicas": one.replicas,
+    }

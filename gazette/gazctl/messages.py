@@ -1,0 +1,335 @@
+"""``gazctl read`` and ``gazctl produce``: committed messages as lines of JSON, out of and into journals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from gazette.client.client import Client
+from gazette.client.journals import ListedJournal
+from gazette.client.read.reader import ReadParams
+from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.flags import ProduceMessagesFlags, ReadMessagesFlags
+from gazette.gazctl.io.record_splitter import LineSplitter
+from gazette.gazctl.journals.list import list_journals
+from gazette.gazctl.journals.lookup import write_head
+from gazette.history.columns import MessageFormat
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.envelope import Envelope
+from gazette.message.envelope_reader import CommittedReader, UncommittedReader
+from gazette.message.framing.frames import MalformedMessage
+from gazette.message.message import Acknowledgement, CSVRecord
+from gazette.message.publishing.client_publisher import ClientPublisher
+from gazette.message.publishing.outputs import Output
+from gazette.message.uuid import ACK_TXN, clock_unix_ns
+from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.tasks import BlockingPool, TaskScope
+
+READ_BYTES: Final = 1 << 17
+_TICKS_PER_S: Final = 10**9
+
+
+# Reading.
+
+
+async def read(context: Context) -> int:
+    flags = context.flags(ReadMessagesFlags)
+    selector = _selector(context, flags.selector)
+    if flags.limit < 0:
+        raise Invalid(f"invalid number ({flags.limit}; expected >= 0)", path="--limit")
+    client = await context.broker()
+    writer = MessageWriter(context, client, flags)
+    context.on_signal = writer.on_signal
+    await (writer.follow(selector) if flags.follow else writer.read_once(selector))
+    # An interrupt is the normal end of a read with --follow. It cuts any other read short.
+    return 130 if writer.interrupted and not flags.follow else 0
+
+
+@dataclass(slots=True)
+class MessageWriter:
+    """All reads of one command."""
+
+    context: Context
+    client: Client
+    flags: ReadMessagesFlags
+    interrupted: bool = False
+    _written: int = 0
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _names: set[str] = field(default_factory=set)
+    """Journals that were begun, or skipped."""
+
+    def on_signal(self) -> bool:
+        """End all reads. The second signal cancels them."""
+        first, self.interrupted = not self.interrupted, True
+        self._ended.set()
+        return first
+
+    async def read_once(self, selector: LabelSelector) -> None:
+        """Read one journal after the other, each to its head."""
+        listed = await list_journals(self.context, self.client, selector)
+        if not listed.journals:
+            raise _nothing_matches(selector)
+
+        async def every() -> None:
+            for journal in listed.journals:
+                if self._begins(journal) and not self._ended.is_set():
+                    await self._read(journal)
+            self._ended.set()
+
+        await self._until_ended(every())
+
+    async def follow(self, selector: LabelSelector) -> None:
+        """Read without end from the journals that match, including those that match later."""
+
+        async def watch() -> None:
+            first = True
+            async with TaskScope("journals") as scope:
+                async for listed in self.client.watch_journals(selector):
+                    if first and not listed.journals:
+                        self.context.terminal.note("no journal matches yet")
+                    first = False
+                    for journal in listed.journals:
+                        if self._begins(journal):
+                            scope.spawn(self._read(journal), name=journal.spec.name)
+
+        await self._until_ended(watch())
+
+    async def _until_ended(self, reads: Any) -> None:
+        async with TaskScope("read") as scope:
+            scope.spawn(reads, name="reads")
+            scope.spawn(self._end(scope), name="end")
+
+    async def _end(self, scope: TaskScope) -> None:
+        await self._ended.wait()
+        scope.cancel()
+
+    def _begins(self, journal: ListedJournal) -> bool:
+        """Return True if the journal is to be read now."""
+        spec = journal.spec
+        if spec.name in self._names:
+            return False
+        self._names.add(spec.name)
+        if spec.suspend_level is SuspendLevel.FULL:
+            self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
+            return False
+        return True
+
+    async def _read(self, journal: ListedJournal) -> None:
+        flags, name = self.flags, journal.spec.name
+        kind, shown = self._type_of(journal)
+        begin = flags.begin
+        if flags.tail:
+            begin = await write_head(self.context, self.client, name)
+        params = ReadParams(name, begin, block=flags.follow)
+        reader: Any = (UncommittedReader if flags.uncommitted else CommittedReader)(
+            self.client, params, kind, on_malformed=self._skipped if flags.skip_malformed else None
+        )
+        async with aclosing(reader.batches()) as batches:
+            async for batch in batches:
+                if not self._write(name, batch, shown):
+                    return
+
+    def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
+        """Return the type of the messages of a journal, and the function that makes JSON of one."""
+        name = journal.spec.name
+        content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
+        match content_type:
+            case labels if labels == CONTENT_JSON_LINES:
+                return dict, _itself
+            case labels if labels == CONTENT_CSV:
+                return CSVRecord, list
+            case labels if labels == CONTENT_PROTO_FIXED:
+                if not self.flags.message:
+                    raise Invalid(
+                        f"{name} holds protobuf messages, which are not read without their class",
+                        path="--message",
+                        hint="Give the generated class as module:Class, importable from here "
+                        "(PYTHONPATH).",
+                    )
+                from google.protobuf.json_format import MessageToDict
+
+                return MessageFormat(message=self.flags.message).message_type(), MessageToDict
+        raise Invalid(
+            f"{name} holds no messages: its label {CONTENT_TYPE} is {content_type or 'not set'}",
+            hint=f"`gazctl journals read -l name={name}` writes its bytes.",
+        )
+
+    def _write(self, journal: str, batch: list[Envelope[Any]], shown: Callable[[Any], Any]) -> bool:
+        """Write messages as lines. Return False once there are as many as were asked for."""
+        if self._ended.is_set():
+            return False
+        wanted = [
+            one
+            for one in batch
+            if not (one.flags == ACK_TXN or isinstance(one.message, Acknowledgement))
+        ]
+        if self.flags.limit:
+            wanted = wanted[: self.flags.limit - self._written]
+        self._written += len(wanted)
+        lines = [msgspec.json.encode(self._document(journal, one, shown)) for one in wanted]
+        if lines:
+            self.context.terminal.stdout.write(b"\n".join([*lines, b""]))
+            self.context.terminal.stdout.flush()
+        if self.flags.limit and self._written >= self.flags.limit:
+            self._ended.set()
+            return False
+        return True
+
+    def _document(self, journal: str, one: Envelope[Any], shown: Callable[[Any], Any]) -> Any:
+        message = shown(one.message)
+        if not self.flags.meta:
+            return message
+        time = clock_unix_ns(one.clock) / _TICKS_PER_S if one.clock else None
+        return {"journal": journal, "offset": one.begin, "time": time, "message": message}
+
+    def _skipped(self, error: MalformedMessage) -> None:
+        self.context.terminal.note(f"skipped: {error}")
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+# Publishing.
+
+
+async def produce(context: Context) -> int:
+    flags = context.flags(ProduceMessagesFlags)
+    output = _output(context, flags.selector)
+    client = await context.broker()
+    pool = BlockingPool("input", 1)
+    try:
+        # The command line's own deadline goes for each commit.
+        async with ClientPublisher(
+            client,
+            mapping=flags.mapping,  # type: ignore[arg-type]
+            timeout_s=context.timeout_s,
+        ) as publisher:
+            producing = Producing(publisher, output, flags.key)
+            source = read_lines(context.terminal.stdin, pool)
+            async with aclosing(source):
+                if flags.one_transaction:
+                    await producing.publish_whole(source)
+                else:
+                    await producing.publish_each(source)
+    finally:
+        # The thread may wait for input that never comes. It ends with the process.
+        pool.close()
+    context.terminal.note(f"published {producing.committed} messages")
+    return 0
+
+
+async def read_lines(source: BinaryIO, pool: BlockingPool) -> AsyncGenerator[list[bytes], None]:
+    """Yield the lines that the input has ready, until its end."""
+    splitter = LineSplitter()
+    read1 = getattr(source, "read1", source.read)
+    while True:
+        try:
+            data = await pool.run(read1, READ_BYTES)
+        except OSError as error:
+            raise GazetteError(f"cannot read the input: {error.strerror}") from error
+        if lines := splitter.feed(data) if data else splitter.finish():
+            yield lines
+        if not data:
+            return
+
+
+class Producing:
+    """The lines of an input on their way into journals. ``committed`` counts visible messages."""
+
+    def __init__(self, publisher: ClientPublisher, output: Output, key: str) -> None:
+        self._publisher = publisher
+        self._output = output
+        self._key = key
+        self._lines = 0
+        self.committed = 0
+
+    async def publish_each(self, source: AsyncIterator[list[bytes]]) -> None:
+        """Publish what the input has ready as a transaction, again and again."""
+        async for lines in source:
+            count = 0
+            async with self._publisher.transaction() as transaction:
+                for line in lines:
+                    count += await self._publish(transaction, line)
+            self.committed += count
+
+    async def publish_whole(self, source: AsyncIterator[list[bytes]]) -> None:
+        """Publish all of the input as one transaction."""
+        count = 0
+        async with self._publisher.transaction() as transaction:
+            async for lines in source:
+                for line in lines:
+                    count += await self._publish(transaction, line)
+        self.committed += count
+
+    async def _publish(self, transaction: Any, line: bytes) -> int:
+        """Publish one line. Return the number of messages on it: a blank line has none."""
+        self._lines += 1
+        if not line.strip():
+            return 0
+        try:
+            message = msgspec.json.decode(line, type=dict[str, Any])
+            key = self._key_of(message)
+            await transaction.publish(self._output, message, key=key)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Invalid(f"{self._place()} is not a JSON object: {error}", path="stdin") from error
+        except Invalid as error:
+            raise Invalid(
+                f"{self._place()} cannot be published: {error}", path="stdin", hint=error.hint
+            ) from error
+        return 1
+
+    def _place(self) -> str:
+        return f"line {self._lines} (after {self.committed} messages that are committed)"
+
+    def _key_of(self, message: dict[str, Any]) -> str | None:
+        if not self._key:
+            return None
+        value: Any = message
+        for name in self._key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            raise Invalid(
+                f"it has no field {self._key}",
+                hint="Every message needs its key. Nested fields are joined by dots.",
+            )
+        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# Which journals.
+
+
+def _selector(context: Context, text: str) -> LabelSelector:
+    """Return the journals of the arguments, or of --selector."""
+    names = context.loaded.arguments
+    if bool(names) == bool(text.strip()):
+        raise Invalid(
+            "give either names of journals, or a selector",
+            path="gazctl",
+            hint="As in `gazctl read first/words`, or `gazctl read -l prefix=first/`.",
+        )
+    if names:
+        return LabelSelector.of(*(("name", name) for name in names))
+    return parse_selector(text, required=True)
+
+
+def _output(context: Context, text: str) -> Output:
+    names = context.loaded.arguments
+    if len(names) == 1 and not text.strip():
+        return names[0]
+    return _selector(context, text)
+
+
+def _nothing_matches(selector: LabelSelector) -> NotFound:
+    return NotFound(
+        "no journal matches",
+        hint="See `gazctl journals list` for names and labels.",
+        selector=selector,
+    )
