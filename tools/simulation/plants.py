@@ -60,8 +60,9 @@ def head_unknown() -> None:
         self.loaded = True
         return 0
 
-    async def write(self: KnownHead, tenure: int, *offsets: int) -> None:
+    async def write(self: KnownHead, tenure: int, *offsets: int) -> bool:
         self._tenure = tenure
+        return True
 
     _replace(KnownHead, "load", load)
     _replace(KnownHead, "begin", write)
