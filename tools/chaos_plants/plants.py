@@ -60,6 +60,17 @@ def _lives_by_name(key_space: Any) -> None:
     key_space.spec_of = by_name
 
 
+def _lives_unasked(known_head: Any) -> None:
+    """Let etcd say of each journal that it is the one of before."""
+    read = known_head._read
+
+    async def unasked(*args: Any) -> Any:
+        _, head = await read(*args)
+        return True, head
+
+    known_head._read = unasked
+
+
 def _no_lease(lease_guard: Any) -> None:
     """Let a broker answer whether or not its lease holds."""
     lease_guard.LeaseGuard.holds = property(lambda self: True)
@@ -75,7 +86,10 @@ PLANTS: Final = {
         ("--minutes=3", "--lease=5s", "--seed=1", "--replication=3", "--rate=2", "--faults=kill"),
     ),
     "lives-by-name": Plant(
-        {"gazette.broker.key_space": _lives_by_name},
+        {
+            "gazette.broker.key_space": _lives_by_name,
+            "gazette.broker.known_head": _lives_unasked,
+        },
         (
             "--minutes=1.3",
             "--seed=1",
