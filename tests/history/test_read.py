@@ -193,7 +193,7 @@ def test_bytes_that_only_brokers_can_confirm_are_not_read(tmp_path: Path) -> Non
     assert words(access, fold_locally(access, snapshot)) == ["a"]  # No other has these bytes.
     later = line(ALPHA, 11, OUTSIDE_TXN, word="b")
     write_fragment(tmp_path, STORE, JOURNAL, len(content), later)
-    with raises(Corrupt, fragment=marked.content_path(), store=STORE, advises="broker.address"):
+    with raises(Corrupt, fragment=marked.content_path(), store=STORE, advises="through a broker"):
         taken(tmp_path)
     (tmp_path / "fragments" / marked.content_path()).unlink()
     write_fragment(tmp_path, STORE, JOURNAL, 0, content)

@@ -14,7 +14,7 @@ import pytest
 from gazette.run.new_project import run, write_project
 from tests.run.test_run import ROOT, Run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_a_project_has_an_application_a_test_and_a_page(

@@ -17,7 +17,7 @@ import pytest
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 CLOCK = SystemClock()
 

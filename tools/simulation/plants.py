@@ -21,6 +21,7 @@ from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
 from gazette.protocol.route import Route
+from gazette.protocol.status import Status
 
 Plant: TypeAlias = Callable[[], None]
 _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
@@ -40,6 +41,16 @@ def survivor_waits() -> None:
 
     before = UploadGate.spool_complete
     _replace(UploadGate, "spool_complete", spool_complete)
+    # Else a primary that lacks replicas would complete what the survivor holds, and hide this.
+    await_replicas = AppendFSM._await_desired_replicas
+
+    def refuse(self: AppendFSM) -> Any:
+        assert self.at is not None
+        if len(self.at.route.members) < self.at.desired_replication:
+            return self._refuse(Status.INSUFFICIENT_JOURNAL_BROKERS)
+        return await_replicas(self)
+
+    _replace(AppendFSM, "_await_desired_replicas", refuse)
 
 
 def lives_by_name() -> None:
