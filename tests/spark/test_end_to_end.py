@@ -271,6 +271,7 @@ async def test_writing_to_journals(
         await asyncio.to_thread(play)
 
 
+@pytest.mark.long
 async def test_states_are_those_of_the_local_runner(start: Any, spark: Any) -> None:
     """Built by a task per shard, or by a DataFrame."""
     cluster = await start(Words())
@@ -307,6 +308,7 @@ async def test_states_are_those_of_the_local_runner(start: Any, spark: Any) -> N
     assert len(states[0][1][0]) > 20
 
 
+@pytest.mark.long
 async def test_states_are_tables(s3_proxy: FaultProxy, start: Any, spark: Any) -> None:
     """Whose logs are in a bucket, from which executors read them."""
     # The bucket first: the broker stores what it still has as it ends.
@@ -324,6 +326,7 @@ async def test_states_are_tables(s3_proxy: FaultProxy, start: Any, spark: Any) -
     assert s3_proxy.count("GET", "/logs/") > before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", ["word_count", "bike_share"])
 def test_states_folded_by_spark_and_their_tails_are_full_replays(
     subject: str, spark: Any, tmp_path: Path
