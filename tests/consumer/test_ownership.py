@@ -14,6 +14,7 @@ from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.restarts import FENCED_MAX, Restarts, is_fenced
 from gazette.errors import Closed, Fenced, GazetteError, Unavailable
 from gazette.etcd.client import Etcd
+from gazette.etcd.values import Compare, Op
 from gazette.message.uuid import OUTSIDE_TXN
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.shard import ReplicaCode
@@ -256,7 +257,9 @@ async def test_a_restart_is_tried_until_the_assignment_is_as_the_member_knows_it
         kv = await etcd.get(failed.key)
         if kv is None:
             break
-        await etcd.put(failed.key, kv.value, lease=kv.lease)
+        # Not once the member has begun again: that key is another one.
+        same = Compare.mod_revision(failed.key, "=", kv.mod_revision)
+        await etcd.txn((same,), (Op.put(failed.key, kv.value, lease=kv.lease),))
         await CLOCK.sleep(0.01)
     await member.until(lambda: is_primary(member))
     await member.read_to_heads(SHARD)
