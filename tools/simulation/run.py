@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from tools.simulation import consumer_plants, plants
 from tools.simulation.checker import check
@@ -25,7 +25,7 @@ from tools.simulation.scenario import Scenario
 
 T = TypeVar("T")
 
-_HUNG_S = 300.0
+_HUNG_S: Final = 300.0
 """Seconds of the machine's time after which a seed hangs. Most take a tenth of a second."""
 
 

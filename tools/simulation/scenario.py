@@ -135,8 +135,10 @@ class Scenario:
         ended = world.loop.run(until=6_000.0)
         if not main.done():
             world.violated("nothing is left to wait for" if not ended else "the run does not end")
-        elif not main.cancelled() and (error := main.exception()) is not None:
-            raise error
+        elif main.cancelled():
+            world.violated("the scenario was cancelled")
+        elif (error := main.exception()) is not None:
+            world.failed(error)
 
     async def _main(self) -> None:
         world, rng, plan = self.world, self.rng, self.plan

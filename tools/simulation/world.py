@@ -6,6 +6,7 @@ import asyncio
 import io
 import math
 import random
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -250,6 +251,10 @@ class World:
     def violated(self, what: str) -> None:
         self.say("!", what)
         self.history.violations.append(f"at {self.loop.now:.3f} s: {what}")
+
+    def failed(self, error: BaseException) -> None:
+        """Take note of an error of the simulation itself: that seed has shown nothing."""
+        self.violated("the simulation failed: " + "".join(traceback.format_exception(error)))
 
     def _trace_call(self, caller: str, server: str, method: str, what: str) -> None:
         if self.trace is not None and len(self.trace) < _TRACE_MAX and "etcdserverpb" not in method:
