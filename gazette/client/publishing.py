@@ -1,4 +1,4 @@
-"""What `Client.publisher` returns. The room of messages implements it, and stands above this one."""
+"""Protocols of publishers that `Client.publisher` makes. `gazette.message.publishing` implements them."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ declaration, or a setting that was given, says so. What an operator has set else
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -55,7 +56,7 @@ class DeclaredChange(Generic[SpecT]):
     spec: SpecT
     revision: Revision
     text: str
-    """What changes, for people."""
+    """Description of the change, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ def _check_count(
             hint=f"Partitions are named {declared.name}/part-000 and so on. Declare another name.",
         )
     if 0 < count < wanted and declared.keyed and not more_partitions:
-        moved = round(100 * (1 - 1 / wanted))
+        # A key stays if its hash has the same remainder by both counts.
+        moved = round(100 * (1 - count / math.lcm(count, wanted)))
         raise NotAllowed(
             f"{declared.name} has {count} partitions, and the declaration says {wanted}: about {moved} % "
             "of the keys would move to other partitions, so to shards whose state does not have them",

@@ -26,7 +26,7 @@ HINT_BACKUPS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SpecSettings:
-    """What specifications say beside the declaration: where and how bytes are kept. For production."""
+    """Settings that specifications need beside a declaration: where and how bytes are kept."""
 
     stores: tuple[str, ...]
     """URLs of blob stores. Fragments are written to the first one, and read from all."""

@@ -71,9 +71,13 @@ class Contexts:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"current": self.current, "contexts": self.named}, sort_keys=True)
         handle, partial = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}-")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(partial, self.path)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(partial, self.path)
+        except OSError:
+            os.unlink(partial)
+            raise
 
     def require(self, name: str, path: str) -> dict[str, str]:
         """Return the addresses of a context. Raise ``NotFound``."""

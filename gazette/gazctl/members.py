@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import MembersFlags
-from gazette.gazctl.io.output import NONE, Table
+from gazette.gazctl.io.output import NONE, Table, json_text
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.shards.list import list_shards
 from gazette.protocol.ids import ProcessId
@@ -40,8 +39,7 @@ async def run(context: Context) -> int:
         routes = [one.route for one in shards.shards]
         found += members_of("consumer", shards.header, routes)
     if flags.format == "json":
-        lines = [json.dumps(_fields(one)) for one in found]
-        context.terminal.write("".join(f"{line}\n" for line in lines))
+        context.terminal.write("".join(json_text(_fields(one), one_line=True) for one in found))
         return 0
     table = Table(
         ["Kind", "Zone", "ID", "Endpoint", "Primary", "Replicas"],

@@ -75,7 +75,7 @@ class Selection:
     begin_time_s: float = 0
     """Unix time in seconds. Fragments that were stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
-    """What becomes of bytes that the journal has lost. ``settled`` continues behind them as readers do,
+    """Treatment of bytes that the journal has lost. ``settled`` continues behind them as readers do,
     and raises ``NotYet`` where they may still appear. ``fail`` raises ``Corrupt``. ``skip`` continues
     behind them, also where they may still appear, and says so in `JournalSnapshot.lost`."""
 

@@ -36,7 +36,7 @@ class TableOptions(TypedDict, total=False):
     message: type[Any]
     """Generated class of protobuf messages."""
     value: Literal["json", "csv", "protobuf", "text", "binary"]
-    """How to read a message. The default is the journals' content type. With ``text`` and ``binary``
+    """Form of a message. The default is the journals' content type. With ``text`` and ``binary``
     there is one column ``value``, the whole message."""
     content_type: str
     """Content type of journals, instead of their label. Stores do not know labels."""
@@ -59,9 +59,9 @@ class TableOptions(TypedDict, total=False):
     acks: bool
     """True to return acknowledgements, too, as messages without fields."""
     misfits: Literal["fail", "null", "skip"]
-    """What becomes of a message, or a field, that does not fit the columns. ``fail`` by default."""
+    """Treatment of messages and fields that do not fit the columns. ``fail`` by default."""
     lost: Literal["settled", "fail", "skip"]
-    """What becomes of bytes that a journal has lost. ``settled``, the default, continues behind them as
+    """Treatment of bytes that a journal has lost. ``settled``, the default, continues behind them as
     consumers do, and fails where a broker may still store them. ``fail`` always fails, ``skip`` never."""
     part_bytes: int
     """Bytes of a journal that an open transaction may hold back in memory, 16 MiB by default."""

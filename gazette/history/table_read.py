@@ -59,7 +59,7 @@ _MISFIT_HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """What to read, and as which columns."""
+    """Journals to read, and the columns to read them as."""
 
     access: Access
     selection: Selection

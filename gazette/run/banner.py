@@ -1,4 +1,4 @@
-"""What `gazette run` says once an application runs."""
+"""The lines that `gazette run` prints once an application runs."""
 
 from __future__ import annotations
 

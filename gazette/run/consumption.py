@@ -1,4 +1,4 @@
-"""What an application consumes: messages per second, lag, and shards that failed, as lines of text."""
+"""Reports of a running application: messages per second, lag and failed shards, as lines of text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gazette.dev.heads import write_head
 from gazette.errors import GazetteError
 from gazette.run.http_get import get
 from gazette.runtime.clock import Clock
+from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import TaskScope
 
 _MESSAGES: Final = re.compile(
@@ -26,7 +27,7 @@ _FAILED: Final = "FAILED"
 
 
 class ConsumptionSeen(msgspec.Struct, frozen=True):
-    """What all members say at one moment."""
+    """Answers of all members at one moment."""
 
     messages: Mapping[str, float]
     """Messages of finished transactions, by process and shard."""
@@ -129,18 +130,9 @@ def messages_between(before: ConsumptionSeen, after: ConsumptionSeen) -> float:
 
 
 def consumption_text(rate: float, lag: int | None, primaries: int, shards: int) -> str:
-    behind = "lag unknown" if lag is None else f"lag {_bytes_text(lag)}"
+    behind = "lag unknown" if lag is None else f"lag {bytes_text(lag)}"
     digits = 0 if rate >= 10 or rate == int(rate) else 1
     return f"{rate:,.{digits}f} messages/s, {behind}, {primaries} of {shards} shards run"
-
-
-def _bytes_text(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: GiB is the last unit")
 
 
 def _ask(addresses: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:

@@ -41,6 +41,7 @@ _CRASH_S: Final = 20.0
 _RETRY_S: Final = 0.2
 _CONNECT_S: Final = 10.0
 _STOP_S: Final = 20.0
+_IMPORT_NOTICE_S: Final = 10.0
 _EXIT_USAGE: Final = 2
 
 
@@ -229,7 +230,7 @@ class RunSession:
             start_new_session=True,
         )
         try:
-            code = await process.wait()
+            code = await self._ended(process)
         except asyncio.CancelledError:
             process.kill()
             await process.wait()
@@ -242,6 +243,23 @@ class RunSession:
                 hint="What it wrote is above. Nothing at the level of the module may end the process.",
             )
         return msgspec.json.decode(path.read_bytes(), type=Description)
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Return the exit code of the process that imports the application. Say so if it takes long."""
+        async with TaskScope("import") as scope:
+            scope.daemon(self._say_importing(), name="notice")
+            code = await process.wait()
+            scope.cancel()
+        return code
+
+    async def _say_importing(self) -> None:
+        begun = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(_IMPORT_NOTICE_S)
+            seconds = self._clock.monotonic() - begun
+            self._say(
+                f"{self._target} is still being imported, for {seconds:.0f} s now (Ctrl-C ends it)"
+            )
 
     async def _changes(
         self, declaration: Declaration, client: Client, shards: ShardClient

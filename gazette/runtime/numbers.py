@@ -34,3 +34,15 @@ def parse_number(text: str) -> float:
 def is_digits(text: str) -> bool:
     """Return True for 1 to 40 ASCII digits."""
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes as text: ``0 B``, ``640 B``, ``1.5 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} EiB"

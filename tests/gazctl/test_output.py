@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import ProgressLine, Terminal, bytes_text
+from gazette.gazctl.io.terminal import ProgressLine, Terminal
+from gazette.runtime.numbers import bytes_text
 from gazette.testing.clock import ManualClock
 
 

@@ -162,6 +162,9 @@ async def test_one_command_serves_and_its_state_survives_kill_9(project: Run) ->
     member.kill()
     await project.until("worker-1 ended (killed by SIGKILL); it is started again")
     await project.count(1)
+    (etcd,) = [one for one in project.children("etcd") if one.name() == "etcd"]
+    etcd.kill()
+    await project.until("etcd ended with exit code -9, and was started again")
     await project.publish()
     await project.count(2)
     assert project.process is not None

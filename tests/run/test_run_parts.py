@@ -22,8 +22,12 @@ from gazette.run.command import run
 from gazette.run.consumption import ConsumptionSeen, consumption_text, messages_between, seen_in
 from gazette.run.lock import FILE, RunLock
 from gazette.run.samples import MessageSample, samples_of
+from gazette.run.session import RunSession
 from gazette.run.settings import RunFlags
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from gazette.testing.clock import ManualClock
+from gazette.testing.instant_clock import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +36,40 @@ class Word(Message):
     word: str
     count: int
     note: str = ""
+
+
+# --- The import
+
+
+async def test_an_import_that_takes_long_is_said_every_ten_seconds(tmp_path: Path) -> None:
+    """The module waits for a file, which is made at the third notice."""
+    program, done = tmp_path / "app.py", tmp_path / "done"
+    program.write_text(
+        "import pathlib, time\n"
+        f"while not pathlib.Path({str(done)!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+        "raise SystemExit\n"
+    )
+    clock = ManualClock()
+    said: list[str] = []
+
+    def say(text: str, *, at: bool = True) -> None:
+        said.append(text)
+        if len(said) == 3:
+            done.touch()
+
+    async def pass_time() -> None:
+        while True:
+            await eventually(lambda: clock.sleepers)
+            clock.advance(10.0)
+
+    flags = RunFlags(dir=tmp_path / ".gazette")
+    session = RunSession(str(program), flags, "", "", (), clock, say, os.environ)
+    async with TaskScope("time") as scope:
+        scope.daemon(pass_time(), name="time")
+        assert await session.run() == 2
+        scope.cancel()
+    assert said[1] == f"{program} is still being imported, for 20 s now (Ctrl-C ends it)"
 
 
 # --- Flags
@@ -179,7 +217,7 @@ def test_a_counter_that_began_again_counts_from_zero() -> None:
         (0.0, 0, "0 messages/s, lag 0 B, 1 of 2 shards run"),
         (0.55, 1023, "0.6 messages/s, lag 1023 B, 1 of 2 shards run"),
         (12345.6, 1536, "12,346 messages/s, lag 1.5 KiB, 1 of 2 shards run"),
-        (1.0, 5 << 40, "1 messages/s, lag 5120.0 GiB, 1 of 2 shards run"),
+        (1.0, 5 << 40, "1 messages/s, lag 5.0 TiB, 1 of 2 shards run"),
         (1.0, None, "1 messages/s, lag unknown, 1 of 2 shards run"),
     ],
 )

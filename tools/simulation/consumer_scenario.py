@@ -689,7 +689,7 @@ class ConsumerScenario:
                 break
             await self.clock.sleep(1.0)
         self._compare("outputs", inputs, outputs)
-        # Of a source without a committed message a shard has recorded nothing: it may begin it anew.
+        # A shard has recorded nothing of a source without a committed message. It may begin there again.
         if self.recreates and self._archives[self.recreates].messages:
             await self._recreate(client, self.recreates)
 

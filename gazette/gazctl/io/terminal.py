@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gazette.gazctl.io.time_args import age_text
 from gazette.runtime.clock import Clock
+from gazette.runtime.numbers import bytes_text
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -120,15 +121,3 @@ class ProgressLine:
         if self.unit == "bytes":
             return f"{bytes_text(done)} of {bytes_text(total)}"
         return f"{done} of {total} {self.unit}"
-
-
-def bytes_text(count: int) -> str:
-    """Return a number of bytes as text: ``0 B``, ``640 B``, ``1.5 MiB``."""
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} EiB"

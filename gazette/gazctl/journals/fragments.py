@@ -15,7 +15,6 @@ from gazette.fragment.index import JUMP_AGE_S
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import FragmentsFlags
 from gazette.gazctl.io.output import Table, json_text, proto_text
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
 from gazette.gazctl.journals.list import list_journals
 from gazette.protocol.fragment import Fragment
@@ -23,6 +22,7 @@ from gazette.protocol.ids import Offset
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
+from gazette.runtime.numbers import bytes_text
 
 _WAIT_H: Final = JUMP_AGE_S // 3600
 
@@ -65,8 +65,9 @@ async def run(context: Context) -> int:
                 "the other is hidden"
             )
     if begin == end == 0:  # Of some times only, fragments have holes between them.
-        for journal in journals:
-            note_holes(context, journal.spec.name, found)
+        for journal, result in zip(journals, results, strict=True):
+            if not isinstance(result, GazetteError):
+                note_holes(context, journal.spec.name, result)
     context.terminal.write(_render(context, found, flags))
     return 1 if failed else 0
 
@@ -74,17 +75,16 @@ async def run(context: Context) -> int:
 def note_holes(
     context: Context, journal: str, stored: Iterable[StoredFragment], head: Offset = 0
 ) -> None:
-    """Tell the user of offsets that no fragment of the journal covers.
+    """Tell the user of offsets that no fragment covers. ``stored`` are all fragments of the journal.
 
     Looks from the begin of the first fragment to ``head``, or to the end of the last fragment if that is
     greater.
     """
-    fragments = [one.fragment for one in stored if one.fragment.journal == journal]
-    for begin, end in holes(fragments, head):
+    for begin, end in holes((one.fragment for one in stored), head):
         context.terminal.note(
-            f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). A reader "
-            f"that gets there waits until {_WAIT_H} h after the next fragment was stored, and then goes "
-            f"on behind it. To go on now, let it begin at {end}."
+            f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). "
+            f"Readers that get there wait until {_WAIT_H} h after the next fragment was stored. Then they "
+            f"go on behind it. To go on now, let them begin at {end}."
         )
 
 

@@ -10,7 +10,6 @@ from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsPruneFlags
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.journals.fragment_removal import FragmentRemover, Removal, report_removal
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.list import list_journals
@@ -18,6 +17,7 @@ from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.text.duration import SECOND
+from gazette.runtime.numbers import bytes_text
 
 
 @dataclass(slots=True)

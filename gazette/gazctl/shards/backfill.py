@@ -22,12 +22,12 @@ from gazette.errors import Invalid, not_installed
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ShardsBackfillFlags
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.io.time_args import parse_moment
 from gazette.gazctl.shards.backfill_list import collect, list_all
 from gazette.gazctl.shards.backfill_waits import report_stalls
 from gazette.history.source import Access
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import TaskScope
 
 _RUN_ID_BITS: Final = 32

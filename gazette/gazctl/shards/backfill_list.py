@@ -22,8 +22,8 @@ from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import ShardsBackfillFlags
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.recoverylog.scratch import abandoned
+from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 
 _NEVER: Final = "-"

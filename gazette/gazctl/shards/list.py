@@ -11,13 +11,13 @@ from gazette.errors import GazetteError, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import ShardsListFlags
 from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.journals.lookup import write_head
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus
 from gazette.protocol.shard_list import ShardList as ShardSpecs
+from gazette.runtime.numbers import bytes_text
 
 UNKNOWN = "?"
 _STAT_TIMEOUT_S = 10.0

@@ -14,7 +14,6 @@ from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import RecoverFlags
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.io.terminal import bytes_text
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.shards.list import get_shard
 from gazette.protocol.hints import FSMHints
@@ -25,6 +24,7 @@ from gazette.recoverylog.log.broker_logs import BrokerLogs
 from gazette.recoverylog.playback.player import Player, RecoveredState
 from gazette.recoverylog.shard_state import to_standalone
 from gazette.recoverylog.time_travel import Moment, open_at
+from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"

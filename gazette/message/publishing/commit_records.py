@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,8 @@ class CommitRecords:
 
         Raise ``Invalid`` if another publisher has it. Raise ``Unavailable`` if it cannot be written.
         """
-        self._path = directory / _RECORD
+        self.path = directory / _RECORD
+        """The file of the record. It is absent if no commit is to be completed."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,11 +55,11 @@ class CommitRecords:
     def load(self) -> dict[JournalName, bytes]:
         """Return what a former publisher had decided to append. Raise ``Corrupt`` or ``Unavailable``."""
         try:
-            text = self._path.read_text()
+            text = self.path.read_text()
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self.path, error) from error
         try:
             return {
                 journal: base64.b64decode(content, validate=True)
@@ -68,7 +70,7 @@ class CommitRecords:
                 "the record of a commit cannot be read",
                 hint="Its transaction may be visible in some journals only. Look at these, then "
                 "remove the file.",
-                file=self._path,
+                file=self.path,
             ) from error
 
     def save(self, intents: Mapping[JournalName, bytes]) -> None:
@@ -79,31 +81,33 @@ class CommitRecords:
         text = json.dumps(
             {journal: base64.b64encode(content).decode() for journal, content in intents.items()}
         )
-        partial = self._path.with_suffix(".partial")
+        partial = self.path.with_suffix(".partial")
         try:
             with partial.open("w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(self._path)
+        except OSError as error:
+            # The partial file may stay: no publisher reads it, and the next record replaces it.
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise _unwritable(self.path, error) from error
+        try:
+            partial.replace(self.path)
             self._sync()
         except OSError as error:
-            try:
-                partial.unlink(missing_ok=True)
-                self._path.unlink(missing_ok=True)
-            except OSError as second:
-                raise Broken(
-                    f"a commit may have been recorded in {self._path}: {second.strerror}"
-                ) from error
-            raise _unwritable(self._path, error) from error
+            # Which of both names outlives a crash now is not known, whatever is removed here.
+            raise Broken(
+                f"a commit may have been recorded in {self.path}: {error.strerror}"
+            ) from error
 
     def clear(self) -> None:
         """Forget the record: all of it is appended. Raise ``Unavailable``."""
         try:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             self._sync()
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Let other publishers have the directory. A record stays. May be repeated."""
@@ -112,7 +116,7 @@ class CommitRecords:
             os.close(lock)
 
     def _sync(self) -> None:
-        handle = os.open(self._path.parent, os.O_RDONLY)
+        handle = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

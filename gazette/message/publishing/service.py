@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -105,13 +105,14 @@ class PublishingService:
     async def start(self) -> None:
         """Complete what a former publisher with the same directory had decided to commit.
 
-        Raise what `CommitRecords` raises, and ``CommitFailed`` if a journal refuses it.
+        Takes up to the timeout. Raise what `CommitRecords` raises, and ``CommitFailed`` if a journal
+        refuses it or does not answer.
         """
         if self._directory is None:
             return
         self._records = CommitRecords(self._directory)
         if intents := await self._pool.run(self._records.load):
-            await self._acknowledge(intents)
+            await self._acknowledge(intents, self._deadline())
 
     async def close(self) -> None:
         """End the publisher, in at most some `CLOSE_S` seconds. Appends that wait are given up."""
@@ -136,7 +137,7 @@ class PublishingService:
     async def find(self, output: Output) -> KnownOutput:
         """Return an output. Raise what `Outputs.find` raises, and ``Unavailable`` without an answer."""
         self.require_usable()
-        async with self._in_time("no broker has answered"):
+        async with self._in_time("no broker has answered", self._deadline()):
             return await self._outputs.find(output)
 
     def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:
@@ -153,7 +154,7 @@ class PublishingService:
         Raise ``CommitFailed`` if it failed, or takes too long. Cancellation: it goes on.
         """
         try:
-            async with self._in_time("the message was not appended"):
+            async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
         except GazetteError as error:
             unknown = (journal,) if isinstance(error, Unavailable) else ()
@@ -187,7 +188,7 @@ class PublishingService:
     async def relieve(self) -> None:
         """Wait until the brokers have what is enqueued. Raise ``CommitFailed``."""
         try:
-            await self._flush()
+            await self._flush(self._deadline())
         except GazetteError as error:
             raise self._failed(_nothing_is_visible(error)) from error
 
@@ -202,12 +203,14 @@ class PublishingService:
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
         """Commit what was sealed. Return the offset behind it, by journal.
 
-        Raise ``CommitFailed``, which says what is visible. After a cancellation that is not known.
+        All brokers together have the timeout to answer. Raise ``CommitFailed``, which says what is
+        visible. After a cancellation that is not known.
         """
+        deadline = self._deadline()
         try:
             # In one journal, the acknowledgement is behind the messages without waiting for them.
             if len(intents) > 1:
-                await self._flush()
+                await self._flush(deadline)
                 await reach("publish.deciding", self._publisher.producer.hex(), self._client.clock)
         except GazetteError as error:
             raise self._failed(_nothing_is_visible(error)) from error
@@ -217,9 +220,9 @@ class PublishingService:
             except Unavailable as error:
                 raise self._failed(_nothing_is_visible(error)) from error
             except Broken as error:
-                raise self._failed(self._not_everywhere(intents, {}, set(), error)) from error
+                raise self._failed(self._perhaps_recorded(intents, error)) from error
         await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
-        return await self._acknowledge(intents)
+        return await self._acknowledge(intents, deadline)
 
     def undo(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
         """End a transaction that is to leave nothing visible. Return what rolls it back, by journal.
@@ -254,20 +257,29 @@ class PublishingService:
             found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
         return found
 
-    async def _acknowledge(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
+    async def _acknowledge(
+        self, intents: Mapping[JournalName, bytes], deadline: float
+    ) -> dict[JournalName, int]:
         """Append acknowledgements. Raise ``CommitFailed`` that says where they are."""
         futures = {
             journal: self._appends.append(AppendParams(journal), content)
             for journal, content in intents.items()
         }
+        first: BaseException | None = None
+        try:
+            async with self._in_time("acknowledgements were not appended", deadline):
+                for journal, future in futures.items():
+                    with suppress(GazetteError):
+                        await await_future(future)
+                        await reach("publish.acknowledged", journal, self._client.clock)
+        except Unavailable as error:
+            first = error
         ends: dict[JournalName, int] = {}
         refused: set[JournalName] = set()
-        first: BaseException | None = None
         for journal, future in futures.items():
             try:
-                async with self._in_time("the acknowledgement was not appended"):
-                    ends[journal] = (await await_future(future)).commit.end
-                await reach("publish.acknowledged", journal, self._client.clock)
+                if future.done():
+                    ends[journal] = future.result().commit.end
             except GazetteError as error:
                 first = first or error
                 if not isinstance(error, Unavailable):
@@ -300,6 +312,11 @@ class PublishingService:
                 f"It is decided, and recorded in {self._directory}. The next publisher with this "
                 "directory completes it: do not publish it again."
             )
+            if refused:
+                hint += (
+                    f" Mend what refuses it before. If that is impossible, remove {self._records.path}: "
+                    "the transaction is then given up where it is not visible."
+                )
         return CommitFailed(
             f"the transaction did not commit: {'; '.join(where)} ({error})",
             committed=committed,
@@ -307,15 +324,30 @@ class PublishingService:
             hint=hint,
         )
 
-    async def _flush(self) -> None:
-        async with self._in_time("the messages were not appended"):
+    def _perhaps_recorded(
+        self, intents: Mapping[JournalName, bytes], error: BaseException
+    ) -> CommitFailed:
+        assert self._records is not None
+        return CommitFailed(
+            f"the transaction is visible nowhere, and may become visible later ({error})",
+            unknown=tuple(sorted(intents)),
+            hint=f"Mend the directory. If {self._records.path} is there, the next publisher with this "
+            "directory commits the transaction. If it is not, publish the messages again.",
+        )
+
+    def _deadline(self) -> float:
+        """Return when what begins now has to have ended, as a time of the event loop."""
+        return asyncio.get_running_loop().time() + self._timeout_s
+
+    async def _flush(self, deadline: float) -> None:
+        async with self._in_time("the messages were not appended", deadline):
             await self._appends.flush()
 
     @asynccontextmanager
-    async def _in_time(self, problem: str) -> AsyncIterator[None]:
-        """Bound a wait by the timeout. Raise ``Unavailable`` with the last reason of each journal."""
+    async def _in_time(self, problem: str, deadline: float) -> AsyncIterator[None]:
+        """Bound a wait. Raise ``Unavailable`` with the last reason of each journal."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(deadline):
                 yield
         except TimeoutError as error:
             waits = [

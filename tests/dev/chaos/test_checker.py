@@ -792,69 +792,61 @@ def test_a_reader_that_waits_where_a_declared_loss_left_nothing() -> None:
         assert story.kinds() == kinds
 
 
+def half_stored(*, declared: bool) -> Story:
+    """Return a story in which 200 bytes were acknowledged, and a follower has read 100 of them.
+
+    ``declared``: all replicas are lost after the first 100 bytes were stored.
+    """
+    story = Story()
+    follower(story, 0)
+    story.held_by("b1", "b2")
+    story.held_by("b1", "b2")
+    story.read(0, 100, reader="tail")
+    if declared:
+        loss(story, "b1", "b2", stored=((0, 100),))
+    return story
+
+
+def kinds_with_gap(story: Story, end: int) -> set[str]:
+    """Return the violations once a last append was answered, and 100 to 200 are stored nowhere."""
+    story.say(Quiet, "begun")
+    story.held_by("b1", "b2")
+    story.say(Quiet, "ended")
+    digest = hashlib.sha1(story.content).hexdigest()
+    story.events.append(Final(STORED, JOURNAL, end, digest, ((100, 200),)))
+    return story.kinds()
+
+
 def test_a_reader_that_waits_before_a_head_that_etcd_knows() -> None:
     """Less was stored than etcd knows of: the journal goes on there, and nothing is before it."""
     for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
-        story = Story()
-        follower(story, 0)
-        story.held_by("b1", "b2")
-        story.held_by("b1", "b2")
-        story.read(0, 100, reader="tail")
-        if declared:
-            loss(story, "b1", "b2", stored=((0, 100),))
+        story = half_stored(declared=declared)
         story.say(HeadReset, JOURNAL, 200, 100)
         story.content = story.content[:100] + bytes(100)
-        story.say(Quiet, "begun")
-        story.held_by("b1", "b2")
-        story.say(Quiet, "ended")
-        digest = hashlib.sha1(story.content).hexdigest()
-        story.events.append(Final(STORED, JOURNAL, 300, digest, ((100, 200),)))
-        assert story.kinds() == kinds
+        assert kinds_with_gap(story, 300) == kinds
 
 
 def test_a_reader_that_waits_before_an_offset_that_an_append_confirmed() -> None:
     """The journal has an earlier gap, and no head was confirmed: an append named it."""
     for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
-        story = Story()
-        follower(story, 0)
-        story.held_by("b1", "b2")
-        story.held_by("b1", "b2")
-        story.read(0, 100, reader="tail")
-        if declared:
-            loss(story, "b1", "b2", stored=((0, 100),))
+        story = half_stored(declared=declared)
         story.content = story.content[:100] + bytes(100)
         story.held_by("b1", "b2")
         story.say(HeadReset, JOURNAL, 50, 50)
         story.held_by("b1", "b2")
-        story.say(Quiet, "begun")
-        story.held_by("b1", "b2")
-        story.say(Quiet, "ended")
-        digest = hashlib.sha1(story.content).hexdigest()
-        story.events.append(Final(STORED, JOURNAL, 500, digest, ((100, 200),)))
-        assert story.kinds() == kinds
+        assert kinds_with_gap(story, 500) == kinds
 
 
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_reader_that_waits_where_a_journal_went_on_behind_what_was_stored(reset: bool) -> None:
     """The first append after the loss shows it, also if a second loss hides that the head was reset."""
     for declared, kinds in ((True, set()), (False, {"stuck", "source", "lost"})):
-        story = Story()
-        follower(story, 0)
-        story.held_by("b1", "b2")
-        story.held_by("b1", "b2")
-        story.read(0, 100, reader="tail")
-        if declared:
-            loss(story, "b1", "b2", stored=((0, 100),))
+        story = half_stored(declared=declared)
         story.content = story.content[:100] + bytes(100)
         if reset or not declared:
             story.say(HeadReset, JOURNAL, 100, 100)
         story.held_by("b1", "b2")
-        story.say(Quiet, "begun")
-        story.held_by("b1", "b2")
-        story.say(Quiet, "ended")
-        digest = hashlib.sha1(story.content).hexdigest()
-        story.events.append(Final(STORED, JOURNAL, 400, digest, ((100, 200),)))
-        assert story.kinds() == kinds
+        assert kinds_with_gap(story, 400) == kinds
 
 
 def test_a_journal_that_refuses_everything() -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message import publisher as publisher_module
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publishing.outputs import KnownOutput
+from gazette.message.publishing.service import PublishingService
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime import failpoints
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -280,6 +281,18 @@ async def test_a_journal_that_is_gone_fails_the_commit(broker: BrokerFixture) ->
     assert await visible(broker, ONE) == []
 
 
+async def commit_after(transaction: Any, event: Callable[[], Awaitable[None]]) -> None:
+    """Commit a transaction, and let something happen once all messages are in place."""
+    service: PublishingService = transaction._service
+    deadline = service._deadline()
+    intents = service.seal()
+    await service._flush(deadline)
+    if service._records is not None:
+        await service._pool.run(service._records.save, intents)
+    await event()
+    await service._acknowledge(intents, deadline)
+
+
 async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: BrokerFixture) -> None:
     """The journal goes away when all messages are in place."""
 
@@ -291,14 +304,78 @@ async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: Broker
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
                 await transaction.publish(TWO, Word(word="be"))
-                intents = transaction._service.seal()  # type: ignore[attr-defined]
-                await transaction._service._flush()  # type: ignore[attr-defined]
-                await gone()
-                await transaction._service._acknowledge(intents)  # type: ignore[attr-defined]
+                await commit_after(transaction, gone)
         assert raised.value.committed == (ONE,)
         assert raised.value.unknown == ()
         assert f"not visible in {TWO}" in str(raised.value)
     assert await visible(broker, ONE) == ["to"]
+
+
+async def test_a_refused_commit_that_is_recorded_says_how_to_give_it_up(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    async def gone() -> None:
+        await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
+
+    directory = tmp_path / "commits"
+    async with broker.client.publisher(commits=directory) as publisher:
+        with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="to"))
+                await transaction.publish(TWO, Word(word="be"))
+                await commit_after(transaction, gone)
+    record = directory / "commit.json"
+    assert str(record) in raised.value.hint
+    with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
+        async with broker.client.publisher(commits=directory):
+            pass
+    assert str(record) in raised.value.hint
+    record.unlink()
+    async with broker.client.publisher(commits=directory) as publisher:
+        await publisher.publish(ONE, Word(word="or"))
+    assert await visible(broker, ONE) == ["to", "or"]
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "says", "unknown"),
+    [
+        ("commit.partial", "nothing of it is visible", ()),
+        ("commit.json", "may become visible", (ONE, TWO)),
+    ],
+)
+async def test_a_commit_that_cannot_be_recorded_says_what_is_known(
+    broker: BrokerFixture, tmp_path: Path, obstacle: str, says: str, unknown: tuple[str, ...]
+) -> None:
+    directory = tmp_path / "commits"
+    async with broker.client.publisher(commits=directory) as publisher:
+        (directory / obstacle).mkdir()
+        with raises(CommitFailed, says=says) as raised:
+            async with publisher.transaction() as transaction:
+                await transaction.publish(ONE, Word(word="to"))
+                await transaction.publish(TWO, Word(word="be"))
+        assert raised.value.committed == ()
+        assert raised.value.unknown == unknown
+        assert "recorded" not in raised.value.hint
+    assert await visible(broker) == []
+
+
+async def test_all_waits_of_a_commit_end_together(
+    broker: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred journals that do not answer cost one timeout, and not a hundred."""
+    deadlines = []
+    in_time = PublishingService._in_time
+
+    def recorded(self: PublishingService, problem: str, deadline: float) -> Any:
+        deadlines.append(deadline)
+        return in_time(self, problem, deadline)
+
+    async with broker.client.publisher() as publisher, publisher.transaction() as transaction:
+        await transaction.publish(ONE, Word(word="to"))
+        await transaction.publish(TWO, Word(word="be"))
+        monkeypatch.setattr(PublishingService, "_in_time", recorded)
+    assert len(deadlines) == 2  # Of the messages, and of the acknowledgements.
+    assert len(set(deadlines)) == 1
 
 
 async def test_brokers_that_are_away_fail_the_commit_in_time(etcd: Etcd, tmp_path: Path) -> None:
