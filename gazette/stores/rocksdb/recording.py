@@ -49,7 +49,10 @@ PIECE: Final = 4 << 20
 SYNC_ATTEMPTS: Final = 10_000
 """Number of looks for a moment at which the manifest does not change. Heavy load needs a few."""
 HORIZON_SLACK: Final = 32 << 20
-"""A recovery reads at most the live files twice and 64 MiB; re-recording starts well before that."""
+"""Files are recorded again once a recovery would read half as much again as the live files, and these bytes.
+
+The log of a recovery still grows meanwhile, by five quarters of each file that is recorded again.
+"""
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
 """Bounds of what a commit records again while a recovery would read too much of the log.
@@ -112,6 +115,8 @@ class RocksDBRecording:
         self._sequence = 0
         self._logged = 0
         self._copy: _Copy | None = None
+        self._is_gone = False
+        """True if RocksDB has removed a file that the log still has."""
         self._private: set[str] = set()
         """Files of the directory that only this user may read."""
         self.syncs = 0
@@ -177,7 +182,7 @@ class RocksDBRecording:
         for tables that RocksDB keeps elsewhere.
         """
         self._logged = 0
-        if self._sample is not None and self._look() == self._sample:
+        if self._sample is not None and not self._is_gone and self._look() == self._sample:
             tails = self._tails()
             future = None if tails is None else self._record_tails(tails, wait_for)
         else:
@@ -231,6 +236,7 @@ class RocksDBRecording:
     ) -> OpFuture[Any]:
         """Record all files as they are at one moment."""
         self.syncs += 1
+        self._is_gone = False
         for _ in range(SYNC_ATTEMPTS):
             sample = self._look()
             if sample is None:
@@ -432,7 +438,9 @@ class RocksDBRecording:
         try:
             fd = os.open(self._local(source.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None  # The file is obsolete: the next commit unlinks it.
+            # It became obsolete by a manifest that is recorded, and was removed afterwards.
+            self._is_gone = True
+            return None
         if os.fstat(fd).st_ino != source.inode:
             os.close(fd)
             return None
