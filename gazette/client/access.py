@@ -39,7 +39,8 @@ class ClusterAccess:
             if channels is None
             else channels
         )
-        self._addresses = Addresses(address, self.channels)
+        self.addresses = Addresses(address, self.channels)
+        """The given endpoints, and the choice of the one to call."""
         self._routes = RouteCache(route_cache_size, route_ttl_s)
 
     async def __aenter__(self) -> Self:
@@ -56,7 +57,7 @@ class ClusterAccess:
     @property
     def address(self) -> str:
         """The endpoint to call without a route: of the given ones, one that is not known to fail."""
-        return self._addresses.pick()
+        return self.addresses.pick()
 
 
 class BrokerAccess(ClusterAccess):
@@ -120,9 +121,13 @@ class BrokerAccess(ClusterAccess):
             return self.channels.member(route, process_id)
         return self.channels.journal(self.channels.pick(route) or self.address)
 
-    async def connected_stub(self) -> JournalStub:
-        """Return the Journal service of an address, for a call that waits for a connection."""
-        return self.channels.journal(await self._addresses.connected())
+    async def connected(self) -> tuple[JournalStub, str]:
+        """Return the Journal service of an address and its endpoint, once it is connected.
+
+        Pass ``addresses.wait_for_ready`` to the call.
+        """
+        endpoint = await self.addresses.connected()
+        return self.channels.journal(endpoint), endpoint
 
     def stub_of(self, journal: str) -> JournalStub:
         """Return the Journal service for calls about a journal."""

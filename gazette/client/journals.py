@@ -17,7 +17,7 @@ from gazette.client.rpc.credentials import (
     list_claims,
 )
 from gazette.client.rpc.errors import END_OF_STREAM, answered, map_errors, status_error
-from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable
+from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec
@@ -203,18 +203,24 @@ async def _pages(
     client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
-    with map_errors("List", client.channels, endpoint=client.address):
-        stub = await client.connected_stub()
-        call: Any = stub.List(request, metadata=metadata, wait_for_ready=True)
-    try:
-        while True:
-            with map_errors("List", client.channels, endpoint=client.address):
-                page = await call.read()
-            if page is END_OF_STREAM:
-                return
-            yield page
-    finally:
-        call.cancel()
+    wait, started = client.addresses.wait_for_ready, False
+    for others in reversed(range(client.addresses.attempts)):
+        with map_errors("List", client.channels, endpoint=client.address):
+            stub, endpoint = await client.connected()
+            call: Any = stub.List(request, metadata=metadata, wait_for_ready=wait)
+        try:
+            while True:
+                with map_errors("List", client.channels, endpoint=endpoint):
+                    page = await call.read()
+                if page is END_OF_STREAM:
+                    return
+                started = True
+                yield page
+        except Unavailable:
+            if started or not others:
+                raise
+        finally:
+            call.cancel()
 
 
 def _header(page: broker_pb2.ListResponse) -> Header:
@@ -291,8 +297,9 @@ async def _apply(client: BrokerAccess, changes: Sequence[JournalChange]) -> Head
     validate_apply_request(request)
     metadata = client.credentials.metadata(apply_claims(), SHORT_LIFETIME_S)
     with map_errors("Apply", client.channels, endpoint=client.address):
-        stub = await client.connected_stub()
-        response = await stub.Apply(request, metadata=metadata, wait_for_ready=True)
+        stub, _ = await client.connected()
+        wait = client.addresses.wait_for_ready
+        response = await stub.Apply(request, metadata=metadata, wait_for_ready=wait)
     with answered("Apply"):
         validate_apply_response(response)
     _require_ok(response.status)
@@ -366,8 +373,9 @@ async def fragment_store_health(
     validate_health_request(request)
     metadata = client.credentials.metadata(Claims(Capability.READ))
     with map_errors("FragmentStoreHealth", client.channels, endpoint=client.address):
-        stub = await client.connected_stub()
-        response = await stub.FragmentStoreHealth(request, metadata=metadata, wait_for_ready=True)
+        stub, _ = await client.connected()
+        wait = client.addresses.wait_for_ready
+        response = await stub.FragmentStoreHealth(request, metadata=metadata, wait_for_ready=wait)
     with answered("FragmentStoreHealth"):
         validate_health_response(response)
     if response.status == Status.FRAGMENT_STORE_UNHEALTHY:

@@ -148,7 +148,9 @@ class ShardClient(ClusterAccess):
         with map_errors("List", self.channels, endpoint=self.address):
             stub = await self._connected_stub()
             response = await stub.List(
-                request, metadata=self._metadata(list_claims(selector)), wait_for_ready=True
+                request,
+                metadata=self._metadata(list_claims(selector)),
+                wait_for_ready=self.addresses.wait_for_ready,
             )
         with answered("List"):
             validate_shard_list_response(response)
@@ -178,7 +180,9 @@ class ShardClient(ClusterAccess):
             with map_errors("Apply", self.channels, endpoint=self.address):
                 stub = await self._connected_stub()
                 response = await stub.Apply(
-                    request, metadata=self._metadata(apply_claims()), wait_for_ready=True
+                    request,
+                    metadata=self._metadata(apply_claims()),
+                    wait_for_ready=self.addresses.wait_for_ready,
                 )
             with answered("Apply"):
                 validate_shard_apply_response(response)
@@ -196,7 +200,7 @@ class ShardClient(ClusterAccess):
             response = await stub.GetHints(
                 request,
                 metadata=self._metadata(shard_claims(Capability.READ, shard_id)),
-                wait_for_ready=True,
+                wait_for_ready=self.addresses.wait_for_ready,
             )
         with answered("GetHints"):
             validate_get_hints_response(response)
@@ -225,13 +229,13 @@ class ShardClient(ClusterAccess):
             response = await stub.Unassign(
                 request,
                 metadata=self._metadata(shard_claims(Capability.APPLY, *shard_ids)),
-                wait_for_ready=True,
+                wait_for_ready=self.addresses.wait_for_ready,
             )
         _require_ok(response.status)
         return tuple(response.shards)
 
     async def _connected_stub(self) -> ShardStub:
-        return self.channels.shard(await self._addresses.connected())
+        return self.channels.shard(await self.addresses.connected())
 
     def _endpoint_of(self, shard_id: ShardId) -> str:
         route = self._routes.get(shard_id, self.clock.monotonic())

@@ -413,6 +413,7 @@ async def test_a_fragment_that_has_vanished_from_its_store_is_an_error(
 ) -> None:
     path = store_fragment(broker.file_root, 0, b"here for now")
     await broker.create(journal_spec(JOURNAL))
+    assert content_of(await read_all(broker)) == b"here for now"  # The broker has listed it.
     path.unlink()
     with call_refused(grpc.StatusCode.UNKNOWN, path.name):
         await read_all(broker)

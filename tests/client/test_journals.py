@@ -21,7 +21,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.instant_clock import InstantClock
 from gazette.testing.stub_broker import StubBroker
-from tests.facts import logged
+from tests.facts import logged, raises
 
 SECOND = 1_000_000_000
 
@@ -324,3 +324,31 @@ async def test_a_call_that_waits_for_a_connection_waits_for_any_of_several_addre
             async with asyncio.timeout(20):
                 assert (await client.list_journals()).journals
             assert client.address == second.endpoint
+
+
+async def test_a_call_moves_on_from_an_address_that_goes_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection still looks ready. A call that waited for it would wait for ever."""
+    async with StubBroker() as first, StubBroker() as second:
+        for broker in (first, second):
+            broker.answers["List"] = partial(answer, [page(broker, "a/journal")])
+        async with Client(f"{first.endpoint},{second.endpoint}") as client:
+            assert (await client.list_journals()).journals
+            await first.stop()
+            connected = client.addresses.connected
+
+            async def looks_ready() -> str:
+                monkeypatch.setattr(client.addresses, "connected", connected)
+                return first.endpoint
+
+            monkeypatch.setattr(client.addresses, "connected", looks_ready)
+            async with asyncio.timeout(20):
+                assert (await client.list_journals()).journals
+            # A change is not made twice: its caller decides.
+            monkeypatch.setattr(client.addresses, "connected", looks_ready)
+            async with asyncio.timeout(20):
+                with raises(Unavailable):
+                    await client.apply_journals(
+                        [JournalChange(delete="a/journal", expect_mod_revision=1)]
+                    )

@@ -30,11 +30,24 @@ class Addresses:
         self._channels = channels
         self._current = 0
 
-    async def connected(self) -> str:
-        """Return the endpoint to call now, for a call that waits for a connection.
+    @property
+    def wait_for_ready(self) -> bool:
+        """True if a call is to wait for the connection of its endpoint: there is no other one.
 
-        Of several, return a connected one: a waiting call would wait for ever if its process has
-        gone. Wait while none can be reached. Cancellation has no effect.
+        Of several endpoints, ``connected`` returns a connected one. Its process may go just then. A call that
+        waited would wait for ever, while others answer.
+        """
+        return len(self._endpoints) == 1
+
+    @property
+    def attempts(self) -> int:
+        """How often to begin a call that only reads, until every endpoint had a chance to answer."""
+        return 1 if self.wait_for_ready else len(self._endpoints) + 1
+
+    async def connected(self) -> str:
+        """Return the endpoint to call now, with ``wait_for_ready`` as said above.
+
+        Of several, return a connected one. Wait while none can be reached. Cancellation has no effect.
         """
         tried = 0
         while len(self._endpoints) > 1:
