@@ -35,14 +35,17 @@ from typing import Any, Self
 
 import psutil
 import pyarrow as pa
-from spark_history import STORE, journal_name, stored_bytes, write_history
+from spark_history import SHAPES, STORE, journal_name, stored_bytes, write_history
 
 from gazette.backfill.local import LocalRunner
-from gazette.backfill.plan import shape_of, tasks_of
-from gazette.bench.app import BenchMessage, Mode
+from gazette.backfill.plan import tasks_of
+from gazette.backfill.settings import RunSettings
+from gazette.bench.app import Mode
 from gazette.bench.backfill import BenchColumns, BenchCombined, BenchRows
 from gazette.bench.cluster import BenchSettings, journal_spec, running
 from gazette.bench.messages import application, shard, shard_spec
+from gazette.history.columns import MessageFormat
+from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
 from gazette.history.first_pass import fold_locally
 from gazette.history.meta_columns import META
@@ -51,12 +54,15 @@ from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
-from gazette.labels import CONTENT_JSON_LINES
 from gazette.protocol.fragment import Codec
+from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.runtime.clock import SystemClock
 
 JSON = "spark.read.json"
+COMMITTED = "gazette, committed"
+WORDS = "words"
+"""The messages of `gazette.bench.app`, which shards consume, too."""
 CONSUME = "a shard that consumes"
 WARM_MESSAGES = 200_000
 SAMPLE_S = 0.5
@@ -159,23 +165,26 @@ def measured(work: Work, expected: int) -> Taken:
 class History:
     """A history in a directory, and the ways to count its words."""
 
-    def __init__(self, root: Path, messages: int, args: argparse.Namespace) -> None:
+    def __init__(self, root: Path, messages: int, shape: str, args: argparse.Namespace) -> None:
         self.root = root
+        self.name = shape
+        self.shape = SHAPES[shape]
         self.messages = messages
         self.run_bytes = args.run_bytes
+        self._found: list[tuple[Any, ...]] | None = None
         self.journals = [journal_name(number) for number in range(args.journals)]
         self.access = Access.of(file_root=root, direct=True)
         self.selection = Selection(
             journals=tuple(self.journals),
             stores=(STORE,),
-            shape=shape_of(CONTENT_JSON_LINES, BenchMessage, "uuid"),
+            shape=MessageFormat(),
         )
         with self.access.open() as opened:
             self.snapshot = take_snapshot(opened, self.selection)
 
     def by_json(self, spark: Any) -> int:
         path = str(self.root / "fragments" / "bench" / "words" / "*")
-        return self._counted(spark.read.schema("word string, count long").json(path))
+        return self._counted(spark.read.schema(self.shape.columns).json(path))
 
     def by_gazette(self, spark: Any, isolation: str, summaries: str = "none") -> int:
         from gazette.spark import read
@@ -187,11 +196,19 @@ class History:
             "isolation": isolation,
             "summaries": summaries,
         }
-        return self._counted(read(spark, schema="word string, count long", **options))
+        return self._counted(read(spark, schema=self.shape.columns, **options))
 
     def _counted(self, table: Any) -> int:
-        rows = table.groupBy("word").sum("count").collect()
-        return sum(row[1] for row in rows if row[0] is not None)
+        """Count the messages, and compare what the query found with what another way found."""
+        from pyspark.sql.functions import expr
+
+        query = table.groupBy("word").agg(*map(expr, ("sum(count)", *self.shape.aggregates)))
+        rows = sorted(tuple(row) for row in query.collect() if row.word is not None)
+        if self._found is None:
+            self._found = rows
+        if rows != self._found:
+            raise SystemExit(f"{self.name}: two ways found different values")
+        return sum(row[1] for row in rows)
 
     def backfill(self, runner: Any, backfill: BenchRows) -> int:
         """Run both passes, and stage the states of all shards, one for each journal."""
@@ -205,6 +222,9 @@ class History:
             for number, journal in enumerate(self.journals)
         ]
         with tempfile.TemporaryDirectory(prefix="states-", dir=self.root) as directory:
+            settings = RunSettings(
+                EVERYTHING, f"{directory}/staging", "bench", scratch=Path(directory)
+            )
             folded = runner.fold(self.access, self.snapshot, lambda _: None, backfill)
             tasks = tasks_of(
                 backfill,
@@ -212,11 +232,7 @@ class History:
                 specs,
                 folded,
                 self.access,
-                staging=f"{directory}/staging",
-                run_id="bench",
-                fqn=lambda shard: "",
-                overwrite=False,
-                scratch=Path(directory),
+                settings,
             )
             attempts = runner.build(tasks, lambda _: None)
             assert folded.rows > self.messages, "acknowledgements are rows, too"
@@ -231,11 +247,15 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
     def by_spark(backfill: BenchRows) -> int:
         return history.backfill(SparkRunner(spark=spark, run_bytes=history.run_bytes), backfill)
 
-    return {
+    queries: dict[str, Work] = {
         JSON: lambda: history.by_json(spark),
         "gazette, uncommitted": lambda: history.by_gazette(spark, "read_uncommitted"),
-        "gazette, committed": lambda: history.by_gazette(spark, "read_committed"),
+        COMMITTED: lambda: history.by_gazette(spark, "read_committed"),
         "gazette, committed, summaries": lambda: history.by_gazette(spark, "read_committed", ""),
+    }
+    if history.name != WORDS:
+        return queries
+    return queries | {
         "backfill, columns": lambda: by_spark(BenchColumns()),
         "backfill, columns, combined": lambda: by_spark(BenchCombined()),
         "backfill, rows": lambda: by_spark(BenchRows()),
@@ -247,7 +267,7 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
 
 def works_without_spark(history: History) -> dict[str, Work]:
     """Return the works of one thread of this process: what the source itself takes."""
-    format = RowFormat("json", pa.schema([("word", pa.string()), ("count", pa.int64())]))
+    format = RowFormat("json", parse_columns(history.shape.columns))
     with_places = RowFormat(
         "json",
         pa.schema([(name, META[name]) for name in ("offset", "uuid")] + list(format.schema)),
@@ -285,9 +305,9 @@ def works_without_spark(history: History) -> dict[str, Work]:
 
     return {
         "decompressing, SHA-1": decompressed,
-        "… and finding lines, UUIDs, two fields": scanned,
+        "… and finding lines, UUIDs, fields": scanned,
         "first pass": first_pass,
-        "both passes, two fields": lambda: committed(format),
+        "both passes": lambda: committed(format),
         "both passes, with offset and UUID": lambda: committed(with_places),
     }
 
@@ -340,6 +360,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument(
+        "--shapes", default=",".join(SHAPES), help="messages to measure with, one after the other"
+    )
     parser.add_argument("--journals", type=int, default=4, help="as many shards are backfilled")
     parser.add_argument("--fragment", type=int, default=250_000, help="messages of a fragment")
     parser.add_argument("--transaction", type=int, default=1000, help="messages of a transaction")
@@ -358,7 +381,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def written(root: Path, messages: int, args: argparse.Namespace) -> History:
+def written(root: Path, messages: int, shape: str, args: argparse.Namespace) -> History:
     began = time.perf_counter()
     write_history(
         root,
@@ -367,10 +390,11 @@ def written(root: Path, messages: int, args: argparse.Namespace) -> History:
         per_fragment=args.fragment,
         per_transaction=args.transaction,
         codec=Codec[args.codec.upper()],
+        shape=shape,
     )
-    history = History(root, messages, args)
+    history = History(root, messages, shape, args)
     print(
-        f"{messages:,} messages, {history.snapshot.length / 1e6:,.0f} MB of JSON in"
+        f"{shape}: {messages:,} messages, {history.snapshot.length / 1e6:,.0f} MB of JSON in"
         f" {sum(len(one.pieces) for one in history.snapshot.journals)} fragments"
         f" ({args.codec}, {stored_bytes(root) / 1e6:,.0f} MB), written in"
         f" {time.perf_counter() - began:.0f} s",
@@ -412,57 +436,92 @@ def shown(taken: dict[str, Taken], length: float, messages: int) -> list[str]:
     return lines
 
 
+def measure(
+    shape: str, root: Path, make: Callable[[History], dict[str, Work]], args: argparse.Namespace
+) -> tuple[dict[str, Taken], int]:
+    """Measure messages of one shape, and print a table. Return the figures, and the bytes of JSON."""
+    load = [os.getloadavg()[0]]
+    history = written(root / "measured", args.messages, shape, args)
+    warm = written(root / "warm", min(WARM_MESSAGES, args.messages), shape, args)
+    parts = [part for part in args.only.split(",") if part]
+
+    def chosen(history: History) -> dict[str, Work]:
+        works = make(history)
+        return {n: w for n, w in works.items() if not parts or any(p in n for p in parts)}
+
+    for work in chosen(warm).values():
+        work()
+    taken: dict[str, Taken] = {}
+    for _ in range(args.repeats):
+        for name, work in chosen(history).items():
+            one = measured(work, args.messages)
+            print(
+                f"{datetime.now(UTC):%H:%M:%S} {shape}, {name}: {one.seconds:.1f} s,"
+                f" {one.cpu_seconds:.1f} s of CPUs, Java {one.java_seconds:.1f} s of these;"
+                f" {one.peak_bytes / 1e6:,.0f} MB at the most; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+            best = taken.get(name)
+            if best is not None:
+                one = replace(
+                    one if one.seconds < best.seconds else best,
+                    cpu_seconds=min(one.cpu_seconds, best.cpu_seconds),
+                    peak_bytes=max(one.peak_bytes, best.peak_bytes),
+                    peak_worker_bytes=max(one.peak_worker_bytes, best.peak_worker_bytes),
+                )
+            taken[name] = one
+    length = history.snapshot.length
+    try:
+        if args.consume and not args.no_spark and shape == WORDS:
+            taken[CONSUME] = by_consuming(history, args.consume, args)
+    finally:  # The others stand, whatever becomes of it.
+        load.append(os.getloadavg()[0])
+        print(f"\n{shape}")
+        print("\n".join(shown(taken, length, args.messages)))
+        print(
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()},"
+            f" {os.cpu_count()} cores, load {load[0]:.1f} before and {load[1]:.1f} after\n",
+            flush=True,
+        )
+    return taken, length
+
+
+def shown_worst(taken: dict[str, dict[str, Taken]]) -> str:
+    """Return which shape is read worst, beside `JSON`, per core. Return nothing if no shape has both."""
+    ratios = {
+        shape: found[COMMITTED].rate_per_core / found[JSON].rate_per_core
+        for shape, found in taken.items()
+        if JSON in found and COMMITTED in found
+    }
+    if not ratios:
+        return ""
+    worst = min(ratios, key=lambda shape: ratios[shape])
+    each = ", ".join(f"{shape} {ratio:.2f}" for shape, ratio in ratios.items())
+    return f"{COMMITTED}, per core, x {JSON}: {each}; the worst: {worst} {ratios[worst]:.2f}"
+
+
 def main() -> None:
     args = arguments()
-    load = [os.getloadavg()[0]]
-    taken: dict[str, Taken] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=args.dir) as directory:
-        history = written(Path(directory) / "measured", args.messages, args)
-        warm = written(Path(directory) / "warm", min(WARM_MESSAGES, args.messages), args)
-        if args.no_spark:
-            make: Callable[[History], dict[str, Work]] = works_without_spark
-        else:
-            make = partial(works_of, spark=session_of(args))
-        parts = [part for part in args.only.split(",") if part]
-
-        def chosen(history: History) -> dict[str, Work]:
-            works = make(history)
-            return {n: w for n, w in works.items() if not parts or any(p in n for p in parts)}
-
-        for work in chosen(warm).values():
-            work()
-        for _ in range(args.repeats):
-            for name, work in chosen(history).items():
-                one = measured(work, args.messages)
-                print(
-                    f"{datetime.now(UTC):%H:%M:%S} {name}: {one.seconds:.1f} s,"
-                    f" {one.cpu_seconds:.1f} s of CPUs, Java {one.java_seconds:.1f} s of these;"
-                    f" {one.peak_bytes / 1e6:,.0f} MB at the most; load {os.getloadavg()[0]:.1f}",
-                    flush=True,
-                )
-                best = taken.get(name)
-                if best is not None:
-                    one = replace(
-                        one if one.seconds < best.seconds else best,
-                        cpu_seconds=min(one.cpu_seconds, best.cpu_seconds),
-                        peak_bytes=max(one.peak_bytes, best.peak_bytes),
-                        peak_worker_bytes=max(one.peak_worker_bytes, best.peak_worker_bytes),
-                    )
-                taken[name] = one
-        length = history.snapshot.length
-        try:
-            if args.consume and not args.no_spark:
-                taken[CONSUME] = by_consuming(history, args.consume, args)
-        finally:  # The others stand, whatever becomes of it.
-            load.append(os.getloadavg()[0])
-            print("\n".join(shown(taken, length, args.messages)))
-            print(
-                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()},"
-                f" {os.cpu_count()} cores, load {load[0]:.1f} before and {load[1]:.1f} after"
-            )
+    shapes = args.shapes.split(",")
+    if unknown := set(shapes) - set(SHAPES):
+        raise SystemExit(f"unknown shapes: {', '.join(unknown)}; there are {', '.join(SHAPES)}")
+    if args.no_spark:
+        make: Callable[[History], dict[str, Work]] = works_without_spark
+    else:
+        make = partial(works_of, spark=session_of(args))
+    taken: dict[str, dict[str, Taken]] = {}
+    lengths: dict[str, int] = {}
+    for shape in shapes:
+        with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=args.dir) as directory:
+            taken[shape], lengths[shape] = measure(shape, Path(directory), make, args)
+    if worst := shown_worst(taken):
+        print(worst)
     if args.json:
-        figures = {name: vars(one) for name, one in taken.items()}
-        facts = {"arguments": vars(args), "bytes": length, "load": load, "figures": figures}
+        figures = {
+            shape: {name: vars(one) for name, one in found.items()}
+            for shape, found in taken.items()
+        }
+        facts = {"arguments": vars(args), "bytes": lengths, "figures": figures}
         Path(args.json).write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gazette import labels
 from gazette.errors import Bug, Invalid
-from gazette.history.json_lines import Field, FieldColumn, LineScanner
+from gazette.history.json_lines import Field, FoundFields, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import MessageCodec
 from gazette.message.framing.frames import Framing, MalformedMessage
@@ -107,8 +107,15 @@ class Columns:
 
     def part(self, first: int, last: int) -> Columns:
         """Return the messages from position ``first`` to before ``last``."""
-        uuids = UuidArrays(*(array[first:last] for array in self.uuids))
-        return Columns(self.begins[first:last], self.ends[first:last], uuids)
+        return self._at(slice(first, last))
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Columns:
+        """Return the messages of a mask."""
+        return self._at(kept)
+
+    def _at(self, rows: Any) -> Columns:
+        uuids = UuidArrays(*(array[rows] for array in self.uuids))
+        return Columns(self.begins[rows], self.ends[rows], uuids)
 
 
 class Decoded(NamedTuple):
@@ -121,7 +128,7 @@ class Decoded(NamedTuple):
 
     columns: Columns
     consumed: int
-    fields: tuple[FieldColumn, ...] | None = None
+    fields: FoundFields | None = None
 
 
 class ColumnDecoder:
@@ -142,7 +149,7 @@ class ColumnDecoder:
         if shape.content_type != CONTENT_BYTES:
             self._framing = _framing_of(shape)
         self._scanner: LineScanner | None = None
-        if shape.content_type == CONTENT_JSON_LINES and "." not in shape.uuid_field:
+        if shape.content_type == CONTENT_JSON_LINES:
             self._scanner = LineScanner(shape.uuid_field, fields)
 
     def decode(self, buffer: bytes, base: Offset) -> Decoded:
@@ -152,8 +159,10 @@ class ColumnDecoder:
         """
         if self._framing is None:
             return _whole(buffer, base)
-        if self._scanner is not None and (found := self._scan(self._scanner, buffer, base)):
-            return found
+        if self._scanner is not None:
+            found = self._scan(self._scanner, self._framing, buffer, base)
+            if found is not None:
+                return found
         return self._decode_framed(self._framing, buffer, base)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
@@ -163,15 +172,25 @@ class ColumnDecoder:
         if self._framing is not None:
             self._framing.finish(rest, offset)
 
-    @staticmethod
-    def _scan(scanner: LineScanner, buffer: bytes, base: Offset) -> Decoded | None:
+    def _scan(
+        self, scanner: LineScanner, framing: Framing[Any], buffer: bytes, base: Offset
+    ) -> Decoded | None:
         stop = buffer.rfind(b"\n") + 1
         scanned = scanner.scan(buffer, stop) if stop else None
         if scanned is None:
             return None
         begins = scanned.begins + base
         columns = Columns(begins, np.append(begins[1:], base + stop), scanned.uuids)
-        return Decoded(columns, stop, scanned.fields)
+        fields, kept = scanned.fields, np.ones(len(columns), np.bool_)
+        for row in fields.declined.tolist():
+            begin, end = int(columns.begins[row]), int(columns.ends[row])
+            line = self._decode_framed(framing, buffer[begin - base : end - base], begin).columns
+            kept[row] = len(line) == 1
+            for into, found in zip(columns.uuids, line.uuids, strict=True):
+                into[row] = found[0] if kept[row] else 0
+        if not kept.all():
+            columns, fields = columns.only(kept), fields._replace(kept=kept)
+        return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
         begins: list[int] = []

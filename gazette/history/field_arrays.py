@@ -1,57 +1,249 @@
-"""Arrow arrays of the fields of messages that a `LineScanner` has found. Needs pyarrow."""
+"""Arrow arrays of the fields of messages that a `LineScanner` has found. Needs pyarrow.
+
+The scanner converts most values. It cuts others as text, which Arrow casts. A message with a value
+that neither converts is left to the specification, `JsonRow`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.json
 
-from gazette.history.json_lines import FIELDS_MAX, Field, FieldColumn, FieldKind, Texts
+from gazette.history.json_lines import (
+    DEPTH_MAX,
+    FIELDS_MAX,
+    Field,
+    FieldColumn,
+    FieldKind,
+    FoundFields,
+    Texts,
+)
+from gazette.history.json_values import EncodeVariant, JsonRow, is_variant
+from gazette.history.row_format import Mask
+
+_AddUnfit = Callable[[Any], None]
+"""Function that takes the positions of values that do not fit."""
+_NAME: Final = "value"
+_KERNEL_BITS: Final = 64
+_BLOCK_BYTES_MIN: Final = 1 << 10
+_UNIT_WORDS: Final = 2
+"""Number of integers of 64 bits that a decimal of Arrow has, the lowest first."""
+
+
+class ArrowColumns(NamedTuple):
+    """The columns of messages, and the messages whose fields are still to be parsed, if any.
+
+    The columns have a row for each of these, too, which has no meaning.
+    """
+
+    columns: list[pa.Array]
+    rest: Mask | None
+
+    def part(self, first: int, last: int) -> ArrowColumns:
+        """Return the messages from position ``first`` to before ``last``."""
+        columns = [column.slice(first, last - first) for column in self.columns]
+        rest = None if self.rest is None else self.rest[first:last]
+        return ArrowColumns(columns, rest)
 
 
 def scannable(schema: pa.Schema) -> tuple[Field, ...]:
-    """Return the columns of a schema as fields of a scanner. Return none if the scanner cannot find
-    all of them.
-    """
-    fields = []
-    for column in schema:
-        kind = _kind_of(column.type)
-        if kind is None:
-            return ()
-        fields.append(Field(column.name, kind))
-    return tuple(fields) if len(fields) <= FIELDS_MAX else ()
+    """Return the columns of a schema as fields of a scanner. Return none if there are too many."""
+    fields = tuple(_field(column.name, column.type) for column in schema)
+    return fields if sum(field.size for field in fields) <= FIELDS_MAX else ()
 
 
-def _kind_of(kind: pa.DataType) -> FieldKind | None:
-    if pa.types.is_string(kind):
-        return "text"
-    if pa.types.is_integer(kind):
-        return "integer"
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    # The scanner returns doubles. A cast to a narrower type would round twice.
-    return "float" if pa.types.is_float64(kind) else None
+def _field(name: str, kind: pa.DataType) -> Field:
+    if pa.types.is_decimal128(kind):
+        return Field(name, "decimal", kind.scale, kind.precision)
+    children: tuple[Field, ...] = ()
+    found: FieldKind = "value"
+    if pa.types.is_list(kind):
+        found, children = "list", (_field("", kind.value_type),)
+    elif pa.types.is_struct(kind) and not is_variant(kind):
+        found = "struct"
+        children = tuple(_field(child.name, child.type) for child in kind)
+    nested = Field(name, found, children=children)
+    if nested.depth > DEPTH_MAX or len({child.name for child in children}) < len(children):
+        return Field(name, "value")
+    return nested if children else Field(name, _kind_of(kind))
 
 
-def arrow_arrays(fields: Sequence[FieldColumn], schema: pa.Schema) -> list[pa.Array] | None:
-    """Return the columns of a schema. Return None if a value does not fit its column: the caller
-    finds which.
-    """
+def _kind_of(kind: pa.DataType) -> FieldKind:
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return "instant" if kind.tz else "local"
+    return next((found for matches, found in _KINDS if matches(kind)), "value")
+
+
+_KINDS: Final[tuple[tuple[Any, FieldKind], ...]] = (
+    (pa.types.is_string, "text"),
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_float64, "float"),
+    # A double that is cast to a narrower type would round twice.
+    (pa.types.is_float32, "number"),
+    (pa.types.is_date32, "date"),
+)
+
+
+class FieldsBuilder:
+    """Builder of the arrays of a schema. For one thread."""
+
+    def __init__(self, schema: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
+        """Make a builder. Raise ``Invalid`` for a type that no JSON value converts to."""
+        self.fields = scannable(schema)
+        """What a scanner is to look for."""
+        self._schema = schema
+        self._encode_variant = encode_variant
+
+    def arrays(self, found: FoundFields) -> ArrowColumns:
+        """Return the columns of the schema."""
+        rest = _Rest(found.declined)
+        columns = [
+            self._array(column, field.type, rest.add)
+            for column, field in zip(found.columns, self._schema, strict=True)
+        ]
+        mask = rest.mask(len(columns[0]))
+        if found.kept is not None:
+            kept = pa.array(found.kept)
+            columns = [column.filter(kept) for column in columns]
+            mask = None if mask is None else mask[found.kept]
+        return ArrowColumns(columns, mask)
+
+    def _array(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
+        """Return a column. Slots of values that do not fit it are added to ``rest``."""
+        values: Any = found.values
+        if isinstance(values, Texts):
+            if pa.types.is_string(kind):
+                return _strings(values, _bitmap(found.present))
+            if pa.types.is_float32(kind):
+                return _strings(values, _bitmap(found.present)).cast(kind)
+            return self._read(found, kind, rest)
+        if pa.types.is_struct(kind):
+            children = [
+                self._array(child, field.type, rest)
+                for child, field in zip(found.children, kind, strict=True)
+            ]
+            buffers = [_bitmap(found.present)]
+            return pa.Array.from_buffers(kind, len(found.present), buffers, children=children)
+        if pa.types.is_list(kind):
+            bounds = values
+
+            def add(slots: Any) -> None:
+                rest(np.searchsorted(bounds, slots, side="right") - 1)
+
+            items = self._array(found.children[0], kind.value_type, add)
+            buffers = [_bitmap(found.present), pa.py_buffer(bounds)]
+            return pa.Array.from_buffers(kind, len(found.present), buffers, children=[items])
+        if pa.types.is_decimal(kind):
+            return _decimals(found, kind)
+        present = found.present
+        if pa.types.is_integer(kind) and kind.bit_width < _KERNEL_BITS:
+            limit = 1 << (kind.bit_width - 1)
+            unfit = present & ((values < -limit) | (values >= limit))
+            if unfit.any():
+                rest(np.flatnonzero(unfit))
+                present = present & ~unfit
+        if found.texts is not None:
+            values[found.cut] = _strings(found.texts, None).cast(pa.float64()).to_numpy()
+        array = pa.array(values, mask=None if present.all() else ~present)
+        # Days have 32 bits.
+        return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
+
+    def _read(self, found: FieldColumn, kind: pa.DataType, rest: _AddUnfit) -> pa.Array:
+        """Read the texts of values by the specification."""
+        read = JsonRow(pa.schema([(_NAME, kind)]), self._encode_variant).read
+        data, bounds = found.values.data.tobytes(), found.values.bounds.tolist()
+        values: list[Any] = []
+        unfit = []
+        for slot, present in enumerate(found.present.tolist()):
+            value: Any = None
+            misfits: list[str] = []
+            if present:
+                line = b'{"%s":%s}' % (_NAME.encode(), data[bounds[slot] : bounds[slot + 1]])
+                (value,), misfits = read(line)
+            values.append(None if misfits else value)
+            if misfits:
+                unfit.append(slot)
+        if unfit:
+            rest(np.array(unfit))
+        return pa.array(values, kind)
+
+
+class _Rest:
+    """The rows that are left to the specification."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = [rows]
+
+    def add(self, rows: Any) -> None:
+        self._rows.append(rows)
+
+    def mask(self, count: int) -> Mask | None:
+        if not any(len(rows) for rows in self._rows):
+            return None
+        mask = np.zeros(count, np.bool_)
+        for rows in self._rows:
+            mask[rows] = True
+        return mask
+
+
+def parse_lines(text: pa.Buffer, schema: pa.Schema, count: int) -> list[pa.Array] | None:
+    """Return the columns of ``count`` lines of JSON. Return None if Arrow's parser declines one."""
     try:
-        return [_array(found, column.type) for found, column in zip(fields, schema, strict=True)]
+        table = pyarrow.json.read_json(
+            pa.BufferReader(text),
+            read_options=pyarrow.json.ReadOptions(
+                use_threads=False, block_size=max(_BLOCK_BYTES_MIN, text.size)
+            ),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
     except pa.ArrowInvalid:
         return None
+    if table.num_rows != count:
+        return None
+    return [
+        column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        for column in table.columns
+    ]
 
 
-def _array(found: FieldColumn, kind: pa.DataType) -> pa.Array:
-    present, values = found
-    everywhere = bool(present.all())
-    if isinstance(values, Texts):
-        bitmap = None if everywhere else pa.py_buffer(np.packbits(present, bitorder="little"))
-        return pa.StringArray.from_buffers(
-            len(present), pa.py_buffer(values.bounds), pa.py_buffer(values.data), bitmap
-        )
-    mask: Any = None if everywhere else ~present
-    return pa.array(values, mask=mask).cast(kind)
+def is_plain(kind: pa.DataType) -> bool:
+    """Return True if Arrow's JSON parser either accepts the type as `json_values` does, or
+    declines.
+    """
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return all(is_plain(field.type) and not field.metadata for field in fields)
+    if pa.types.is_list(kind):
+        return is_plain(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+    )
+
+
+def _strings(texts: Texts, bitmap: pa.Buffer | None) -> pa.Array:
+    return pa.StringArray.from_buffers(
+        len(texts.bounds) - 1, pa.py_buffer(texts.bounds), pa.py_buffer(texts.data), bitmap
+    )
+
+
+def _bitmap(present: Mask) -> pa.Buffer | None:
+    return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def _decimals(found: FieldColumn, kind: pa.DataType) -> pa.Array:
+    units: Any = found.values
+    words = np.empty((len(units), _UNIT_WORDS), np.int64)
+    words[:, 0] = units
+    words[:, 1] = units >> 63
+    buffers = [_bitmap(found.present), pa.py_buffer(words)]
+    return pa.Decimal128Array.from_buffers(kind, len(units), buffers)

@@ -17,18 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from gazette.errors import Bug
-from gazette.history.columns import Columns, require_uuids
+from gazette.history.columns import require_uuids
 from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.first_pass import resolver
 from gazette.history.merge import CommittedRun, fold
-from gazette.history.read import Batch, RunReader
+from gazette.history.read import RunReader
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import RowMaker, read_rows
 from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot, cover
 from gazette.history.source import OpenAccess
 from gazette.history.summary import Summariser, Summary
-from gazette.message.uuid import UuidArrays
 from gazette.protocol.ids import Offset
 
 PART_BYTES: Final = 16 << 20
@@ -93,7 +92,7 @@ def rows_in_order(
     pieces = cover(journal.pieces, parts[0].run.pieces[0].begin, parts[-1].run.end)
     run = replace(_whole(journal), pieces=pieces, last=parts[-1].run.last)
     maker = RowMaker(run, format)
-    for found, mask in _committed(parts, scanned_batches(access, run, format.scanned), format.acks):
+    for found, mask in _committed(parts, scanned_batches(access, run, format), format.acks):
         yield from maker.rows(found, mask)
 
 
@@ -138,9 +137,9 @@ def _committed(
         while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
             count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
             if count:
-                before = _sliced(batch, 0, count)
+                before = batch.part(0, count)
                 passes.add(before.columns, before)
-                batch = _sliced(batch, count, len(batch.columns))
+                batch = batch.part(count, len(batch.columns))
             # All that is pending here has a fate that the fold knows.
             passes.finish()
             yield from _with_any(passes)
@@ -154,19 +153,3 @@ def _committed(
 
 def _with_any(passes: CommitFilter[ScannedBatch]) -> Iterator[tuple[ScannedBatch, Mask]]:
     return (found for found in passes.ready() if found[1].any())
-
-
-def _sliced(found: ScannedBatch, low: int, high: int) -> ScannedBatch:
-    """Return some of the messages of a batch."""
-    columns = Columns(
-        found.columns.begins[low:high],
-        found.columns.ends[low:high],
-        UuidArrays(*(array[low:high] for array in found.columns.uuids)),
-    )
-    arrays = None
-    if found.arrays is not None:
-        arrays = [array.slice(low, high - low) for array in found.arrays]
-    batch = None
-    if found.batch is not None:
-        batch = Batch(columns, found.batch.buffer, found.batch.base)
-    return ScannedBatch(columns, arrays, batch)

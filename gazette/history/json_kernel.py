@@ -1,12 +1,13 @@
 """One compiled pass over lines of JSON: finds messages, their UUIDs, and some of their fields.
 
 `scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON
-objects with a canonical UUID and fields of plain types. It does not judge other lines. Examples are
-a UUID in braces, a number of 30 digits, a duplicate key, a value of another type, or invalid JSON.
-It returns the number of such a line. Its caller then uses the specification, which is `Framing` and
-`msgspec`. So `scan` may decline any buffer, but what it accepts equals the specification.
+objects with a canonical UUID, and values that fit their fields. Values that it does not convert are
+cut as text, for Arrow to cast. It does not judge other lines. Examples are a UUID in braces, a
+duplicate key, a value of another type, or invalid JSON. It marks such a line, whose fields the
+caller then reads by the specification, which is `Framing` and `JsonRow`. So `scan` may decline any
+line, but what it accepts equals the specification.
 
-Numba compiles the code at its first call, which takes some seconds. It caches the machine code, per
+Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process
 compiles the code. ``python -m gazette.history.json_kernel`` compiles ahead, for images and before
 tests.
@@ -17,7 +18,7 @@ changes, but not when the file of a callee changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numba
@@ -26,27 +27,68 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 TEXT: Final = 0
-"""Kind of a field: a string."""
+"""Kind of a field: the characters of a string, or the JSON of any other value."""
 INTEGER: Final = 1
 """Kind of a field: a signed integer of 64 bits."""
 FLOAT: Final = 2
-"""Kind of a field: a double, whose bits are returned as an integer."""
+"""Kind of a field: a double, whose bits are returned as an integer. One of many digits is `CUT`."""
 BOOLEAN: Final = 3
 """Kind of a field: zero or one."""
+NUMBER: Final = 4
+"""Kind of a field: a number, which is `CUT`."""
+DECIMAL: Final = 5
+"""Kind of a field: a number of units, which are 10 to the power of minus the field's scale."""
+INSTANT: Final = 6
+"""Kind of a field: microseconds since 1970, of a time in UTC unless it names an offset."""
+LOCAL: Final = 7
+"""Kind of a field: microseconds since 1970, of a time without a zone."""
+DATE: Final = 8
+"""Kind of a field: days since 1970."""
+VALUE: Final = 9
+"""Kind of a field: the JSON of any value."""
+STRUCT: Final = 10
+"""Kind of a field: an object, whose fields are nodes, too."""
+LIST: Final = 11
+"""Kind of a field: a list, whose item is a node, too."""
+
+_NUMBERED: Final = (INTEGER, FLOAT, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
+_TEXTUAL: Final = (TEXT, FLOAT, NUMBER, VALUE)
+
+FOUND: Final = 1
+"""Mark of ``Arrays.present``: the value is there."""
+CUT: Final = 2
+"""Mark of ``Arrays.present``: the text of the value is there, and not yet a number."""
 
 _ABSENT: Final = -1
-"""Meaning of a key that is not wanted."""
-_UUID: Final = -2
-"""Meaning of the key of the UUID. Other meanings are numbers of fields."""
+"""Number of a key that is not wanted, and of the node of a key that no field has."""
 KEYS_MAX: Final = 256
-"""Number of keys of a line that are kept for the next line. Lines with more keys are declined."""
+"""Number of keys of a line that are kept for the next line."""
+DEPTH_MAX: Final = 32
+"""Greatest depth of a tree of nodes."""
 _DEPTH_MAX: Final = 60
 _TEXT_CHARS: Final = 36
-_DIGITS_MAX: Final = 18
+_DIGITS_MAX: Final = 19
+"""Number of digits that always fits an unsigned integer of 64 bits."""
+_UNITS_DIGITS_MAX: Final = 18
 """Number of digits that always fits a signed integer of 64 bits."""
-_POWER_DIGITS_MAX: Final = 2
-_NUMBER_CHARS_MAX: Final = 200
-"""Length of a number, in bytes, that cannot exceed the greatest double."""
+_SECONDS_DIGITS_MAX: Final = 12
+"""Number of digits of seconds whose microseconds always fit a signed integer of 64 bits."""
+_EXPONENT_MAX: Final = 1000
+"""Exponent at which reading of further digits of it ends."""
+_MICROS: Final = 1_000_000
+_DAY_MICROS: Final = 86_400 * _MICROS
+_OFFSET_MAX_MINUTES: Final = 18 * 60
+"""Greatest offset of a zone from UTC."""
+_MICROS_DIGITS: Final = 6
+_DATE_CHARS: Final = 10
+_TIME_CHARS: Final = 19
+"""Length of a date and a time to the second."""
+_NO_VALUE: Final = np.int64(-(1 << 63))
+"""Result of a text that is no time in the form of RFC 3339, or of a number that has no units."""
+_LINES_BETWEEN: Final = 8
+"""A buffer is declined if more of its lines are than one of so many."""
+_DECLINED_FREE: Final = 16
+"""Number of lines that are declined before their share counts."""
 _EXACT_DIGITS: Final = 15
 _EXACT_POWER: Final = 22
 """Greatest power of ten that is exact as a double. Scaling an exact integer by it rounds only once."""
@@ -71,31 +113,56 @@ _NO_DIGIT: Final = 0xFF
 
 
 class Wanted(NamedTuple):
-    """The input of `scan`: the keys of fields, then that of the UUID."""
+    """The input of `scan`: a tree of nodes, whose root is the line. Parents come before children."""
 
     names: Any
-    """The keys, one behind the other."""
+    """The keys, one behind the other, object by object. Keys that lead to a nested UUID are last."""
     bounds: Any
     """The positions at which ``names`` is cut into keys."""
+    key_nodes: Any
+    """By key: its node, or `_ABSENT` for the key of the UUID if that is no field."""
+    key_bounds: Any
+    """Bounds of the keys of each node. Only objects have keys."""
     kinds: Any
-    """Kinds of the fields."""
+    """By node: its kind."""
+    scales: Any
+    """By node: digits behind the point, and greatest number of digits. Of decimals only."""
+    rows: Any
+    """By node: its rows in ``Arrays.numbers`` and ``Arrays.texts``."""
+    parents: Any
+    items: Any
+    """By node: the node of the items. Of lists only."""
+    null_bounds: Any
+    """Bounds of the nodes of each node in ``nulls``."""
+    nulls: Any
+    """Nodes that have a slot for each slot of a node, itself among them."""
+    uuid: Any
+    """The number of the key of the UUID, or of the first key that leads to it."""
 
 
 class Arrays(NamedTuple):
-    """The output of `scan`: one element for each line, and for each field one row of such elements."""
+    """The output of `scan`: one element for each line, and for each node a row of slots.
+
+    A field of a line has a slot for each line. An item of a list has one for each item of any line.
+    """
 
     begins: Any
     producers: Any
     """Parts of the UUID, which are zero without one."""
     clocks: Any
     flags: Any
+    declined: Any
+    """By line: 1 if the line is left to the specification."""
+    counts: Any
+    """By node: the number of its slots."""
     present: Any
-    """By field and line: 1 if the field is there, and not null."""
+    """By node and slot: a mark, or zero if the value is absent or null."""
     numbers: Any
-    """By field and line: the value, if it is no string."""
+    """By row of ``Wanted.rows`` and slot: the value, if it has no text."""
     offsets: Any
-    """By field: bounds of the lines' strings in ``texts``."""
+    """By node: bounds of the slots in ``texts``, or for lists in the slots of their items."""
     texts: Any
+    """By row of ``Wanted.rows``: the texts of all slots."""
 
 
 def _hex_table() -> Any:
@@ -131,6 +198,8 @@ _HEX = _hex_table()
 _ESCAPED = _escaped_table()
 _PLAIN = _plain_table()
 _POWERS = np.array([10.0**power for power in range(_EXACT_POWER + 1)])
+_UNITS = np.array([10**power for power in range(_UNITS_DIGITS_MAX + 1)], np.int64)
+_MONTH_DAYS = np.array([31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 
 
 _NJIT: Any = numba.njit
@@ -265,10 +334,7 @@ def _text_end(buffer: Any, at: int) -> int:
 
 @_compiled("always")
 def _number_end(buffer: Any, at: int) -> int:
-    """Return the end of the number at ``at``. Return -1 if it is invalid, or may exceed the
-    greatest double.
-    """
-    begin = at
+    """Return the end of the number at ``at``, or -1 if it is invalid."""
     if _byte(buffer, at) == _MINUS:
         at += 1
     if _byte(buffer, at) == _ZERO:
@@ -290,12 +356,9 @@ def _number_end(buffer: Any, at: int) -> int:
             at += 1
         if not _ZERO <= _byte(buffer, at) <= _NINE:
             return -1
-        power = at
         while _ZERO <= _byte(buffer, at) <= _NINE:
             at += 1
-        if at - power > _POWER_DIGITS_MAX:
-            return -1
-    return at if at - begin <= _NUMBER_CHARS_MAX else -1
+    return at
 
 
 @_compiled()
@@ -398,11 +461,23 @@ def _value_end(buffer: Any, at: int) -> int:
 
 
 @_compiled()
+def _any_end(buffer: Any, at: int) -> int:
+    """Do the same as `_value_end`. Calls of it are not inlined, which compiles faster."""
+    return _value_end(buffer, at)
+
+
+@_compiled()
+def _string_end(buffer: Any, at: int) -> int:
+    """Do the same as `_text_end`, without inlining."""
+    return _text_end(buffer, at)
+
+
+@_compiled()
 def _member(buffer: Any, at: int) -> int:
     """Return the start of the value of the member whose key begins at ``at``, or -1."""
     if _byte(buffer, at) != _QUOTE:
         return -1
-    at = _text_end(buffer, at + 1)
+    at = _string_end(buffer, at + 1)
     if at < 0:
         return -1
     at = _blanks(buffer, at)
@@ -490,6 +565,8 @@ def _double(buffer: Any, begin: int, end: int) -> float:
         exponent: Any = 0
         while at < end:
             exponent = exponent * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
+            if exponent > _EXPONENT_MAX:
+                return np.nan
             at += 1
         power += -exponent if shrinks else exponent
     if not -_EXACT_POWER <= power <= _EXACT_POWER:
@@ -503,20 +580,239 @@ def _double(buffer: Any, begin: int, end: int) -> float:
 
 
 @_compiled()
-def _meaning(buffer: Any, begin: int, end: int, names: Any, bounds: Any, uuid: int) -> int:
-    """Return the meaning of the key between two quotes."""
-    for number in range(len(bounds) - 1):
-        first = bounds[number]
-        if bounds[number + 1] - first != end - begin:
+def _integer(buffer: Any, begin: int, end: int) -> Any:
+    """Return digits as a number of at most `_DIGITS_MAX` digits, without a sign. The result of
+    anything else exceeds all of these.
+    """
+    too_large = ~np.uint64(0)
+    if end - begin > _DIGITS_MAX:
+        return too_large
+    value = np.uint64(0)
+    for place in range(begin, end):
+        digit = np.uint64(_byte(buffer, place)) - np.uint64(_ZERO)
+        if digit > np.uint64(9):
+            return too_large
+        value = value * np.uint64(10) + digit
+    return value
+
+
+@_compiled()
+def _units(buffer: Any, begin: int, end: int, scale: int, precision: int) -> Any:
+    """Return a number, without an exponent, as a count of units, rounded half up. Return `_NO_VALUE`
+    if it has too many digits.
+    """
+    at: Any = begin + (_byte(buffer, begin) == _MINUS)
+    value = np.int64(0)
+    digits = 0
+    behind = -1
+    up = False
+    while at < end:
+        byte = _byte(buffer, at)
+        at += 1
+        if byte == _DOT:
+            behind = 0
             continue
-        same = True
-        for place in range(end - begin):
-            if _byte(buffer, begin + place) != names[first + place]:
-                same = False
-                break
-        if same:
-            return _UUID if number == uuid else number
+        if not _ZERO <= byte <= _NINE:
+            return _NO_VALUE
+        if behind == scale:
+            up = byte >= _ZERO + 5
+            # Digits that follow do not change the rounding. Only exponents do.
+            while at < end:
+                if not _ZERO <= _byte(buffer, at) <= _NINE:
+                    return _NO_VALUE
+                at += 1
+            break
+        value = value * 10 + (np.int64(byte) - _ZERO)
+        digits += value != 0
+        behind += behind >= 0
+        if digits > _UNITS_DIGITS_MAX:
+            return _NO_VALUE
+    missing = scale - max(behind, 0)
+    if digits + missing > _UNITS_DIGITS_MAX:
+        return _NO_VALUE
+    value = value * _UNITS[missing] + np.int64(up)
+    if precision <= _UNITS_DIGITS_MAX and value >= _UNITS[precision]:
+        return _NO_VALUE
+    return -value if _byte(buffer, begin) == _MINUS else value
+
+
+@_compiled()
+def _two_digits(buffer: Any, at: int) -> Any:
+    """Return two digits as a number, or a number above 99."""
+    tens: Any = np.int64(_byte(buffer, at)) - _ZERO
+    ones: Any = np.int64(_byte(buffer, at + 1)) - _ZERO
+    if tens < 0 or tens > 9 or ones < 0 or ones > 9:
+        return 100
+    return tens * 10 + ones
+
+
+@_compiled()
+def _days(buffer: Any, at: int) -> Any:
+    """Return the days since 1970 of ``YYYY-MM-DD``, or `_NO_VALUE`."""
+    high, low = _two_digits(buffer, at), _two_digits(buffer, at + 2)
+    month, day = _two_digits(buffer, at + 5), _two_digits(buffer, at + 8)
+    if high > 99 or low > 99 or not 1 <= month <= 12 or not 1 <= day <= _MONTH_DAYS[month - 1]:
+        return _NO_VALUE
+    if _byte(buffer, at + 4) != _MINUS or _byte(buffer, at + 7) != _MINUS:
+        return _NO_VALUE
+    year = high * 100 + low
+    if month == 2 and day == 29 and (year % 4 or (year % 100 == 0 and year % 400)):
+        return _NO_VALUE
+    # Years begin in March, so that a leap day is the last of its year. Eras have 400 years.
+    year -= month < 3
+    era = year // 400
+    of_era = year - era * 400
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return np.int64(era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468)
+
+
+@_compiled()
+def _micros(buffer: Any, begin: int, end: int, zoned: bool) -> Any:
+    """Return the microseconds since 1970 of the string between two quotes, or `_NO_VALUE`.
+
+    Further digits are cut off. Without an offset from UTC the time is in UTC.
+    """
+    if end - begin < _DATE_CHARS:
+        return _NO_VALUE
+    days = _days(buffer, begin)
+    if days == _NO_VALUE or end - begin == _DATE_CHARS:
+        return days if days == _NO_VALUE else days * _DAY_MICROS
+    if end - begin < _TIME_CHARS:
+        return _NO_VALUE
+    at = begin + _DATE_CHARS
+    hour, minute = _two_digits(buffer, at + 1), _two_digits(buffer, at + 4)
+    second = _two_digits(buffer, at + 7)
+    if (
+        (_byte(buffer, at) != 0x54 and _byte(buffer, at) != _SPACE)
+        or _byte(buffer, at + 3) != _COLON
+        or _byte(buffer, at + 6) != _COLON
+        or hour > 23
+        or minute > 59
+        or second > 59
+    ):
+        return _NO_VALUE
+    at += 9
+    fraction = np.int64(0)
+    if at < end and _byte(buffer, at) == _DOT:
+        at += 1
+        digits = 0
+        while at < end and _ZERO <= _byte(buffer, at) <= _NINE:
+            if digits < _MICROS_DIGITS:
+                fraction = fraction * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
+                digits += 1
+            at += 1
+        fraction *= _UNITS[_MICROS_DIGITS - digits]
+    shift = np.int64(0)
+    if at < end:
+        if not zoned:
+            return _NO_VALUE
+        if _byte(buffer, at) == 0x5A:
+            if at + 1 != end:
+                return _NO_VALUE
+        else:
+            sign = _byte(buffer, at)
+            if (
+                (sign != _PLUS and sign != _MINUS)
+                or at + 6 != end
+                or _byte(buffer, at + 3) != _COLON
+                or _two_digits(buffer, at + 4) > 59
+            ):
+                return _NO_VALUE
+            shift = np.int64(_two_digits(buffer, at + 1) * 60 + _two_digits(buffer, at + 4))
+            if shift > _OFFSET_MAX_MINUTES:
+                return _NO_VALUE
+            if sign == _MINUS:
+                shift = -shift
+    seconds = np.int64(hour * 3600 + minute * 60 + second) - shift * 60
+    return days * _DAY_MICROS + seconds * _MICROS + fraction
+
+
+@_compiled()
+def _is_key(buffer: Any, begin: int, end: int, names: Any, bounds: Any, number: int) -> bool:
+    """Return True if these bytes are the key of that number."""
+    first = bounds[number]
+    if bounds[number + 1] - first != end - begin:
+        return False
+    for place in range(end - begin):  # noqa: SIM110 - Numba has no generators.
+        if _byte(buffer, begin + place) != names[first + place]:
+            return False
+    return True
+
+
+@_compiled()
+def _key_number(
+    buffer: Any, begin: int, end: int, names: Any, bounds: Any, lowest: int, highest: int
+) -> int:
+    """Return the number of the key between two quotes, among those of its object, or `_ABSENT`."""
+    for number in range(lowest, highest):
+        if _is_key(buffer, begin, end, names, bounds, number):
+            return number
     return _ABSENT
+
+
+@_compiled()
+def _escaped_key_number(
+    buffer: Any, begin: int, end: int, names: Any, bounds: Any, lowest: int, highest: int
+) -> int:
+    """Return the number of a key with escapes, or `_ABSENT`."""
+    target = np.empty(end - begin, np.uint8)
+    size = _unescaped(buffer, begin, end, target, 0)
+    return _key_number(target, 0, size, names, bounds, lowest, highest)
+
+
+@_compiled()
+def _nested(buffer: Any, at: int, names: Any, bounds: Any, first: int) -> int:
+    """Follow the keys from number ``first`` into the object at ``at``. Return the begin of the value
+    there, 0 if it is absent, or -1 if the line is declined.
+    """
+    for number in range(first, len(bounds) - 1):
+        if _byte(buffer, at) != _OPEN:
+            return -1
+        at = _blanks(buffer, at + 1)
+        found = 0
+        while _byte(buffer, at) != _CLOSE:
+            begin = at + 1
+            end = begin
+            if _byte(buffer, at) != _QUOTE:
+                return -1
+            while _PLAIN[_byte(buffer, end)]:
+                end += 1
+            if _byte(buffer, end) != _QUOTE:
+                return -1
+            at = _blanks(buffer, end + 1)
+            if _byte(buffer, at) != _COLON:
+                return -1
+            at = _blanks(buffer, at + 1)
+            if _is_key(buffer, begin, end, names, bounds, number):
+                if found:
+                    return -1
+                found = at
+            at = _any_end(buffer, at)
+            if at < 0:
+                return -1
+            at = _blanks(buffer, at)
+            if _byte(buffer, at) == _CLOSE:
+                break
+            if _byte(buffer, at) != _COMMA:
+                return -1
+            at = _blanks(buffer, at + 1)
+            if _byte(buffer, at) != _QUOTE:
+                return -1
+        if not found:
+            return 0
+        at = found
+    return at
+
+
+@_compiled()
+def _append_null(node: int, tree: Any, into: Any, counts: Any, written: Any) -> None:
+    """Append a null to a node, and to all nodes that have a slot for each of its slots."""
+    for at in range(tree.null_bounds[node], tree.null_bounds[node + 1]):
+        other = tree.nulls[at]
+        slot = counts[other]
+        into.present[other, slot] = 0
+        into.offsets[other, slot + 1] = written[other]
+        counts[other] = slot + 1
 
 
 @_compiled()
@@ -524,199 +820,432 @@ def scan(buffer: Any, stop: int, wanted: Any, into: Any) -> int:
     """Read the lines of ``buffer`` before ``stop``, which is the end of a line.
 
     Fill the arrays of ``into`` (`Arrays`) with what is ``wanted`` (`Wanted`). Return the number of
-    lines. If a line is left to the specification, return minus its number, counted from 1.
+    lines, or -1 if too many of them are left to the specification. A line that is left to it has
+    neither a UUID nor fields.
+    """
+    offsets, counts = into.offsets, into.counts
+    memory = np.zeros((4, KEYS_MAX), np.int64)
+    nodes = len(wanted.kinds)
+    written = np.zeros(nodes, np.int64)
+    for node in range(nodes):
+        counts[node] = offsets[node, 0] = 0
+    at = 0
+    failed = 0
+    while True:
+        if _scan_lines(buffer, at, stop, wanted, into, memory, counts, written):
+            return int(counts[0])
+        row = counts[0]
+        failed += 1
+        if failed > _DECLINED_FREE and failed * _LINES_BETWEEN > row:
+            return -1
+        # Parents come before their children.
+        for node in range(1, nodes):
+            parent = wanted.parents[node]
+            count = counts[parent]
+            counts[node] = offsets[parent, count] if wanted.kinds[parent] == LIST else count
+        for node in range(nodes):
+            written[node] = offsets[node, counts[node]]
+        at = into.begins[row]
+        while _byte(buffer, at) != _NEWLINE:
+            at += 1
+        at += 1
+        into.declined[row] = 1
+        into.clocks[row] = into.producers[row] = into.flags[row] = 0
+        _append_null(0, wanted, into, counts, written)
+
+
+@_compiled()
+def _scan_lines(
+    buffer: Any,
+    at: int,
+    stop: int,
+    tree: Any,
+    into: Any,
+    memory: Any,
+    counts: Any,
+    written: Any,
+) -> bool:
+    """Read lines from ``at`` on. Return False if a line is left to the specification.
+
+    ``counts`` has the slots of each node, the first of which is a line. ``written`` has the bytes of
+    its texts, or the slots of its items. ``memory`` has the keys of the previous line.
 
     This is one function because parts of it, even inlined by Numba, made it 7 to 18 % slower.
     """
     # Unpack them once: every access of a field of a tuple counts a reference to its array.
-    names, bounds, kinds = wanted
-    begins, producers, clocks, flags, present, numbers, offsets, texts = into
-    fields = len(kinds)
-    at = 0
-    row = 0
-    # Keys of the previous line, with their positions and meanings. The next line mostly has the same keys.
-    key_begins = np.zeros(KEYS_MAX, np.int64)
-    key_ends = np.zeros(KEYS_MAX, np.int64)
-    meanings = np.zeros(KEYS_MAX, np.int64)
+    names, bounds, kinds, scales, rows = tree.names, tree.bounds, tree.kinds, tree.scales, tree.rows
+    key_bounds, key_nodes, items, uuid = tree.key_bounds, tree.key_nodes, tree.items, tree.uuid
+    begins, declined = into.begins, into.declined
+    producers, clocks, flags = into.producers, into.clocks, into.flags
+    present, numbers, offsets, texts = into.present, into.numbers, into.offsets, into.texts
+    # Keys of the previous line: positions, number, object. The next line mostly has the same keys.
+    key_begins, key_ends, key_numbers, key_objects = memory[0], memory[1], memory[2], memory[3]
     known = 0
-    written = np.zeros(fields, np.int64)
-    for number in range(fields):
-        offsets[number, 0] = 0
+    is_deep = len(bounds) - 1 > len(key_nodes)
+    stack = np.empty(DEPTH_MAX, np.int64)
+    first_ordinals = np.empty(DEPTH_MAX, np.int64)
     while at < stop:
+        row = counts[0]
         begins[row] = at
-        clocks[row] = producers[row] = flags[row] = 0
-        for number in range(fields):
-            present[number, row] = 0
-        seen = np.int64(0)
+        declined[row] = clocks[row] = producers[row] = flags[row] = 0
         has_uuid = False
         at = _blanks(buffer, at)
         if _byte(buffer, at) != _OPEN:
-            return -row - 1
+            return False
         at = _blanks(buffer, at + 1)
+        container = np.int64(0)
+        depth = 0
         ordinal = 0
-        empty = _byte(buffer, at) == _CLOSE
-        while not empty:
-            if _byte(buffer, at) != _QUOTE or ordinal == KEYS_MAX:
-                return -row - 1
-            at += 1
-            same = False
-            if ordinal < known:
-                first = key_begins[ordinal]
-                size = key_ends[ordinal] - first
-                # The size includes the closing quote.
-                same = at + size < stop
-                if same:
-                    for place in range(size + 1):
-                        if _byte(buffer, at + place) != _byte(buffer, first + place):
-                            same = False
-                            break
-            if same:
-                end = at + size
-            else:
-                end = at
-                while _PLAIN[_byte(buffer, end)]:
-                    end += 1
-                if _byte(buffer, end) != _QUOTE:
-                    return -row - 1
-                key_begins[ordinal] = at
-                key_ends[ordinal] = end
-                meanings[ordinal] = _meaning(buffer, at, end, names, bounds, fields)
-                known = ordinal + 1
-            meaning = meanings[ordinal]
-            ordinal += 1
-            at = _blanks(buffer, end + 1)
-            if _byte(buffer, at) != _COLON:
-                return -row - 1
-            at = _blanks(buffer, at + 1)
-            first_byte = _byte(buffer, at)
-            if meaning == _ABSENT:
-                at = _value_end(buffer, at)
-                if at < 0:
-                    return -row - 1
-            elif meaning == _UUID:
-                if has_uuid or first_byte != _QUOTE or at + _TEXT_CHARS + 2 > stop:
-                    return -row - 1
-                has_uuid = True
-                at += 1
-                if (
-                    _byte(buffer, at + 8) != _MINUS
-                    or _byte(buffer, at + 13) != _MINUS
-                    or _byte(buffer, at + 18) != _MINUS
-                    or _byte(buffer, at + 23) != _MINUS
-                    or _byte(buffer, at + _TEXT_CHARS) != _QUOTE
-                ):
-                    return -row - 1
-                low = _digits(buffer, at, 8)
-                middle = _digits(buffer, at + 9, 4)
-                high = _digits(buffer, at + 14, 4)
-                sequence = _digits(buffer, at + 19, 4)
-                node = _digits(buffer, at + 24, 12)
-                if (low | middle | high | sequence | node) >> np.uint64(63):
-                    return -row - 1
-                clocks[row] = (
-                    ((high & np.uint64(0xFFF)) << np.uint64(52))
-                    | (middle << np.uint64(36))
-                    | (low << np.uint64(4))
-                    | ((sequence >> np.uint64(10)) & np.uint64(0xF))
-                )
-                flags[row] = sequence & np.uint64(0x3FF)
-                producers[row] = node
-                at += _TEXT_CHARS + 1
-            else:
-                if (seen >> meaning) & 1:
-                    return -row - 1
-                seen |= np.int64(1) << meaning
-                kind = kinds[meaning]
-                if first_byte == 0x6E:
-                    at = _word_end(buffer, at)
-                    if at < 0:
-                        return -row - 1
-                elif kind == TEXT:
-                    if first_byte != _QUOTE:
-                        return -row - 1
-                    begin = at + 1
-                    at = begin
-                    to = written[meaning]
-                    while _PLAIN[_byte(buffer, at)]:
-                        texts[meaning, to] = _byte(buffer, at)
-                        at += 1
-                        to += 1
-                    if _byte(buffer, at) == _QUOTE:
-                        at += 1
-                    else:
-                        at = _text_end(buffer, at)
-                        if at < 0:
-                            return -row - 1
-                        to = _unescaped(buffer, begin, at - 1, texts[meaning], written[meaning])
-                    written[meaning] = to
-                    present[meaning, row] = 1
-                elif kind == BOOLEAN:
-                    if first_byte != 0x74 and first_byte != 0x66:
-                        return -row - 1
-                    at = _word_end(buffer, at)
-                    if at < 0:
-                        return -row - 1
-                    numbers[meaning, row] = first_byte == 0x74
-                    present[meaning, row] = 1
+        in_list = False
+        ends = _byte(buffer, at) == _CLOSE
+        while True:
+            # The next value of the object or list, or its end.
+            if not ends:
+                if in_list:
+                    ordinal = first_ordinals[depth]
+                    node = items[container]
                 else:
-                    begin = at
-                    at = _number_end(buffer, at)
-                    if at < 0:
-                        return -row - 1
-                    if kind == INTEGER:
-                        place = begin + (first_byte == _MINUS)
-                        if at - place > _DIGITS_MAX:
-                            return -row - 1
-                        value = np.int64(0)
-                        while place < at:
-                            digit = np.int64(_byte(buffer, place)) - _ZERO
-                            if not 0 <= digit <= 9:
-                                return -row - 1
-                            value = value * 10 + digit
-                            place += 1
-                        numbers[meaning, row] = -value if first_byte == _MINUS else value
+                    if _byte(buffer, at) != _QUOTE:
+                        return False
+                    at += 1
+                    same = False
+                    if ordinal < known and key_objects[ordinal] == container:
+                        first = key_begins[ordinal]
+                        size = key_ends[ordinal] - first
+                        # The size includes the closing quote.
+                        same = at + size < stop
+                        if same:
+                            for index in range(size + 1):
+                                if _byte(buffer, at + index) != _byte(buffer, first + index):
+                                    same = False
+                                    break
+                    if same:
+                        end = at + size
                     else:
-                        double = _double(buffer, begin, at)
-                        if np.isnan(double):
-                            return -row - 1
-                        numbers[meaning, row] = np.float64(double).view(np.int64)
-                    present[meaning, row] = 1
-            at = _blanks(buffer, at)
-            if _byte(buffer, at) == _CLOSE:
+                        end = at
+                        while _PLAIN[_byte(buffer, end)]:
+                            end += 1
+                        escaped = False
+                        if _byte(buffer, end) != _QUOTE:
+                            end = _string_end(buffer, at) - 1
+                            if end < 0:
+                                return False
+                            for index in range(at, end):
+                                escaped |= _byte(buffer, index) == _BACKSLASH
+                        lowest, highest = key_bounds[container], key_bounds[container + 1]
+                        if escaped:
+                            key = _escaped_key_number(
+                                buffer, at, end, names, bounds, lowest, highest
+                            )
+                        else:
+                            key = _key_number(buffer, at, end, names, bounds, lowest, highest)
+                        key_begins[ordinal] = at
+                        key_ends[ordinal] = end
+                        key_numbers[ordinal] = key
+                        key_objects[ordinal] = container
+                        known = max(known, ordinal + 1)
+                    key = key_numbers[ordinal]
+                    # Keys beyond the memory share its last place.
+                    ordinal += ordinal < KEYS_MAX - 1
+                    at = _blanks(buffer, end + 1)
+                    if _byte(buffer, at) != _COLON:
+                        return False
+                    at = _blanks(buffer, at + 1)
+                    node = np.int64(_ABSENT)
+                    place: Any = np.int64(0)
+                    if key != _ABSENT:
+                        node = key_nodes[key]
+                        if key == uuid:
+                            if has_uuid:
+                                return False
+                            has_uuid = True
+                            place = at
+                            if is_deep:
+                                place = _nested(buffer, at, names, bounds, len(key_nodes))
+                                if place < 0:
+                                    return False
+                            if place and _byte(buffer, place) == 0x6E:
+                                place = 0
+                        if node != _ABSENT and counts[node] != counts[container]:
+                            return False
+                    if place:
+                        if _byte(buffer, place) != _QUOTE or place + _TEXT_CHARS + 2 > stop:
+                            return False
+                        place += 1
+                        if (
+                            _byte(buffer, place + 8) != _MINUS
+                            or _byte(buffer, place + 13) != _MINUS
+                            or _byte(buffer, place + 18) != _MINUS
+                            or _byte(buffer, place + 23) != _MINUS
+                            or _byte(buffer, place + _TEXT_CHARS) != _QUOTE
+                        ):
+                            return False
+                        low = _digits(buffer, place, 8)
+                        middle = _digits(buffer, place + 9, 4)
+                        high = _digits(buffer, place + 14, 4)
+                        sequence = _digits(buffer, place + 19, 4)
+                        last = _digits(buffer, place + 24, 12)
+                        if (low | middle | high | sequence | last) >> np.uint64(63):
+                            return False
+                        clocks[row] = (
+                            ((high & np.uint64(0xFFF)) << np.uint64(52))
+                            | (middle << np.uint64(36))
+                            | (low << np.uint64(4))
+                            | ((sequence >> np.uint64(10)) & np.uint64(0xF))
+                        )
+                        flags[row] = sequence & np.uint64(0x3FF)
+                        producers[row] = last
+                    if node == _ABSENT:
+                        if place == at + 1:
+                            at += _TEXT_CHARS + 2
+                        else:
+                            at = _value_end(buffer, at)
+                            if at < 0:
+                                return False
+                if node != _ABSENT:
+                    first_byte = _byte(buffer, at)
+                    kind = kinds[node]
+                    begin = at
+                    slot = counts[node]
+                    number_row, text_row = rows[node, 0], rows[node, 1]
+                    mark = FOUND
+                    copied = False
+                    if first_byte == 0x6E and kind != VALUE:
+                        at = _word_end(buffer, at)
+                        if at < 0:
+                            return False
+                        if kind >= STRUCT:
+                            _append_null(node, tree, into, counts, written)
+                            kind = _ABSENT
+                        mark = 0
+                    elif kind >= STRUCT:
+                        if first_byte != (_OPEN if kind == STRUCT else _OPEN_LIST):
+                            return False
+                        stack[depth] = container
+                        depth += 1
+                        container = node
+                        in_list = kind == LIST
+                        first_ordinals[depth] = ordinal
+                        at = _blanks(buffer, at + 1)
+                        ends = _byte(buffer, at) == (_CLOSE_LIST if in_list else _CLOSE)
+                        continue
+                    elif kind == TEXT and first_byte == _QUOTE:
+                        begin = at = at + 1
+                        to = written[node]
+                        while _PLAIN[_byte(buffer, at)]:
+                            texts[text_row, to] = _byte(buffer, at)
+                            at += 1
+                            to += 1
+                        if _byte(buffer, at) == _QUOTE:
+                            at += 1
+                        else:
+                            at = _string_end(buffer, at)
+                            if at < 0:
+                                return False
+                            to = _unescaped(buffer, begin, at - 1, texts[text_row], written[node])
+                        written[node] = to
+                    elif kind in (TEXT, VALUE):
+                        at = _any_end(buffer, at)
+                        copied = True
+                    elif kind == BOOLEAN:
+                        at = _word_end(buffer, at)
+                        numbers[number_row, slot] = first_byte == 0x74
+                    elif kind >= INSTANT and first_byte == _QUOTE:
+                        at = _string_end(buffer, at + 1)
+                        if at < 0:
+                            return False
+                        if kind != DATE:
+                            found = _micros(buffer, begin + 1, at - 1, kind == INSTANT)
+                        elif at - begin - 2 == _DATE_CHARS or (
+                            at - begin - 2 > _DATE_CHARS
+                            and (
+                                _byte(buffer, begin + 1 + _DATE_CHARS) == 0x54
+                                or _byte(buffer, begin + 1 + _DATE_CHARS) == _SPACE
+                            )
+                        ):
+                            found = _days(buffer, begin + 1)
+                        else:
+                            found = _NO_VALUE
+                        if found == _NO_VALUE:
+                            return False
+                        numbers[number_row, slot] = found
+                    elif kind in (LOCAL, DATE):
+                        return False
+                    else:
+                        quoted = kind == DECIMAL and first_byte == _QUOTE
+                        begin += quoted
+                        at = _number_end(buffer, begin)
+                        if at < 0:
+                            return False
+                        negative = _byte(buffer, begin) == _MINUS
+                        if kind in (INTEGER, INSTANT):
+                            size_max = _DIGITS_MAX if kind == INTEGER else _SECONDS_DIGITS_MAX
+                            value = _integer(buffer, begin + negative, at)
+                            if at - begin - negative > size_max or value > np.uint64(
+                                (1 << 63) - 1
+                            ) + np.uint64(negative):
+                                return False
+                            signed = np.int64(~value + np.uint64(1) if negative else value)
+                            numbers[number_row, slot] = signed * (_MICROS if kind == INSTANT else 1)
+                        elif kind == DECIMAL:
+                            units = _units(buffer, begin, at, scales[node, 0], scales[node, 1])
+                            if units == _NO_VALUE:
+                                return False
+                            numbers[number_row, slot] = units
+                            if quoted:
+                                if _byte(buffer, at) != _QUOTE:
+                                    return False
+                                at += 1
+                        else:
+                            # As an integer, zero has no sign.
+                            begin += (
+                                negative and at - begin == 2 and _byte(buffer, begin + 1) == _ZERO
+                            )
+                            double = np.nan
+                            if kind == FLOAT:
+                                double = _double(buffer, begin, at)
+                            if np.isnan(double):
+                                mark = CUT
+                                copied = True
+                            else:
+                                numbers[number_row, slot] = np.float64(double).view(np.int64)
+                    if at < 0:
+                        return False
+                    if copied:
+                        to = written[node]
+                        for index in range(begin, at):
+                            texts[text_row, to] = _byte(buffer, index)
+                            to += 1
+                        written[node] = to
+                    if kind != _ABSENT:
+                        present[node, slot] = mark
+                        offsets[node, slot + 1] = written[node]
+                        counts[node] = slot + 1
+                at = _blanks(buffer, at)
+                if _byte(buffer, at) == _COMMA:
+                    at = _blanks(buffer, at + 1)
+                    continue
+                if _byte(buffer, at) != (_CLOSE_LIST if in_list else _CLOSE):
+                    return False
+            # The object or list ends.
+            at += 1
+            slot = counts[container]
+            if in_list:
+                written[container] = counts[items[container]]
+            else:
+                for key in range(key_bounds[container], key_bounds[container + 1]):
+                    node = key_nodes[key]
+                    if node != _ABSENT and counts[node] == slot:
+                        _append_null(node, tree, into, counts, written)
+            present[container, slot] = FOUND
+            offsets[container, slot + 1] = written[container]
+            counts[container] = slot + 1
+            if depth == 0:
                 break
-            if _byte(buffer, at) != _COMMA:
-                return -row - 1
-            at = _blanks(buffer, at + 1)
-        at = _blanks(buffer, at + 1)
+            depth -= 1
+            container = stack[depth]
+            in_list = kinds[container] == LIST
+            at = _blanks(buffer, at)
+            ends = _byte(buffer, at) != _COMMA
+            if not ends:
+                at = _blanks(buffer, at + 1)
+            elif _byte(buffer, at) != (_CLOSE_LIST if in_list else _CLOSE):
+                return False
+        at = _blanks(buffer, at)
         if _byte(buffer, at) != _NEWLINE:
-            return -row - 1
+            counts[0] = row
+            return False
         at += 1
-        row += 1
-        for number in range(fields):
-            offsets[number, row] = written[number]
-    return row
+    return True
 
 
-def arrays(fields: int, rows: int, size: int) -> Arrays:
-    """Allocate arrays for ``size`` bytes of at most ``rows`` lines, less one. They are not filled."""
+def arrays(tree: Wanted, size: int) -> Arrays:
+    """Allocate arrays for ``size`` bytes. They are not filled."""
+    # An object with its newline takes three bytes, an item of a list two.
+    lines = size // 3 + 2
+    slots = size // 2 + 2 if (tree.kinds == LIST).any() else lines
+    nodes = len(tree.kinds)
+    number_rows, text_rows = (tree.rows.max(axis=0) + 1).tolist()
     return Arrays(
-        np.empty(rows, np.int64),
-        np.empty(rows, np.uint64),
-        np.empty(rows, np.uint64),
-        np.empty(rows, np.uint64),
-        np.empty((fields, rows), np.uint8),
-        np.empty((fields, rows), np.int64),
-        np.empty((fields, rows + 1), np.int32),
-        np.empty((fields, size), np.uint8),
+        np.empty(lines, np.int64),
+        np.empty(lines, np.uint64),
+        np.empty(lines, np.uint64),
+        np.empty(lines, np.uint64),
+        np.empty(lines, np.uint8),
+        np.empty(nodes, np.int64),
+        np.empty((nodes, slots), np.uint8),
+        np.empty((number_rows, slots), np.int64),
+        np.empty((nodes, slots + 1), np.int32),
+        np.empty((text_rows, size), np.uint8),
     )
+
+
+class Node(NamedTuple):
+    """A node of the tree of `Wanted`."""
+
+    name: bytes
+    """Its key, if its parent is an object."""
+    kind: int
+    scale: int = 0
+    precision: int = 0
+    children: tuple[Node, ...] = ()
+    """Fields of an object, or the one item of a list."""
+
+
+def wanted(fields: Sequence[Node], uuid: Sequence[bytes]) -> Wanted:
+    """Return the input of `scan` for these fields. ``uuid`` is the path of keys to the UUID."""
+    nodes = [Node(b"", STRUCT, children=tuple(fields))]
+    parents, children = [0], []
+    at = 0
+    while at < len(nodes):  # By generations, so that the keys of an object are neighbours.
+        children.append(range(len(nodes), len(nodes) + len(nodes[at].children)))
+        parents += [at] * len(nodes[at].children)
+        nodes += nodes[at].children
+        at += 1
+    keys: list[bytes] = []
+    key_nodes: list[int] = []
+    key_bounds, uuid_key = [0], _ABSENT
+    for number, node in enumerate(nodes):
+        if node.kind == STRUCT:
+            keys += [child.name for child in node.children]
+            key_nodes += children[number]
+        if number == 0:
+            if uuid[0] not in keys:
+                keys.append(uuid[0])
+                key_nodes.append(_ABSENT)
+            uuid_key = keys.index(uuid[0])
+        key_bounds.append(len(keys))
+    keys += uuid[1:]
+    nulls: list[list[int]] = [[number] for number in range(len(nodes))]
+    for number in reversed(range(1, len(nodes))):
+        if nodes[parents[number]].kind == STRUCT:
+            nulls[parents[number]] += nulls[number]
+    kinds = np.array([node.kind for node in nodes], np.int64)
+    uses = np.stack((np.isin(kinds, _NUMBERED), np.isin(kinds, _TEXTUAL)), axis=1)
+    return Wanted(
+        np.frombuffer(b"".join(keys), np.uint8),
+        _bounds(map(len, keys)),
+        np.array(key_nodes, np.int64),
+        np.array(key_bounds, np.int64),
+        kinds,
+        np.array([(node.scale, node.precision) for node in nodes], np.int64),
+        np.where(uses, np.cumsum(uses, axis=0) - 1, _ABSENT),
+        np.array(parents, np.int64),
+        np.array([found[0] if found else _ABSENT for found in children], np.int64),
+        _bounds(map(len, nulls)),
+        np.array([number for found in nulls for number in found], np.int64),
+        np.int64(uuid_key),
+    )
+
+
+def _bounds(sizes: Iterable[int]) -> Any:
+    return np.cumsum([0, *sizes]).astype(np.int64)
 
 
 def compile_ahead() -> None:
     """Compile all functions that are not compiled yet, with a buffer of one empty line."""
-    wanted = Wanted(
-        np.frombuffer(b"uuid", np.uint8), np.array([0, 4], np.int64), np.zeros(0, np.int64)
-    )
-    scan(np.frombuffer(b"{}\n", np.uint8), 3, wanted, arrays(0, 2, 3))
+    tree = wanted((), [b"uuid"])
+    scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Lines of JSON as columns, by one compiled pass over their bytes: `LineScanner`.
 
-It finds messages, their UUIDs, and the wanted fields. It declines buffers that it does not
-understand. Its caller then uses the specification, which is slower.
+It finds messages, their UUIDs, and the wanted fields. It declines lines that it does not
+understand, and buffers with many of these. Its caller then uses the specification, which is slower.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,28 @@ from gazette.message.uuid import UuidArrays
 
 LOGGER: Final = logging.getLogger(__name__)
 
-FieldKind = Literal["text", "integer", "float", "boolean"]
-_KINDS: Final[tuple[FieldKind, ...]] = ("text", "integer", "float", "boolean")
+FieldKind = Literal[
+    "text",
+    "integer",
+    "float",
+    "boolean",
+    "number",
+    "decimal",
+    "instant",
+    "local",
+    "date",
+    "value",
+    "struct",
+    "list",
+]
+"""Kinds of fields. Those of ``number`` and ``value`` are texts of JSON."""
+_KINDS: Final[tuple[FieldKind, ...]] = get_args(FieldKind)
 """Kinds of fields, in the order of their numbers in the kernel."""
-FIELDS_MAX: Final = 60
-"""Greatest number of fields. The kernel marks the keys it has seen in the bits of one number."""
-_LINE_BYTES_MIN: Final = 3
-"""Length of ``{}`` and its newline, which bounds the number of lines of a buffer."""
+_TEXTS: Final = frozenset({"text", "number", "value"})
+DEPTH_MAX: Final = 30
+"""Greatest number of levels of fields."""
+FIELDS_MAX: Final = 256
+"""Greatest number of fields, nested ones included, which bounds the memory for them."""
 _ROOM_BYTES: Final = 1 << 20
 """Unit of the size of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
@@ -33,10 +48,26 @@ _DECLINED_MAX: Final = 4
 
 
 class Field(NamedTuple):
-    """A wanted field of messages, at their top level."""
+    """A wanted field of messages."""
 
     name: str
     kind: FieldKind
+    scale: int = 0
+    """Digits behind the point, of decimals."""
+    precision: int = 0
+    """Greatest number of digits, of decimals."""
+    children: tuple[Field, ...] = ()
+    """Fields of a struct, or the items of a list."""
+
+    @property
+    def size(self) -> int:
+        """Number of fields, nested ones included."""
+        return 1 + sum(child.size for child in self.children)
+
+    @property
+    def depth(self) -> int:
+        """Number of levels."""
+        return 1 + max((child.depth for child in self.children), default=0)
 
 
 class Texts(NamedTuple):
@@ -47,10 +78,30 @@ class Texts(NamedTuple):
 
 
 class FieldColumn(NamedTuple):
-    """Values of a field. Where ``present`` is false, the value is null or absent."""
+    """Values of a field. Where ``present`` is false, the value is null or absent.
+
+    A decimal is a count of its units, a time of microseconds since 1970, a date of days. A list is
+    the positions of its items, between two ``values``. A struct has no values.
+    """
 
     present: npt.NDArray[np.bool_]
-    values: Texts | npt.NDArray[np.int64] | npt.NDArray[np.float64] | npt.NDArray[np.bool_]
+    values: Any
+    """`Texts`, or an array of numbers."""
+    cut: npt.NDArray[np.int64] | None = None
+    """Rows of doubles that have too many digits for the scanner."""
+    texts: Texts | None = None
+    """The texts of these."""
+    children: tuple[FieldColumn, ...] = ()
+
+
+class FoundFields(NamedTuple):
+    """Fields of the lines of a buffer."""
+
+    columns: tuple[FieldColumn, ...]
+    declined: npt.NDArray[np.int64]
+    """Lines that are left to the specification, and have no fields here."""
+    kept: npt.NDArray[np.bool_] | None = None
+    """The lines that are messages, if some are skipped as malformed."""
 
 
 class Scanned(NamedTuple):
@@ -58,7 +109,8 @@ class Scanned(NamedTuple):
 
     begins: npt.NDArray[np.int64]
     uuids: UuidArrays
-    fields: tuple[FieldColumn, ...]
+    fields: FoundFields
+    """Fields. The declined lines have no UUID here, either."""
 
 
 @functools.cache
@@ -87,28 +139,34 @@ class LineScanner:
     """Scanner of the lines of one journal. For one thread."""
 
     def __init__(self, uuid_field: str, fields: Sequence[Field] = ()) -> None:
-        """Make a scanner. ``uuid_field`` is at the top level, too.
+        """Make a scanner. ``uuid_field`` is a name, with dots for nested fields.
 
         Raise ``ValueError`` for more than `FIELDS_MAX` fields.
         """
-        if len(fields) > FIELDS_MAX:
-            raise ValueError(f"too many fields ({len(fields)})")
-        names = [field.name.encode() for field in fields] + [uuid_field.encode()]
+        if (size := sum(field.size for field in fields)) > FIELDS_MAX:
+            raise ValueError(f"too many fields ({size})")
+        if (depth := max((field.depth for field in fields), default=0)) > DEPTH_MAX:
+            raise ValueError(f"fields are nested too deeply ({depth} levels)")
         self._fields = tuple(fields)
         self._kernel: Any = kernel()
-        self._wanted: Any = self._kernel and self._kernel.Wanted(
-            np.frombuffer(b"".join(names), np.uint8),
-            np.cumsum([0, *map(len, names)]).astype(np.int64),
-            np.array([_KINDS.index(field.kind) for field in fields], np.int64),
-        )
+        self._wanted: Any = None
+        if self._kernel is not None:
+            path = [name.encode() for name in uuid_field.split(".")]
+            self._wanted = self._kernel.wanted([self._node(field) for field in fields], path)
+        self._tree = _numbered(fields)
         self._room = 0
         self._arrays: Any = None
         self._declined = 0
 
+    def _node(self, field: Field) -> Any:
+        children = tuple(self._node(child) for child in field.children)
+        kind = _KINDS.index(field.kind)
+        return self._kernel.Node(field.name.encode(), kind, field.scale, field.precision, children)
+
     def scan(self, buffer: bytes, stop: int) -> Scanned | None:
         """Scan the lines of ``buffer`` before ``stop``, where a line ends.
 
-        Return None if any line needs the specification. The caller then uses it for all lines.
+        Return None if many lines need the specification. The caller then uses it for all lines.
         """
         if self._kernel is None or self._declined >= _DECLINED_MAX:
             return None
@@ -120,27 +178,54 @@ class LineScanner:
             self._declined += 1
             return None
         self._declined = 0
-        columns = []
-        for number, field in enumerate(self._fields):
-            values: Any = found.numbers[number, :rows]
-            match field.kind:
-                case "text":
-                    bounds = found.offsets[number, : rows + 1].copy()
-                    values = Texts(bounds, found.texts[number, : bounds[-1]].copy())
-                case "integer":
-                    values = values.copy()
-                case "float":
-                    values = values.view(np.float64).copy()
-                case "boolean":
-                    values = values != 0
-            columns.append(FieldColumn(found.present[number, :rows] != 0, values))
+        # Children are behind their parents, generation by generation.
+        columns: dict[int, FieldColumn] = {}
+        for number, field, children in reversed(self._tree):
+            nested = tuple(columns[child] for child in children)
+            columns[number] = self._column(number, field.kind, nested)
         return Scanned(
             found.begins[:rows].copy(),
             UuidArrays(
                 found.producers[:rows].copy(), found.clocks[:rows].copy(), found.flags[:rows].copy()
             ),
-            tuple(columns),
+            FoundFields(
+                tuple(columns[number] for number in range(1, len(self._fields) + 1)),
+                np.flatnonzero(found.declined[:rows]),
+            ),
         )
+
+    def _column(
+        self, number: int, kind: FieldKind, children: tuple[FieldColumn, ...]
+    ) -> FieldColumn:
+        found = self._arrays
+        rows = int(found.counts[number])
+        present = found.present[number, :rows]
+        if kind in _TEXTS:
+            return FieldColumn(present != 0, self._texts(number, slice(0, rows)))
+        if kind == "list":
+            bounds = found.offsets[number, : rows + 1].copy()
+            return FieldColumn(present != 0, bounds, children=children)
+        if kind == "struct":
+            return FieldColumn(present != 0, None, children=children)
+        values: Any = found.numbers[self._wanted.rows[number, 0], :rows].copy()
+        if kind == "boolean":
+            return FieldColumn(present != 0, values != 0)
+        if kind != "float":
+            return FieldColumn(present != 0, values)
+        values = values.view(np.float64)
+        cut = np.flatnonzero(present == self._kernel.CUT)
+        if not len(cut):
+            return FieldColumn(present != 0, values)
+        return FieldColumn(present != 0, values, cut, self._texts(number, cut))
+
+    def _texts(self, number: int, rows: Any) -> Texts:
+        """Return the texts of some slots. The other slots have none."""
+        offsets = self._arrays.offsets[number]
+        first = offsets[:-1][rows]
+        last = offsets[1:][rows][-1:]
+        bounds = np.concatenate((first, last)) if len(first) else np.zeros(1, np.int32)
+        texts = self._arrays.texts[self._wanted.rows[number, 1]]
+        return Texts(bounds, texts[: bounds[-1]].copy())
 
     def _make_room(self, size: int) -> None:
         """Allocate arrays for buffers of that size. Most of the memory is never written, and so
@@ -149,5 +234,15 @@ class LineScanner:
         # Round up, since buffers of about the same size follow: avoid a new allocation for each.
         size += _ROOM_BYTES - size % _ROOM_BYTES
         self._room = size
-        rows = size // _LINE_BYTES_MIN + 1
-        self._arrays = self._kernel.arrays(len(self._fields), rows, size)
+        self._arrays = self._kernel.arrays(self._wanted, size)
+
+
+def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:
+    """Return the fields with their numbers in the kernel, and those of their children."""
+    found: list[tuple[int, Field, range]] = []
+    nodes = list(fields)
+    for field in nodes:  # It grows by the children, generation by generation.
+        first = len(nodes) + 1
+        nodes += field.children
+        found.append((len(found) + 1, field, range(first, len(nodes) + 1)))
+    return found

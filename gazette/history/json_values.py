@@ -117,7 +117,7 @@ def _member(raw: msgspec.Raw | None, convert: Convert, misfits: list[str], name:
 
 
 def _convert(path: str, kind: pa.DataType, encode_variant: EncodeVariant | None) -> Convert:
-    if _is_variant(kind) and encode_variant is not None:
+    if is_variant(kind) and encode_variant is not None:
         return _variant(encode_variant)  # A VARIANT encodes null as a value.
     convert = _convert_present(path, kind, encode_variant)
     return lambda raw, misfits: None if raw == _NULL else convert(raw, misfits)
@@ -152,7 +152,7 @@ def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant
     )
 
 
-def _is_variant(kind: pa.DataType) -> bool:
+def is_variant(kind: pa.DataType) -> bool:
     """Return True if this struct is Spark's VARIANT, which the metadata of a field marks."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False

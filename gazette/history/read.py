@@ -9,7 +9,7 @@ import numpy as np
 
 from gazette.history.columns import Array64, ColumnDecoder, Columns, uuid_bytes
 from gazette.history.commit_filter import CommitFilter, Mask
-from gazette.history.json_lines import Field, FieldColumn
+from gazette.history.json_lines import Field, FoundFields
 from gazette.history.merge import CommittedRun
 from gazette.history.snapshot import Piece, Run
 from gazette.history.source import OpenAccess
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     columns: Columns
     buffer: bytes
     base: Offset
-    fields: tuple[FieldColumn, ...] | None = None
+    fields: FoundFields | None = None
 
 
 class RunReader:

@@ -1,9 +1,9 @@
 """Messages of runs as rows: Arrow record batches, with columns of the messages and of their
 metadata.
 
-Needs pyarrow. `json_lines` finds fields of plain types together with the UUIDs. Otherwise Arrow
-parses whole buffers of JSON, if it supports the types. All other buffers are read message by
-message (`json_values`), which is the specification.
+Needs pyarrow. `field_arrays` has the fields of JSON that one pass found together with the UUIDs.
+If that pass declined a buffer, Arrow parses all of it, if it supports the types. What remains is
+read message by message (`json_values`), which is the specification.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
 from gazette.history.columns import Columns
+from gazette.history.field_arrays import is_plain, parse_lines
 from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import meta_array
@@ -53,7 +53,7 @@ def read_rows(
     Raise what `read_columns` raises, `MalformedMessage` included, and `Unfit`.
     """
     inner = run.run if isinstance(run, CommittedRun) else run
-    batches = scanned_batches(access, inner, format.scanned)
+    batches = scanned_batches(access, inner, format)
     maker = RowMaker(inner, format)
     if isinstance(run, CommittedRun):
         pairs = ((batch.columns, batch) for batch in batches)
@@ -99,6 +99,7 @@ class RowMaker:
         """The columns that are fields of messages."""
         self._meta = dict(format.meta)
         self._malformed = run.shape.malformed
+        self._read_json = JsonRow(format.scanned, format.encode_variant).read
         self._parse = self._parser()
         self._journals = pa.array([], pa.string())
 
@@ -116,15 +117,7 @@ class RowMaker:
         wanted = self._format.bounded(columns, wanted)
         if not wanted.any():
             return (), []
-        if found.arrays is not None:
-            fields = found.arrays
-            if not wanted.all():
-                mask = pa.array(wanted)
-                fields = [array.filter(mask) for array in fields]
-            parsed = _Parsed(np.flatnonzero(wanted), fields)
-        else:
-            assert found.batch is not None
-            parsed = self._parse(found.batch, wanted)
+        parsed = self._parsed(found, wanted)
         fit = parsed.rows
         if not len(fit):
             return (), []
@@ -135,6 +128,21 @@ class RowMaker:
                 pa.nulls(len(fit), pa.string()) if parsed.corrupt is None else parsed.corrupt
             )
         return fit, [arrays[name] for name in self._format.schema.names]
+
+    def _parsed(self, found: ScannedBatch, wanted: Mask) -> _Parsed:
+        if found.arrays is None:
+            assert found.batch is not None
+            return self._parse(found.batch, wanted)
+        fields, rest = found.arrays
+        mask = wanted if rest is None else wanted & ~rest
+        if not mask.all():
+            selected = pa.array(mask)
+            fields = [array.filter(selected) for array in fields]
+        parsed = _Parsed(np.flatnonzero(mask), fields)
+        if rest is None or not (wanted & rest).any():
+            return parsed
+        assert found.batch is not None
+        return _merged(parsed, self._parse_each_json(found.batch, wanted & rest))
 
     def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
         if key != "journal":
@@ -186,24 +194,23 @@ class RowMaker:
         return _Parsed(rows, [pa.array(payloads, kind)])
 
     def _json_parser(self) -> Callable[[Batch, Mask], _Parsed]:
-        read = JsonRow(self.fields, self._format.encode_variant).read
-        types = [field.type for field in self.fields]
-
-        def parse_each(batch: Batch, wanted: Mask) -> _Parsed:
-            kept = self._kept(batch, wanted, read)
-            places, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
-            columns = zip(*values, strict=True) if values else [()] * len(types)
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-            return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
-
-        if not types or not all(map(_is_plain, types)):
-            return parse_each
+        if not len(self.fields) or not all(is_plain(field.type) for field in self.fields):
+            return self._parse_each_json
 
         def parse(batch: Batch, wanted: Mask) -> _Parsed:
             found = self._parse_json(batch, wanted)
-            return parse_each(batch, wanted) if found is None else found
+            return self._parse_each_json(batch, wanted) if found is None else found
 
         return parse
+
+    def _parse_each_json(self, batch: Batch, wanted: Mask) -> _Parsed:
+        """Read messages by the specification."""
+        types = [field.type for field in self.fields]
+        kept = self._kept(batch, wanted, self._read_json)
+        places, values, corrupt = zip(*kept, strict=True) if kept else ((), (), ())
+        columns = zip(*values, strict=True) if values else [()] * len(types)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
 
     def _kept(
         self, batch: Batch, wanted: Mask, read: Callable[[bytes], tuple[T, list[str]]]
@@ -247,26 +254,11 @@ class RowMaker:
                 )
             )
             contiguous, count = False, int(wanted.sum())
-        try:
-            table = pyarrow.json.read_json(
-                pa.BufferReader(text),
-                read_options=pyarrow.json.ReadOptions(
-                    use_threads=False, block_size=max(1 << 10, text.size)
-                ),
-                parse_options=pyarrow.json.ParseOptions(
-                    explicit_schema=self.fields, unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        if table.num_rows != count:
+        arrays = parse_lines(text, self.fields, count)
+        if arrays is None:
             return None
         if contiguous and not wanted.all():
-            table = table.filter(pa.array(wanted))
-        arrays = [
-            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            for column in table.columns
-        ]
+            arrays = [array.filter(pa.array(wanted)) for array in arrays]
         return _Parsed(np.flatnonzero(wanted), arrays)
 
     def _csv_row(self, payload: bytes) -> dict[str, Any]:
@@ -316,6 +308,22 @@ class RowMaker:
         return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
 
 
+def _merged(one: _Parsed, other: _Parsed) -> _Parsed:
+    """Return the messages of both, in their order."""
+    if not len(other.rows):
+        return one
+    rows = np.concatenate((one.rows, other.rows))
+    order = np.argsort(rows)
+    take = pa.array(order)
+    corrupt = other.corrupt
+    if corrupt is not None:
+        corrupt = pa.concat_arrays([pa.nulls(len(one.rows), pa.string()), corrupt]).take(take)
+    fields = [
+        pa.concat_arrays(pair).take(take) for pair in zip(one.fields, other.fields, strict=True)
+    ]
+    return _Parsed(rows[order], fields, corrupt)
+
+
 def _reason(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -348,20 +356,3 @@ def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _needs_cast(kind: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    """Return True if Arrow's JSON parser either accepts the type as `json_values` does, or
-    declines.
-    """
-    if pa.types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        return all(_is_plain(field.type) and not field.metadata for field in fields)
-    if pa.types.is_list(kind):
-        return _is_plain(kind.value_type)
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-    )

@@ -5,32 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from gazette.history.columns import Columns
-from gazette.history.field_arrays import arrow_arrays, scannable
+from gazette.history.field_arrays import ArrowColumns, FieldsBuilder
 from gazette.history.read import Batch, read_columns
+from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 
 
 class ScannedBatch(NamedTuple):
-    """Messages as columns, with their fields as arrays, or with the bytes if these are still to be
-    parsed.
+    """Messages as columns, with their fields as arrays.
+
+    ``batch`` holds the bytes if fields of some messages, or of all, are still to be parsed.
     """
 
     columns: Columns
-    arrays: list[pa.Array] | None
+    arrays: ArrowColumns | None
     batch: Batch | None
 
+    def part(self, first: int, last: int) -> ScannedBatch:
+        """Return the messages from position ``first`` to before ``last``."""
+        columns = self.columns.part(first, last)
+        arrays = None if self.arrays is None else self.arrays.part(first, last)
+        batch = self.batch
+        if batch is not None:
+            batch = Batch(columns, batch.buffer, batch.base)
+        return ScannedBatch(columns, arrays, batch)
 
-def scanned_batches(access: OpenAccess, run: Run, fields: pa.Schema) -> Iterator[ScannedBatch]:
-    """Yield all messages of a run, with fields that are of plain types and lie plainly in JSON.
+
+def scanned_batches(access: OpenAccess, run: Run, format: RowFormat) -> Iterator[ScannedBatch]:
+    """Yield all messages of a run, with the fields of JSON that one pass finds.
 
     Raise what `read_columns` raises.
     """
-    # The scanner parses the UUID and does not return its text.
-    wanted = () if run.shape.uuid_field in fields.names else scannable(fields)
-    for batch in read_columns(access, run, wanted):
-        arrays = None if batch.fields is None else arrow_arrays(batch.fields, fields)
-        yield ScannedBatch(batch.columns, arrays, batch if arrays is None else None)
+    builder = FieldsBuilder(format.scanned, format.encode_variant)
+    for batch in read_columns(access, run, builder.fields):
+        arrays = None if batch.fields is None else builder.arrays(batch.fields)
+        parsed = arrays is not None and arrays.rest is None
+        yield ScannedBatch(batch.columns, arrays, None if parsed else batch)
