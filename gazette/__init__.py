@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from gazette.consumer.query.shard_route import ShardRequest, shard_route
     from gazette.consumer.query.shard_rpc import shard_rpc
     from gazette.consumer.service import ConsumerService
+    from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
     from gazette.consumer.transaction.error_cause import ErrorCause
-    from gazette.consumer.transaction.poison import DeadLetter, PoisonPolicy
+    from gazette.consumer.transaction.poison import DeadLetter, DeadTimer, PoisonPolicy
     from gazette.declare.declaration import Output, Source
     from gazette.errors import GazetteError
     from gazette.history.tables import read_batches, read_table
@@ -50,9 +51,11 @@ _HOMES = {
     "CommitFailed": "gazette.message.publishing.service",
     "ConsumerService": "gazette.consumer.service",
     "DeadLetter": "gazette.consumer.transaction.poison",
+    "DeadTimer": "gazette.consumer.transaction.poison",
     "DeferToNextTransaction": "gazette.consumer.application",
     "Envelope": "gazette.message.envelope",
     "ErrorCause": "gazette.consumer.transaction.error_cause",
+    "EventTime": "gazette.consumer.timers.timer",
     "GazetteError": "gazette.errors",
     "MalformedMessage": "gazette.message.framing.frames",
     "Message": "gazette.message.message",
@@ -69,6 +72,9 @@ _HOMES = {
     "Source": "gazette.declare.declaration",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
+    "TimeDomain": "gazette.consumer.timers.timer",
+    "Timer": "gazette.consumer.timers.timer",
+    "TimerTable": "gazette.consumer.timers.timer",
     "__version__": "gazette.version",
     "open_publisher": "gazette.message.publishing.client_publisher",
     "read_batches": "gazette.history.tables",
@@ -84,9 +90,11 @@ __all__ = [
     "CommitFailed",
     "ConsumerService",
     "DeadLetter",
+    "DeadTimer",
     "DeferToNextTransaction",
     "Envelope",
     "ErrorCause",
+    "EventTime",
     "GazetteError",
     "MalformedMessage",
     "Message",
@@ -103,6 +111,9 @@ __all__ = [
     "Source",
     "StateView",
     "Store",
+    "TimeDomain",
+    "Timer",
+    "TimerTable",
     "__version__",
     "open_publisher",
     "read_batches",

@@ -7,9 +7,11 @@ own objects, and the manifest chooses one.
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from gazette.backfill.content import Spooled, first_difference, in_transaction
 from gazette.backfill.definition import Backfill, Batches, load_backfill, replay
 from gazette.backfill.staging import Staging, open_staging, state_name
 from gazette.consumer.application import Application
+from gazette.consumer.timers.shard_timers import defines_timers
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.history.merge import CommittedRun
 from gazette.history.read import read_envelopes
@@ -33,9 +36,10 @@ from gazette.recoverylog.scratch import BUILDS, scratch_directory, sweep
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import hit
 from gazette.stores.claims import BackfillClaim
-from gazette.stores.state_builder import BuiltState, StateBuilder
+from gazette.stores.state_builder import BuiltState, OfflineShard, StateBuilder
 
 _FRAGMENT_LENGTH: Final = 1 << 20
+_MERGED_MESSAGES: Final = 256
 
 OnRead = Callable[[int], None]
 """Called with the number of bytes of the history that were read."""
@@ -93,11 +97,46 @@ def journal_spec(journal: str, content_type: str) -> JournalSpec:
 def read_messages(
     task: ShardTask, backfill: Backfill, access: OpenAccess, on_read: OnRead = _ignore
 ) -> Batches:
-    """Yield the committed messages of a task's shard, in order per journal. Raise what reads raise."""
+    """Return the committed messages of a task's shard, in order per journal. Raise what reads raise.
+
+    If the application has timers, journals are merged by the times of messages.
+    """
     application = backfill.new_application()
+    if not defines_timers(application):
+        return _read_runs(task, task.runs, backfill, application, access, on_read)
+    journals: dict[str, list[CommittedRun]] = {}
+    for run in task.runs:
+        journals.setdefault(run.run.journal, []).append(run)
+    return merge_by_time(
+        [
+            _read_runs(task, runs, backfill, application, access, on_read)
+            for runs in journals.values()
+        ]
+    )
+
+
+def merge_by_time(journals: Sequence[Batches]) -> Batches:
+    """Yield the messages of several journals by their times. Keep the order of each journal."""
+    if len(journals) == 1:
+        yield from journals[0]
+        return
+    flat = [chain.from_iterable(batches) for batches in journals]
+    merged = heapq.merge(*flat, key=lambda envelope: envelope.clock)
+    while batch := list(islice(merged, _MERGED_MESSAGES)):
+        yield batch
+
+
+def _read_runs(
+    task: ShardTask,
+    runs: Sequence[CommittedRun],
+    backfill: Backfill,
+    application: Application[Any],
+    access: OpenAccess,
+    on_read: OnRead,
+) -> Batches:
     keep = _filter(task, backfill)
     minimum = {split_journal_meta(one.journal)[0]: one.min_offset for one in task.spec.sources}
-    for run in task.runs:
+    for run in runs:
         journal = run.run.journal
         kind = backfill.message_type_of(
             application, journal_spec(journal, run.run.shape.content_type)
@@ -151,6 +190,13 @@ def counted(batches: Batches) -> tuple[Batches, Callable[[], int]]:
     return passing(), lambda: count
 
 
+def observed(shard: OfflineShard, batches: Batches) -> Batches:
+    """Yield the same batches. Have the watermark follow each once the next one is asked for."""
+    for batch in batches:
+        yield batch
+        shard.observe(batch)
+
+
 def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
     """Build the shard's state from its messages, and stage it. Blocks."""
     backfill = task.load()
@@ -158,6 +204,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
     def fill(builder: StateBuilder) -> int:
         with task.access.open() as access:
             messages, count = counted(read_messages(task, backfill, access, on_read))
+            messages = observed(builder.shard, messages)
             backfill.build(builder.shard, builder.store, messages)
             for _ in messages:  # Messages that build() did not read are part of the history, too.
                 pass
@@ -203,6 +250,9 @@ def _build(
             if not task.overwrite:
                 raise has_state(task.spec.id)
             backfill.clear(builder.shard, builder.store)
+            if (timers := builder.shard.timers) is not None:
+                timers.clear()
+                timers.begin()
         count = _fill_verified(task, backfill, fill, builder) if task.verify else fill(builder)
         return builder.finish(task.checkpoint, messages=count, facts=facts)
     except Fenced:
@@ -243,6 +293,7 @@ def _fill_verified(
         replayed.write(backfill.content(shard, readable))
         shard.waits.clear()
         before.roll_back()
+        shard.open_timers(store)
         count = fill(builder)
         differs = first_difference(backfill.content(shard, readable), replayed.read())
     if differs is not None:

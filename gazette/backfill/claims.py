@@ -31,7 +31,7 @@ def look(
         if spec.recovery_log:
             continue
         application: Application[Any] = backfill.new_application()
-        shard = OfflineShard(spec, fqn(spec.id), _no_commit)
+        shard = OfflineShard(spec, fqn(spec.id), _no_commit, application)
         store = checked_store(application.new_store(shard, None))
         try:
             held[spec.id] = claimable(store, spec.id).held(shard)

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import require_none
+from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.transaction.dispatch import deliver_in_halves
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
@@ -40,6 +41,8 @@ Batches = Iterator[Sequence[Envelope[Any]]]
 
 REPLAY_MESSAGES: Final = 1 << 18
 """Messages of one transaction of a replay."""
+REPLAY_TIMERS: Final = 1 << 10
+"""Timers that a replay takes from the store at once."""
 
 
 class Backfill:
@@ -260,6 +263,10 @@ def replay(
     for batch in messages:
         if not batch:
             continue
+        if shard.timers is not None:
+            for envelope in batch:
+                transaction.consume_with_timers(shard.timers, envelope)
+            continue
         pieces: Iterable[Sequence[Envelope[Any]]] = (batch,) if whole else ((one,) for one in batch)
         for piece in pieces:
             transaction.consume(piece)
@@ -295,6 +302,25 @@ class _Transaction:
             self._require_deferrable(messages[0])
             self._commit()
 
+    def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
+        """Have a message consumed at its own time. Fire the timers that are due before and after it."""
+        self._shard.advance(envelope)
+        self._fire(timers)
+        timers.begin_pass()
+        self.consume((envelope,))
+        self._shard.observe((envelope,))
+        self._fire(timers)
+
+    def _fire(self, timers: ShardTimers) -> None:
+        while timers.is_due(ready=False) and timers.confirm_due():
+            self._begin()
+            for timer in timers.fire(REPLAY_TIMERS):
+                result: object = self._application.on_timer(  # type: ignore[func-returns-value]
+                    self._shard, self._store, timer, self._publisher
+                )
+                require_none("on_timer", result)
+                self._consumed += 1
+
     def _require_deferrable(self, message: Envelope[Any]) -> None:
         place: dict[str, Any] = {
             "journal": message.journal,
@@ -318,11 +344,14 @@ class _Transaction:
             )
 
     def _deliver(self, messages: Sequence[Envelope[Any]]) -> int:
+        self._begin()
+        return deliver_in_halves(messages, self._attempt)
+
+    def _begin(self) -> None:
         if not self._running:
             result: object = self._application.begin_transaction(self._shard, self._store)  # type: ignore[func-returns-value]
             self._running = True
             require_none("begin_transaction", result)
-        return deliver_in_halves(messages, self._attempt)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
         """Have messages consumed. As on a shard, the application defers a batch before it changes

@@ -70,8 +70,9 @@ def opened_files(
     try:
         author = Branch.new(random.SystemRandom()).author
         recorder = Recorder(fsm, author, directory, log, spec.recovery_log, 0, offline=True)
-        shard = OfflineShard(spec, fqn, _no_commit)
-        store = checked_store(backfill.new_application().new_store(shard, recorder))
+        application = backfill.new_application()
+        shard = OfflineShard(spec, fqn, _no_commit, application)
+        store = checked_store(application.new_store(shard, recorder))
         try:
             yield store, store.restore_checkpoint(shard)
         finally:

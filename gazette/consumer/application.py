@@ -5,8 +5,9 @@ one at a time, in a fixed order. So a callback may block: it delays its own shar
 
 The life of one transaction, as a shard sees it:
 
-    begin_transaction              at the first message
+    begin_transaction              at the first message, or the first timer that is due
     consume_messages …             the default calls consume_message for each
+    on_timer …                     for each timer that is due
     finalize_transaction           publish and flush what is still buffered
     Store.start_commit             the store's state and the checkpoint, as one
     finished_transaction           with the future of that commit
@@ -20,10 +21,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from gazette.consumer.callbacks import require_instance, require_none
+from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
@@ -76,6 +79,47 @@ class Shard(Protocol):
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         """Make the commit of the running transaction wait for ``future`` as well."""
+        ...
+
+    @property
+    def now(self) -> datetime:
+        """Processing time in UTC: the clock of the member, which tests control. Never goes back.
+
+        Needs ``on_timer``, as all that follows.
+        """
+        ...
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Event time in UTC that the sources have reached; None until each had a message.
+
+        A message whose `Envelope.time` is before it is late. Needs ``event_time``.
+        """
+        ...
+
+    def schedule(
+        self,
+        key: str,
+        at: datetime,
+        payload: bytes = b"",
+        *,
+        domain: TimeDomain = TimeDomain.PROCESSING,
+    ) -> None:
+        """Set a timer: ``on_timer`` is called once ``at`` is reached, in a transaction.
+
+        Replace the timer of the same key and domain. The timer is a part of the running
+        transaction: it commits with the state. Call it within the callbacks of a transaction.
+
+        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``Invalid`` for other arguments,
+        and for a time without zone. Raise ``NotAllowed`` if nothing would fire the timer.
+        """
+        ...
+
+    def cancel(self, key: str, *, domain: TimeDomain = TimeDomain.PROCESSING) -> None:
+        """Remove a timer, if it exists. It does not fire, even if it is due already.
+
+        Raise as `schedule` does.
+        """
         ...
 
 
@@ -148,6 +192,23 @@ class Store(ABC):
         """True if `classify_error` is implemented."""
         return type(self).classify_error is not Store.classify_error
 
+    def timer_table(self, shard: Shard) -> TimerTable:
+        """Return the table of the shard's timers. Create it if it is absent.
+
+        Called after `restore_checkpoint`, for applications with ``on_timer``.
+        Optional: such an application is refused with a store without timers.
+        """
+        raise NotAllowed(
+            f"{type(self).__name__} keeps no timers",
+            shard=shard.id,
+            hint="Implement Store.timer_table, or use SQLiteStore, RocksDBStore, JSONFileStore or SQLStore.",
+        )
+
+    @property
+    def holds_timers(self) -> bool:
+        """True if the state holds timers: an application without ``on_timer`` is then refused it."""
+        return False
+
     @abstractmethod
     def destroy(self) -> None:
         """Release files and connections. Called once, even if the shard failed.
@@ -205,6 +266,9 @@ class Application(ABC, Generic[StoreT]):
 
     deliver_acks: bool = False
     """True to deliver transaction acknowledgements of producers as messages."""
+
+    event_time: ClassVar[EventTime | None] = None
+    """How the watermark follows from messages, for timers of event time. None: there are none."""
 
     async def initialize(self, service: ConsumerService) -> None:
         """Prepare the application. Called once on the event loop, before this member takes any shard.
@@ -273,8 +337,18 @@ class Application(ABC, Generic[StoreT]):
             if (result := consume(shard, store, envelope, publisher)) is not None:
                 require_none("consume_message", result)
 
+    def on_timer(self, shard: Shard, store: StoreT, timer: Timer, publisher: Publisher) -> None:
+        """Handle a timer that is due. Define it to use `Shard.schedule`.
+
+        Called within a transaction, once for each timer, in order of their times. The timer is
+        removed in the same transaction: schedule it again to repeat it. One that is due at once
+        waits for the next transaction, or until messages were consumed. Must not raise
+        ``DeferToNextTransaction``.
+        """
+        raise NotAllowed(f"{type(self).__name__} defines no on_timer")
+
     def begin_transaction(self, shard: Shard, store: StoreT) -> None:
-        """Prepare for a transaction. Called before its first message. May block."""
+        """Prepare for a transaction. Called before its first message or timer. May block."""
 
     def finalize_transaction(self, shard: Shard, store: StoreT, publisher: Publisher) -> None:
         """Publish and flush what is buffered. Called after the last message of a transaction."""
@@ -327,7 +401,14 @@ class MessageProducer(ABC):
 
 def checked_store(store: object) -> Store:
     """Return what ``new_store`` returned. Raise ``ApplicationFailed`` or ``Invalid`` if it is not a store."""
-    methods = ("start_commit", "restore_checkpoint", "savepoint", "classify_error", "destroy")
+    methods = (
+        "start_commit",
+        "restore_checkpoint",
+        "savepoint",
+        "classify_error",
+        "timer_table",
+        "destroy",
+    )
     require_instance("new_store", store, Store, methods)
     assert isinstance(store, Store)
     return store

@@ -23,6 +23,7 @@ APPLICATION: Final = (
     "new_view",
     "consume_message",
     "consume_messages",
+    "on_timer",
     "begin_transaction",
     "finalize_transaction",
     "finished_transaction",

@@ -28,6 +28,9 @@ READ_MESSAGES: Final = Counter(
 READ_BYTES: Final = Counter(
     "gazette_shard_read_bytes_total", "Bytes of messages of finished transactions.", ["shard"]
 )
+TIMERS: Final = Counter(
+    "gazette_shard_timers_total", "Timers that fired in finished transactions.", ["shard"]
+)
 READ_HEAD: Final = Gauge(
     "gazette_shard_read_head", "Offset that finished transactions have read.", ["shard", "journal"]
 )

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Generic, TypeVar
 
 import msgspec
 
+from gazette.errors import Invalid
 from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
     UUID_BYTES,
     ProducerId,
     build_uuid,
+    clock_unix_ns,
     parse_columns,
 )
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
@@ -54,6 +59,21 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     def uuid(self) -> bytes:
         """The UUID as it was read: 16 bytes."""
         return build_uuid(self.producer, self.clock, self.flags)
+
+    @property
+    def time(self) -> datetime:
+        """Event time in UTC: the clock of the publisher when it published the message.
+
+        Raises ``Invalid`` for a message without a UUID.
+        """
+        if not self.clock:
+            raise Invalid(
+                "the message has no UUID, and so no time",
+                journal=self.journal,
+                begin=self.begin,
+                hint="Publish it with a Publisher, or with gazctl attach-uuids.",
+            )
+        return _EPOCH + timedelta(microseconds=clock_unix_ns(self.clock) // 1000)
 
 
 def build_envelopes(

@@ -46,6 +46,7 @@ POINTS: Final[Mapping[str, str]] = {
     "source.read": "bytes of a source were read, and are about to be handed to its shard; of a journal",
     "transaction.begun": "before the first message of a transaction; of a shard",
     "transaction.consumed": "some messages of a transaction were consumed; of a shard",
+    "timers.fired": "some timers of a transaction have fired; of a shard",
     "commit.finalized": "the application finalized a transaction, its publishes are enqueued; of a shard",
     "commit.recording": "the store has committed locally, nothing is enqueued for the log; of a log",
     "commit.started": "Store.start_commit returned; of a shard",

@@ -2,6 +2,7 @@
 
 The reference store: small, readable with any tool, and of the same form as the Go original's.
 ``state.json`` has the read-through offsets, the state and the checkpoint, one JSON document a line.
+A state with timers has a fourth one.
 Its log grows by the size of the state per transaction, but a recovery reads one transaction only.
 """
 
@@ -16,6 +17,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.timers.memory_timers import MemoryTimers
+from gazette.consumer.timers.timer import TimerTable
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.disk_errors import check_kind, check_lengths, disk_error
@@ -57,6 +60,7 @@ class JSONFileStore(Store, Generic[StateT]):
         self._thread: int | None = threading.get_ident()
         """The shard's thread."""
         self._checkpoint = Checkpoint()
+        self._timers: MemoryTimers | None = None
         try:
             self._decoder = msgspec.json.Decoder(state_type)
         except TypeError as error:
@@ -83,6 +87,7 @@ class JSONFileStore(Store, Generic[StateT]):
             store = cls.__new__(cls)
             store._lock = threading.Lock()
             store._thread = None
+            store._timers = None
             store._decoder = msgspec.json.Decoder(state_type)
             path = files.paths.get(STATE_PATH.lstrip("/"))
             if path is None:
@@ -121,6 +126,8 @@ class JSONFileStore(Store, Generic[StateT]):
             checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
         except ValueError as error:
             raise Corrupt(f"the checkpoint of state.json does not decode: {error}") from error
+        if len(lines) > 3:
+            self._timers = MemoryTimers(lines[3])
         # The offsets of the first document count: older writers kept them only there.
         sources = dict(checkpoint.sources)
         for journal, offset in offsets.items():
@@ -150,7 +157,13 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> OpFuture[Any]:
         state = self._encode()
         offsets = {name: source.read_through for name, source in checkpoint.sources.items()}
-        documents = (msgspec.json.encode(offsets), state, checkpoint.to_json())
+        documents: tuple[bytes, ...] = (
+            msgspec.json.encode(offsets),
+            state,
+            checkpoint.to_json(),
+        )
+        if self._timers is not None and not self._timers.is_empty:
+            documents = (*documents, self._timers.to_json())
         data = b"".join(document + b"\n" for document in documents)
         next_file = self._directory / NEXT_PATH.lstrip("/")
         try:
@@ -168,6 +181,16 @@ class JSONFileStore(Store, Generic[StateT]):
 
     def restore_checkpoint(self, shard: Shard) -> Checkpoint:
         return self._checkpoint
+
+    def timer_table(self, shard: Shard) -> TimerTable:
+        """Return the timers. All are in memory, and each commit writes them whole."""
+        if self._timers is None:
+            self._timers = MemoryTimers()
+        return self._timers
+
+    @property
+    def holds_timers(self) -> bool:
+        return self._timers is not None and self._timers.holds_timers
 
     def destroy(self) -> None:
         """Do nothing: no file is held open."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,13 +24,17 @@ import msgspec
 
 from gazette.consumer.application import Application, Store, checked_store
 from gazette.consumer.callbacks import require_callbacks
-from gazette.errors import Bug, Invalid
+from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers, open_timers
+from gazette.errors import Bug, Invalid, NotAllowed
+from gazette.message.envelope import Envelope
+from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints, decode_hints
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.private_files import make_private
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.claims import BackfillClaim, Claimable, HeldState
 
@@ -110,10 +115,35 @@ class _Encoded(msgspec.Struct):
     facts: dict[str, Any]
 
 
-class OfflineShard:
+class _MessageTime(SystemClock):
+    """A clock that stands at the greatest time of the messages so far."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class OfflineShard(WithTimers):
     """The shard that an application's callbacks get while its state is built."""
 
-    def __init__(self, spec: ShardSpec, fqn: str, commit: Callable[[], OpFuture[Any]]) -> None:
+    def __init__(
+        self,
+        spec: ShardSpec,
+        fqn: str,
+        commit: Callable[[], OpFuture[Any]],
+        application: Application[Any] | None = None,
+    ) -> None:
+        self._application = application
+        self._clock = _MessageTime()
+        self.timers: ShardTimers | None = None
+        """Set for an application with ``on_timer``, while its state is built."""
         self._spec = spec
         self._fqn = fqn
         self._commit = commit
@@ -139,6 +169,44 @@ class OfflineShard:
 
     def publish_future(self, future: OpFuture[Any]) -> None:
         self.waits.append(future)
+
+    def _open_timers(self) -> ShardTimers:
+        if self.timers is None:
+            raise no_timers(self._application, self.id)
+        return self.timers
+
+    def open_timers(self, store: Store) -> None:
+        """Let the application set timers, if it defines ``on_timer``. Raise as `open_timers` does."""
+        assert self._application is not None
+        self._clock = _MessageTime()
+        # Messages come in the order of their times, so no source has to be waited for.
+        self.timers = open_timers(self._application, self, store, self._clock, ())
+        if self.timers is not None:
+            self.timers.begin()
+
+    @property
+    def now(self) -> datetime:
+        """Processing time: the greatest time of the messages that were read so far, in UTC."""
+        if not self._clock.seconds:
+            raise NotAllowed(
+                "the processing time of a build is that of its messages, and none was read",
+                shard=self.id,
+                hint="Use envelope.time, or read messages first.",
+            )
+        return super().now
+
+    def advance(self, envelope: Envelope[Any]) -> None:
+        """Let processing time reach that of a message."""
+        if envelope.clock:
+            self._clock.seconds = max(self._clock.seconds, clock_unix_ns(envelope.clock) / 1e9)
+
+    def observe(self, batch: Sequence[Envelope[Any]]) -> None:
+        """Note that messages were consumed: the watermark follows them."""
+        timers = self.timers
+        for envelope in batch if timers is not None else ():
+            self.advance(envelope)
+            if timers is not None and timers.observes:
+                timers.observe(envelope)
 
     @property
     def commits_on_the_way(self) -> bool:
@@ -196,7 +264,7 @@ class StateBuilder:
 
         ``claim`` is for a store without a recovery log. Raise ``Fenced`` when it is not in force any more.
         """
-        self.shard = OfflineShard(spec, fqn, self.commit)
+        self.shard = OfflineShard(spec, fqn, self.commit, application)
         self.directory = directory.absolute()
         self.path = self.directory / "log"
         self._branch = Branch.new(rng)
@@ -221,6 +289,7 @@ class StateBuilder:
             self._opened = store
             self.held = self._open(store)
             """The content of the store when it was opened: nothing, unless its state is in a database."""
+            self.shard.open_timers(store)
         except BaseException:
             self.close()
             raise
@@ -269,11 +338,15 @@ class StateBuilder:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)
         if checkpoint is None and self._recorder is None:
             raise Bug("a store without a recovery log has one commit", shard=self.shard.id)
+        if (timers := self.shard.timers) is not None:
+            timers.finish()
         waits, self.shard.waits = self.shard.waits, []
         for future in waits:
             future.result(_COMMIT_TIMEOUT_S)
         done = self._opened.start_commit(self.shard, checkpoint or Checkpoint(), ())
         done.result(_COMMIT_TIMEOUT_S)
+        if timers is not None:
+            timers.begin()
         return done
 
     def finish(

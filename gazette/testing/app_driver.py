@@ -28,6 +28,13 @@ from gazette.consumer.application import Application, MessageProducer, Store, ch
 from gazette.consumer.application_name import Owner, name_of, require_own_state
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.shard.thread import ShardThread
+from gazette.consumer.timers.shard_timers import (
+    ShardTimers,
+    WithTimers,
+    defines_timers,
+    no_timers,
+    open_timers,
+)
 from gazette.consumer.transaction.inbox import Chunk
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import checked_policy, decoded
@@ -60,15 +67,18 @@ from gazette.testing.stepped_inbox import SteppedInbox
 StoreT = TypeVar("StoreT", bound=Store)
 
 STEP_TIMEOUT_S: Final = 60.0
+_TICK_S: Final = 1e-6
 BLOCKED_S: Final = 0.5
 """Idle seconds of the thread, while a commit is held, after which it counts as waiting for the commit."""
 
 
-class _DrivenShard:
+class _DrivenShard(WithTimers):
     """The shard that callbacks receive."""
 
-    def __init__(self, spec: ShardSpec) -> None:
+    def __init__(self, application: Application[Any], spec: ShardSpec) -> None:
+        self._application = application
         self._spec = spec
+        self.timers: ShardTimers | None = None
         self.waits: Callable[[OpFuture[Any]], None] = lambda future: None
         self.published: list[OpFuture[Any]] = []
 
@@ -87,6 +97,11 @@ class _DrivenShard:
     def publish_future(self, future: OpFuture[Any]) -> None:
         self.waits(future)
         self.published = [one for one in self.published if not one.done()] + [future]
+
+    def _open_timers(self) -> ShardTimers:
+        if self.timers is None:
+            raise no_timers(self._application, self.id)
+        return self.timers
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +288,37 @@ class AppDriver(Generic[StoreT]):
         return len(self.transactions) - before
 
     def advance(self, seconds: float) -> int:
-        """Advance the clock by ``seconds``, then do as ``run`` does."""
+        """Advance the clock by ``seconds``, then do as ``run`` does.
+
+        With timers, do as ``run`` does first. The clock then stops at each time that a timer is set
+        for, so ``shard.now`` is that time.
+        """
+        before = len(self.transactions)
+        if defines_timers(self.application):
+            self.run()
+            seconds = self._advance_by_timers(seconds)
         self.clock.advance(seconds)
         if self._life is not None:
             self._life.inbox.wake()
-        return self.run()
+        self.run()
+        return len(self.transactions) - before
+
+    def _advance_by_timers(self, seconds: float) -> float:
+        """Advance the clock from timer to timer. Return the seconds that are left."""
+        until = self.clock.monotonic() + seconds
+        while True:
+            life = self._alive()
+            assert life.shard.timers is not None
+            wait_s = life.shard.timers.next_s()
+            left_s = until - self.clock.monotonic()
+            if wait_s is None or wait_s >= left_s:
+                return max(0.0, left_s)
+            # A timer that is due, and has not fired, waits for a held commit.
+            if wait_s <= 0:
+                return left_s
+            self.clock.advance(max(wait_s, _TICK_S))
+            life.inbox.wake()
+            self.run()
 
     def crash(self) -> None:
         """End like a killed process: appends that have not taken place yet never will."""
@@ -376,7 +417,7 @@ class AppDriver(Generic[StoreT]):
             raise
 
     def _open(self, appends: MemoryAppends, thread: ShardThread, loop: LoopThread | None) -> _Life:
-        shard, inbox = _DrivenShard(self.spec), SteppedInbox()
+        shard, inbox = _DrivenShard(self.application, self.spec), SteppedInbox()
         recorder: Recorder | None = None
         if self._log:
             log = JournalLog(appends)
@@ -390,6 +431,8 @@ class AppDriver(Generic[StoreT]):
             checkpoint = store.restore_checkpoint(shard)
             require_own_state(checkpoint, self._owner, shard.id)
             policy = checked_policy(self.application.poison_policy(shard), store)
+            with application_code("Store.timer_table"):
+                shard.timers = open_timers(self.application, shard, store, self.clock)
             return store, checkpoint, policy
 
         store, checkpoint, self._policy = thread.submit(open_store).result(STEP_TIMEOUT_S)
@@ -413,6 +456,7 @@ class AppDriver(Generic[StoreT]):
             recovery_log=LOG if self._log else "",
             poison_policy=self._policy,
             application_name=self._owner.name,
+            timers=shard.timers,
         )
         shard.waits = transactor.add_wait
         running = thread.submit(partial(transactor.run, checkpoint))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gazette.consumer.application import Shard, Store
+from gazette.consumer.timers.memory_timers import MemoryTimers
+from gazette.consumer.timers.timer import TimerTable
 from gazette.errors import Fenced
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture, first_failure
@@ -18,6 +20,7 @@ class RemoteRow:
     """Row of one shard in the database."""
 
     state: dict[str, int] = field(default_factory=dict)
+    timers: bytes = b""
     checkpoint: bytes = b""
     fence: int = 0
     commits: int = 0
@@ -34,7 +37,7 @@ class RemoteDatabase:
         self.rows: dict[str, RemoteRow] = {}
         self.failing: BaseException | None = None
         self.held = False
-        self._waiting: list[tuple[RemoteStore, dict[str, int], bytes, OpFuture[None]]] = []
+        self._waiting: list[tuple[RemoteStore, RemoteRow, OpFuture[None]]] = []
 
     def row(self, fqn: str) -> RemoteRow:
         return self.rows.setdefault(fqn, RemoteRow())
@@ -44,20 +47,18 @@ class RemoteDatabase:
         """Number of commits that are held."""
         return len(self._waiting)
 
-    def commit(
-        self, store: RemoteStore, state: dict[str, int], checkpoint: bytes, done: OpFuture[None]
-    ) -> None:
-        """Commit for ``store``, which must not be fenced. ``done`` receives the outcome."""
+    def commit(self, store: RemoteStore, new: RemoteRow, done: OpFuture[None]) -> None:
+        """Commit a row for ``store``, which must not be fenced. ``done`` receives the outcome."""
         with self.lock:
             if self.held:
-                self._waiting.append((store, state, checkpoint, done))
+                self._waiting.append((store, new, done))
                 return
             row = self.row(store.fqn)
             error = self.failing
             if error is None and row.fence != store.fence:
                 error = Fenced("another member has taken the shard over", shard=store.fqn)
             if error is None:
-                row.state, row.checkpoint = state, checkpoint
+                row.state, row.timers, row.checkpoint = new.state, new.timers, new.checkpoint
                 row.commits += 1
         if error is None:
             done.set_result(None)
@@ -73,13 +74,14 @@ class RemoteDatabase:
 
 
 class RemoteStore(Store):
-    """Counters by name, kept in a `RemoteDatabase`. ``state`` belongs to the shard's thread."""
+    """Counters by name, and timers, kept in a `RemoteDatabase`. ``state`` belongs to the shard's thread."""
 
     def __init__(self, database: RemoteDatabase, shard: Shard) -> None:
         self.database = database
         self.fqn = shard.fqn
         self.fence = 0
         self.state: dict[str, int] = {}
+        self._timers = MemoryTimers()
         self.destroyed = False
 
     def read(self) -> dict[str, int]:
@@ -92,13 +94,22 @@ class RemoteStore(Store):
             row = self.database.row(self.fqn)
             row.fence += 1
             self.fence, self.state = row.fence, dict(row.state)
+            self._timers = MemoryTimers(row.timers)
             return Checkpoint.from_bytes(row.checkpoint)
+
+    def timer_table(self, shard: Shard) -> TimerTable:
+        return self._timers
+
+    @property
+    def holds_timers(self) -> bool:
+        return self._timers.holds_timers
 
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[None]:
         done: OpFuture[None] = OpFuture()
-        state, encoded = dict(self.state), checkpoint.to_bytes()
+        timers = b"" if self._timers.is_empty else self._timers.to_json()
+        new = RemoteRow(dict(self.state), timers, checkpoint.to_bytes())
         waits = tuple(wait_for)
         left = [len(waits) + 1]
         guard = threading.Lock()
@@ -111,7 +122,7 @@ class RemoteStore(Store):
             if (error := first_failure(waits)) is not None:
                 done.set_exception(error)
             else:
-                self.database.commit(self, state, encoded, done)
+                self.database.commit(self, new, done)
 
         for future in waits:
             future.add_done_callback(settled)

@@ -23,6 +23,7 @@ from gazette.consumer.shard.hints_store import (
     store_recovered_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals
+from gazette.consumer.timers.shard_timers import ShardTimers, open_timers
 from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
 from gazette.consumer.transaction.poison import PoisonPolicy
@@ -66,6 +67,8 @@ class Primary:
         shard = parts.shard
         self.store: Store | None = None
         """Set on the shard's thread, once the store is made."""
+        self.timers: ShardTimers | None = None
+        """Set with the restored checkpoint, for an application with ``on_timer``."""
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
@@ -157,6 +160,8 @@ class Primary:
         require_own_state(checkpoint, self._context.owner, shard.id)
         with application_code("poison_policy"):
             self._poison_policy = checked_policy(application.poison_policy(shard), store)
+        with application_code("Store.timer_table"):
+            self.timers = open_timers(application, shard, store, self._context.clock)
         hit("promotion.opened", shard.id)
         return checkpoint
 
@@ -189,6 +194,7 @@ class Primary:
             recovery_log=self._spec.recovery_log,
             poison_policy=self._poison_policy,
             application_name=context.owner.name,
+            timers=self.timers,
         )
 
     def start(self) -> None:

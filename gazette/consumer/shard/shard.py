@@ -35,6 +35,7 @@ from gazette.consumer.shard.primary import Primary
 from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import RestartDecision, is_fenced
 from gazette.consumer.shard.status import update_status
+from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.consumer.transaction.error_cause import error_text
 from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.errors import (
@@ -59,7 +60,7 @@ READS_GRACE_S: Final = 60.0
 """Seconds that queries of a standby may go on after its promotion: they read its view, not its store."""
 
 
-class Shard:
+class Shard(WithTimers):
     """A shard of this member. The resolver creates it for one assignment; loop-bound.
 
     Callbacks see it as `application.Shard`.
@@ -119,6 +120,12 @@ class Shard:
     def publish_future(self, future: OpFuture[Any]) -> None:
         if self._primary is not None:
             self._primary.add_wait(future)
+
+    def _open_timers(self) -> ShardTimers:
+        primary = self._primary
+        if primary is None or primary.timers is None:
+            raise no_timers(self._context.application, self.id)
+        return primary.timers
 
     @property
     def store(self) -> Store | None:

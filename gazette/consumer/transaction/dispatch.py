@@ -1,9 +1,9 @@
-"""Stage 13 of the byte path: hands committed messages to the application, one by one or in batches.
+"""Stage 13 of the byte path: hands committed messages and timers to the application.
 
 The application may also defer a message to the next transaction, or raise an error. The error ends
 the shard or, by its `PoisonPolicy`, skips the message. Then the effects of the message so far are
 undone: in the store by a savepoint, and in the publisher. So are those of a deferred batch, since a
-smaller one is delivered next.
+smaller one is delivered next. A timer is handed over as a message is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import ApplicationFailed, require_none
+from gazette.consumer.timers.shard_timers import ShardTimers
+from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
@@ -33,6 +35,14 @@ class Deferred(Exception):
     """The application deferred a message. The ``done`` messages before it in the batch have taken
     effect.
     """
+
+    def __init__(self, done: int) -> None:
+        super().__init__()
+        self.done = done
+
+
+class TimersDue(Exception):
+    """Timers of event time are due after ``done`` messages of a batch. They fire before the next one."""
 
     def __init__(self, done: int) -> None:
         super().__init__()
@@ -68,7 +78,9 @@ class Dispatcher:
         callbacks: ShardCallbacks,
         inbox: Inbox,
         poison: PoisonSkipper | None,
+        timers: ShardTimers | None = None,
     ) -> None:
+        self._timers = timers
         self._application = application = callbacks.application
         self._shard = callbacks.shard
         self._store = callbacks.store
@@ -81,17 +93,82 @@ class Dispatcher:
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch.
 
-        Raise `Deferred`, ``ApplicationFailed``, and errors of ours that the application let through.
+        Raise `Deferred`, `TimersDue`, ``ApplicationFailed``, and errors of ours that the application
+        let through.
         """
         delivered = batch
         if not self._application.deliver_acks and any(one.is_ack for one in batch):
             delivered = [one for one in batch if not one.is_ack]
             if not delivered:
                 return
-        deliver = self._deliver_each if self._singly else self._deliver_batch
-        done = deliver(delivered)
+        due = False
+        if self._timers is not None and self._timers.observes:
+            done, due = self._deliver_observed(self._timers, delivered)
+        else:
+            deliver = self._deliver_each if self._singly else self._deliver_batch
+            done = deliver(delivered)
         if done < len(delivered):
-            raise Deferred(next(i for i, one in enumerate(batch) if one is delivered[done]))
+            at = next(i for i, one in enumerate(batch) if one is delivered[done])
+            raise TimersDue(at) if due else Deferred(at)
+
+    def _deliver_observed(
+        self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
+    ) -> tuple[int, bool]:
+        """Return how many messages were consumed. Stop, and return True, once timers are due."""
+        if not self._singly:
+            done = self._deliver_batch(batch)
+            for envelope in batch[:done]:
+                timers.observe(envelope)
+            return done, False
+        for position, envelope in enumerate(batch):
+            if not self._deliver_each((envelope,)):
+                return position, False
+            if timers.observe(envelope):
+                return position + 1, True
+        return len(batch), False
+
+    def fire(self, timer: Timer) -> None:
+        """Have the application handle a timer that is due.
+
+        Raise ``ApplicationFailed``, and errors of ours that the application let through.
+        """
+        self._inbox.check()
+        try:
+            if self._guarded:
+                self._fire_guarded(timer)
+            else:
+                self._fire(timer)
+        except DeferToNextTransaction as error:
+            raise ApplicationFailed(
+                "on_timer deferred a timer to the next transaction",
+                hint="Schedule the timer again instead.",
+                **_place_of(timer),
+            ) from error
+        except GazetteError:
+            raise
+        except BaseException as error:
+            raise self._classified("on_timer", error, _place_of(timer)) from error
+
+    def _fire(self, timer: Timer) -> None:
+        result: object = self._application.on_timer(  # type: ignore[func-returns-value]
+            self._shard, self._store, timer, self._publisher
+        )
+        require_none("on_timer", result, **_place_of(timer))
+
+    def _fire_guarded(self, timer: Timer) -> None:
+        """Fire a timer, or skip it if it is poison."""
+        poison, timers = self._poison, self._timers
+        assert poison is not None
+        assert timers is not None
+        revoked = timers.revoked()
+        try:
+            with self._undoing(deferred=False):
+                self._fire(timer)
+        except BaseException as error:
+            if not self._is_poison(error):
+                raise
+            timers.restore_revoked(revoked)
+            poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
         """Return how many messages were consumed: fewer than all if one was deferred."""
@@ -145,7 +222,12 @@ class Dispatcher:
     def _failed(
         self, callback: str, error: BaseException, batch: Sequence[Envelope[Any]]
     ) -> ApplicationFailed:
-        failed = application_failed(callback, error, **_place(batch))
+        return self._classified(callback, error, _place(batch))
+
+    def _classified(
+        self, callback: str, error: BaseException, place: dict[str, Any]
+    ) -> ApplicationFailed:
+        failed = application_failed(callback, error, **place)
         if self._cause_of(error) is ErrorCause.TRANSIENT:
             failed.hint = _TRANSIENT
         return failed
@@ -216,3 +298,7 @@ class Dispatcher:
 
 def _place(batch: Sequence[Envelope[Any]]) -> dict[str, Any]:
     return {"journal": batch[0].journal, "begin": batch[0].begin, "end": batch[-1].end}
+
+
+def _place_of(timer: Timer) -> dict[str, Any]:
+    return {"timer": timer.key, "at": timer.at.isoformat(), "domain": timer.domain.name.lower()}

@@ -161,6 +161,8 @@ class LoopShardIO:
         self._parts.progress.update(transaction.read_through, transaction.publish_at)
         fqn = self._shard.fqn
         metrics.note_read_heads(fqn, transaction.read_through)
+        if transaction.timers:
+            metrics.TIMERS.labels(fqn).inc(transaction.timers)
         if transaction.phases is not None:
             metrics.note_transaction(
                 fqn, transaction.messages, transaction.bytes, transaction.phases

@@ -100,10 +100,21 @@ class DeadLetter(Message):
     message_uuid: str = ""
     """UUID of the message. Empty if the message did not decode."""
     reason: str = ""
-    """``malformed`` or ``application``."""
+    """``malformed``, ``application`` or ``timer``."""
     error: str = ""
     """Text of the error."""
     raw: bytes = b""
     """The frame as it stands in the journal; base64 in JSON. Empty if it has been deleted."""
     cut: bool = False
     """True if ``raw`` is only the beginning of the frame."""
+
+
+class DeadTimer(DeadLetter):
+    """A timer that was skipped, as a dead-letter journal holds it. ``raw`` is its payload."""
+
+    timer: str = ""
+    """Key of the timer."""
+    at: str = ""
+    """Time that the timer was scheduled for, in UTC."""
+    domain: str = ""
+    """``processing`` or ``event``."""

@@ -9,8 +9,14 @@ from typing import Any, Final
 
 from gazette.consumer.application import Store
 from gazette.consumer.callbacks import require_instance
+from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.error_cause import error_text
-from gazette.consumer.transaction.poison import POISON_LABEL, DeadLetter, PoisonPolicy
+from gazette.consumer.transaction.poison import (
+    POISON_LABEL,
+    DeadLetter,
+    DeadTimer,
+    PoisonPolicy,
+)
 from gazette.errors import GazetteError, Invalid
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope import Envelope
@@ -80,6 +86,19 @@ class PoisonSkipper:
         )
         self._publish(letter, envelope.journal, "application", error)
 
+    def skip_timer(self, timer: Timer, error: BaseException) -> None:
+        """Publish the timer for which the application raised ``error``.
+
+        Raise ``TooMuchPoison``, caused by ``error``.
+        """
+        letter = DeadTimer(
+            raw=timer.payload,
+            timer=timer.key,
+            at=timer.at.isoformat(),
+            domain=timer.domain.name.lower(),
+        )
+        self._publish(letter, "", "timer", error)
+
     def _publish(
         self, letter: DeadLetter, journal: JournalName, reason: str, error: BaseException
     ) -> None:
@@ -92,20 +111,34 @@ class PoisonSkipper:
             reason == "application" and 0 < len(letter.raw) < letter.end - letter.begin
         )
         letter.raw = letter.raw[: self.policy.raw_bytes_max]
+        self._log(letter)
+        self._publisher.publish_uncommitted(self._mapping, letter)
+        self._skipped(journal, reason)
+
+    def _log(self, letter: DeadLetter) -> None:
+        if isinstance(letter, DeadTimer):
+            log.warning(
+                "shard %(shard)s skips the timer %(timer)r of %(at)s: %(error)s",
+                {
+                    "shard": self._shard_id,
+                    "timer": letter.timer,
+                    "at": letter.at,
+                    "error": letter.error,
+                },
+            )
+            return
         log.warning(
             "shard %(shard)s skips a message of %(journal)s at [%(begin)d, %(end)d), uuid %(uuid)s: "
             "%(error)s",
             {
                 "shard": self._shard_id,
-                "journal": journal,
+                "journal": letter.journal,
                 "begin": letter.begin,
                 "end": letter.end,
                 "uuid": letter.message_uuid or "unknown",
                 "error": letter.error,
             },
         )
-        self._publisher.publish_uncommitted(self._mapping, letter)
-        self._skipped(journal, reason)
 
     def _spend(self, error: BaseException) -> None:
         now, times = self._clock.monotonic(), self._times

@@ -21,6 +21,8 @@ class FinishedTransaction:
     messages: int
     bytes: int
     phases: Phases | None
+    timers: int = 0
+    """Number of timers that fired."""
 
 
 class ShardIO(Protocol):

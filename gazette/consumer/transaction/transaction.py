@@ -29,6 +29,8 @@ class Step(enum.Enum):
 
     CONSUME = "consume"
     """Consume messages that are ready, or read more of what has arrived."""
+    FIRE = "fire"
+    """Fire timers that are due."""
     WAIT = "wait"
     """Wait for input, for the prior transaction, or until ``Decision.until``."""
     COMMIT = "commit"
@@ -87,8 +89,9 @@ class Transaction:
 
     Invariants:
 
-    - ``consumed`` is zero exactly until ``began_at`` is set.
-    - Once ``closed`` (maximum duration, a deferral, or the end of input) no message is consumed.
+    - It `is_empty` exactly until ``began_at`` is set.
+    - Once ``closed`` (maximum duration, a deferral, many timers, or the end of input) no message is
+      consumed, and no timer fires.
     - A commit starts only when ``prior`` is DONE.
     """
 
@@ -97,6 +100,9 @@ class Transaction:
     prior: Prior = Prior.DONE
     began_at: float | None = None
     consumed: int = 0
+    fired: int = 0
+    was_due: bool = False
+    """True if timers were due in it. They may all have been cancelled when it began."""
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
@@ -107,7 +113,7 @@ class Transaction:
     _max_reached: bool = field(default=False)
 
     def begin(self, now: float) -> None:
-        """Begin at the first message. The time spent waiting for it does not count."""
+        """Begin at the first message or timer. The time spent waiting for it does not count."""
         if self.began_at is not None:
             raise Bug("transaction began twice")
         self.began_at = now
@@ -118,28 +124,47 @@ class Transaction:
             raise Bug("consumed outside of a transaction", consumed=count)
         self.consumed += count
 
+    def note_fired(self, count: int) -> None:
+        """Note that timers have fired."""
+        if self.began_at is None or self.closed:
+            raise Bug("fired outside of a transaction", fired=count)
+        self.fired += count
+        self.was_due = True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was consumed and no timer was due."""
+        return self.consumed == 0 and not self.was_due
+
+    def close(self) -> None:
+        """End the transaction as soon as it may commit: enough timers have fired."""
+        self.closed = True
+
     def defer(self) -> None:
         """Close the transaction: the application wants the next message in the next one."""
-        if self.consumed == 0:
-            raise Bug("a transaction without messages cannot defer one")
+        if self.is_empty:
+            raise Bug("an empty transaction cannot defer a message")
         self.closed = True
 
     def end_input(self) -> None:
         """Note that no message will come any more."""
         self.input_ended = True
 
-    def decide(self, now: float, *, ready: bool, pending: bool) -> Decision:
+    def decide(self, now: float, *, ready: bool, pending: bool, due: bool = False) -> Decision:
         """Return what to do next.
 
         ``ready``: messages, or bytes that have not been decoded, wait to be consumed. ``pending``:
-        the sequencer holds a span whose acknowledgement is likely to come soon.
+        the sequencer holds a span whose acknowledgement is likely to come soon. ``due``: timers
+        are to fire before.
         """
         self._observe_time(now)
+        if due and not self.closed:
+            return Decision(Step.FIRE)
         if ready and not self.closed:
             return Decision(Step.CONSUME)
         if self._blocks(now, pending=pending):
             return Decision(Step.WAIT, self._next_tick(now))
-        if self.consumed == 0:
+        if self.is_empty:
             return Decision(Step.END)
         return Decision(Step.COMMIT)
 
@@ -158,7 +183,7 @@ class Transaction:
     def _blocks(self, now: float, *, pending: bool) -> bool:
         if self.prior is not Prior.DONE:
             return True
-        if self.consumed == 0:
+        if self.is_empty:
             return not self.input_ended
         if self.input_ended or self.closed:
             # No more messages are consumed. Even then, a deferral obeys the minimum duration.
@@ -184,8 +209,8 @@ class Transaction:
         """Note that the store's commit was started: this transaction becomes the prior one."""
         if self.prior is not Prior.DONE:
             raise Bug("a commit started before the prior transaction was done")
-        if self.consumed == 0:
-            raise Bug("a commit of a transaction without messages")
+        if self.is_empty:
+            raise Bug("a commit of a transaction without messages and timers")
         self.started_commit_at = now
 
     def prior_committed(self) -> None:

@@ -17,7 +17,8 @@ from gazette.client.append.service import AppendService
 from gazette.consumer import metrics
 from gazette.consumer.application import MessageProducer
 from gazette.consumer.callbacks import ApplicationFailed, require_none
-from gazette.consumer.transaction.dispatch import Deferred, Dispatcher
+from gazette.consumer.timers.shard_timers import ShardTimers
+from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
 from gazette.consumer.transaction.inbox import (
     Call,
     Chunk,
@@ -53,6 +54,8 @@ CONSUME_S: Final = 0.02
 """Seconds that the messages between two such looks should take: so slow callbacks keep to the
 maximum duration.
 """
+FIRED_MAX: Final = 16_384
+"""Most timers that fire in one transaction."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
 """Time for which a silent producer is remembered: the window of deduplication."""
 
@@ -93,8 +96,11 @@ class Transactor:
         recovery_log: str,
         poison_policy: PoisonPolicy | None = None,
         application_name: str = "",
+        timers: ShardTimers | None = None,
     ) -> None:
-        """Create it; ``application_name`` is put into each checkpoint."""
+        """Create it; ``application_name`` is put into each checkpoint. ``timers``: None for an
+        application without ``on_timer``.
+        """
         self._callbacks = callbacks
         self._shard = shard = callbacks.shard
         self._publisher = publisher = callbacks.publisher
@@ -112,10 +118,12 @@ class Transactor:
                 poison_policy, shard.id, publisher, clock, shard_io.read_again, shard_io.skipped
             )
         )
-        self._dispatcher = Dispatcher(callbacks, inbox, self._poison)
+        self._timers = timers
+        self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers)
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._limit = 1
+        self._fire_limit = 1
         self._begun = False
         """True while the application has begun a transaction and has not finished it."""
         self._input_ended = False
@@ -184,6 +192,8 @@ class Transactor:
         for journal, intent in owed.items():
             self._prior.acks[journal] = self._io.append_recovered(journal, intent)
         self._prior.watch(self._inbox.wake)
+        if self._timers is not None:
+            self._timers.reload()
         while self._run_one():
             pass
 
@@ -214,12 +224,18 @@ class Transactor:
     def _run_to_commit(self, transaction: Transaction) -> bool:
         while True:
             self._poll_prior(transaction)
+            ready = self._ready
             decision = transaction.decide(
-                self._clock.monotonic(), ready=self._ready, pending=self._sequencer.has_pending
+                self._clock.monotonic(),
+                ready=ready,
+                pending=self._sequencer.has_pending,
+                due=self._timers is not None and self._timers.is_due(ready=ready),
             )
             match decision.step:
                 case Step.CONSUME:
                     self._advance(transaction)
+                case Step.FIRE:
+                    self._fire(transaction)
                 case Step.WAIT:
                     self._wait(transaction, decision.until)
                 case Step.COMMIT:
@@ -255,16 +271,18 @@ class Transactor:
     def _report(self, prior: PriorTransaction) -> None:
         publish_at: dict[str, int] = {}
         phases: Phases | None = None
-        messages = 0
+        messages = timers = 0
         if not prior.recovered:
             publish_at = {j: future.result().commit.end for j, future in prior.acks.items()}
         if prior.transaction is not None:
             prior.transaction.acknowledged_at = self._clock.monotonic()
             phases = prior.transaction.phases()
-            messages = prior.transaction.consumed
+            messages, timers = prior.transaction.consumed, prior.transaction.fired
         metrics.note_queued(self._sequencer.outcomes)
         self._io.finished(
-            FinishedTransaction(prior.read_through, publish_at, messages, prior.bytes, phases)
+            FinishedTransaction(
+                prior.read_through, publish_at, messages, prior.bytes, phases, timers
+            )
         )
 
     @property
@@ -277,6 +295,9 @@ class Transactor:
             # with the prior acknowledgement if that still waits, and always before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
+        if self._timers is not None and not transaction.closed:
+            waits = (timeout_s, self._timers.wait_s())
+            timeout_s = min((one for one in waits if one is not None), default=None)
         # A transaction that is closed takes no more input: only calls and futures matter.
         get: Callable[[float | None], Event | None]
         get = self._inbox.get_call if transaction.closed else self._inbox.get
@@ -333,7 +354,7 @@ class Transactor:
             backlog.index = sequencer.queue_batch(backlog.batch, backlog.index)
             if sequencer.replay_range is not None:
                 sequencer.start_replay(self._replay(sequencer.replay_range))
-        if not sequencer.draining and transaction.consumed == 0:
+        if not sequencer.draining and transaction.is_empty:
             self._read_through()
 
     def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
@@ -349,7 +370,7 @@ class Transactor:
                 raise
             self._skip_malformed(transaction, error)
         self._sequencer.skip(journal, offset)
-        if transaction.consumed == 0:
+        if transaction.is_empty:
             self._read_through()
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
@@ -375,17 +396,23 @@ class Transactor:
         limit = self._limit
         batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
         if not batch:
-            if transaction.consumed == 0:
+            if transaction.is_empty:
                 self._read_through()
             return
         if transaction.began_at is None:
             self._begin(transaction)
         began_at = self._clock.monotonic()
         self._bytes += batch[-1].end - batch[0].begin
+        if self._timers is not None:
+            self._timers.begin_pass()
         try:
             self._dispatcher.deliver(batch)
         except Deferred as deferral:
             self._defer(transaction, deferral.done)
+        except TimersDue as due:
+            self._bytes -= batch[-1].end - batch[due.done - 1].end
+            transaction.note_consumed(due.done)
+            self._sequencer.consumed(due.done)
         else:
             transaction.note_consumed(len(batch))
             self._sequencer.consumed()
@@ -394,7 +421,7 @@ class Transactor:
 
     def _defer(self, transaction: Transaction, done: int) -> None:
         """End the transaction after ``done`` messages of a batch: the application wants the others later."""
-        if transaction.consumed + done == 0:
+        if transaction.is_empty and done == 0:
             raise ApplicationFailed(
                 "the first message of a transaction was deferred to the next", shard=self._shard.id
             )
@@ -402,8 +429,29 @@ class Transactor:
         self._sequencer.consumed(done)
         transaction.defer()
 
+    def _fire(self, transaction: Transaction) -> None:
+        """Fire some timers that are due, or learn that the first ones were cancelled."""
+        timers = self._timers
+        assert timers is not None
+        if not timers.confirm_due():
+            return
+        if transaction.began_at is None:
+            self._begin(transaction)
+        limit, count = min(self._fire_limit, FIRED_MAX - transaction.fired), 0
+        began_at = self._clock.monotonic()
+        for timer in timers.fire(limit):
+            self._dispatcher.fire(timer)
+            count += 1
+        transaction.note_fired(count)
+        if transaction.fired >= FIRED_MAX:
+            transaction.close()
+        hit("timers.fired", self._shard.id)
+        self._fire_limit = _next_limit(limit, count, self._clock.monotonic() - began_at)
+
     def _begin(self, transaction: Transaction) -> None:
         hit("transaction.begun", self._shard.id)
+        if self._timers is not None:
+            self._timers.begin()
         result = self._callbacks.begin_transaction()
         self._begun = True
         require_none("begin_transaction", result)
@@ -415,6 +463,8 @@ class Transactor:
         shard = self._shard
         transaction.prepared_at = self._clock.monotonic()
         self._callbacks.finalize_transaction()
+        if self._timers is not None:
+            self._timers.finish()
         checkpoint = Checkpoint(
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),

@@ -1,7 +1,8 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
 Keys that begin with a zero byte are ours. They are the checkpoint, and a mark per source with its
-offset, which older Go binaries read. Pure.
+offset, which older Go binaries read. Timers are not a part of the original's form: it ignores them.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from gazette.errors import Corrupt
 
 CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 MARK_PREFIX: Final = b"\x00\x12mark\x00\x01"
+TIMER_AT_PREFIX: Final = b"\x00\x12timer-at\x00\x01"
+"""Before the domain of a timer (a byte), its time (8 bytes that sort as numbers do), and its key."""
+TIMER_KEY_PREFIX: Final = b"\x00\x12timer-key\x00\x01"
+"""Before the domain of a timer (a byte), and its key."""
+EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
 FIRST_USER_KEY: Final = b"\x01"
 
 _BYTES_MARKER: Final = b"\x12"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Closed, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
@@ -22,6 +23,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.rocksdb.keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
+    TIMER_AT_PREFIX,
     decode_offset,
     encode_offset,
     journal_of,
@@ -40,6 +42,7 @@ from gazette.stores.rocksdb.options import (
     options_to_open,
 )
 from gazette.stores.rocksdb.recording import RocksDBRecording
+from gazette.stores.rocksdb.timers import RocksDBTimers
 from gazette.stores.rocksdb.view import (
     FamilyCopy,
     FamilySnapshot,
@@ -217,6 +220,23 @@ class RocksDBStore(Store):
         if not ours and not pending.ranges:
             return scan
         return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
+
+    def timer_table(self, shard: Shard) -> TimerTable:
+        return RocksDBTimers(self.get, self._pending_of(DEFAULT).set, self._scan_reserved)
+
+    @property
+    def holds_timers(self) -> bool:
+        end = after(TIMER_AT_PREFIX)
+        assert end is not None
+        return next(self._scan_reserved(TIMER_AT_PREFIX, end), None) is not None
+
+    def _scan_reserved(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield reserved keys from ``low`` up to ``high``, as the running transaction has them."""
+        pending = self._pending_of(DEFAULT)
+        scan = Scan(Pinned(self._native, self._database, self._path), low, high, reverse=False)
+        self._scans.add(scan)
+        ours = pending.between(low, high, reverse=False)
+        return merged(scan, ours, Pending(dict(ours)), False)
 
     def savepoint(self) -> PendingSavepoint:
         if self._closed:

@@ -27,14 +27,16 @@ from gazette.stores.sql.engine import (  # isort: skip
 import sqlalchemy as sa
 
 from gazette.consumer.application import Shard, Store
+from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Bug, Closed
+from gazette.errors import Bug, Closed, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture
 from gazette.stores.claims import BackfillClaim, HeldState
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
 from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
 from gazette.stores.sql.errors import TryAgain, classify, translating
+from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, timer_table
 
 _RESTORE_ATTEMPTS: Final = 10
 
@@ -75,9 +77,14 @@ class SQLStore(Store):
     """
 
     def __init__(
-        self, engine: sa.Engine | str, *, overlap: bool = False, table: str = TABLE
+        self,
+        engine: sa.Engine | str,
+        *,
+        overlap: bool = False,
+        table: str = TABLE,
+        timers: str = TIMERS,
     ) -> None:
-        """Create a store; it opens no connection yet.
+        """Create a store; it opens no connection yet. ``table`` and ``timers`` are names of tables.
 
         ``engine`` is shared with other stores, and stays open. For a URL, the store makes its own.
         """
@@ -85,6 +92,7 @@ class SQLStore(Store):
         self.engine = create_engine(engine) if isinstance(engine, str) else engine
         self._overlap = overlap
         self._table = checkpoint_table(sa.MetaData(), table)
+        self._timers = timer_table(sa.MetaData(), timers)
         self._pool = BlockingPool("sql commit", 1)
         self._fence: int | None = None
         self._fqn = ""
@@ -231,6 +239,28 @@ class SQLStore(Store):
                 return Checkpoint.from_bytes(data)
         raise Bug("unreachable")
 
+    def timer_table(self, shard: Shard) -> TimerTable:
+        """Return the table of the shard's timers, which must exist: see `create_timer_table`. Blocks.
+
+        Raise ``Invalid`` if it does not, or for a store with ``overlap``.
+        """
+        if self._overlap:
+            raise Invalid(
+                "a SQLStore with overlap keeps no timers: a transaction does not see those of the former one",
+                shard=shard.id,
+                hint="Leave overlap out.",
+            )
+        with translating(self.engine, "look for the table of timers"):
+            exists = sa.inspect(self.engine).has_table(self._timers.name)
+        if not exists:
+            raise Invalid(
+                f"the database has no table {self._timers.name}",
+                shard=shard.id,
+                hint="Create it: gazette.stores.sql.create_timer_table(engine).",
+            )
+        dialect = self.engine.dialect.name
+        return SQLTimers(self._timers, shard.fqn, dialect, self.execute, self.query)
+
     def held(self, shard: Shard) -> HeldState:
         """Return what the database holds of the shard. Leave the fence unchanged. Blocks. See `Claimable`."""
         with (
@@ -297,5 +327,7 @@ __all__ = [
     "create_checkpoint_table",
     "create_engine",
     "create_tables",
+    "create_timer_table",
     "shared_engine",
+    "timer_table",
 ]

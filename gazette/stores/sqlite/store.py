@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, Self, cast
 import apsw
 
 from gazette.consumer.application import Shard, StateView, Store
+from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
@@ -32,6 +33,7 @@ from gazette.stores.sqlite.connections import (
 from gazette.stores.sqlite.databases import RedoDatabases, check_log
 from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
+from gazette.stores.sqlite.timers import ANY, CREATE, EXISTS, SQLiteTimers
 from gazette.stores.sqlite.vfs_recording import VfsRecording
 from gazette.stores.sqlite.view import FollowedDatabases
 
@@ -326,6 +328,24 @@ class SQLiteStore(Store):
             return ErrorCause.MESSAGE
         transient = isinstance(error, apsw.BusyError | apsw.LockedError | apsw.FullError)
         return ErrorCause.TRANSIENT if transient else ErrorCause.STORE
+
+    def timer_table(self, shard: Shard) -> TimerTable:
+        if not self._read(EXISTS):
+            self._begin()
+            self.connection.execute(CREATE).fetchall()
+            self._commit()
+            with self._disk_errors("record the table of timers"):
+                self._recording.ship(changed=False)
+        return SQLiteTimers(self.execute, self._read)
+
+    @property
+    def holds_timers(self) -> bool:
+        return bool(self._read(EXISTS)) and bool(self._read(ANY))
+
+    def _read(self, sql: str, bindings: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return rows of the running transaction, or of the last commit. Begin no transaction."""
+        with self._disk_errors("read timers"):
+            return self.connection.execute(sql, bindings).fetchall()
 
     def vacuum(self, database: str = "main") -> None:
         """Give free pages of a database back. Rewrites it, and blocks; the next commit records it.

@@ -1,0 +1,426 @@
+"""Timers of one shard: what callbacks set and cancel, and which timer fires next.
+
+The rows are in the store's `TimerTable`. Here is what the runtime keeps in memory: a lower bound of
+the first time of each domain, and the position up to which the present pass has fired.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from gazette.consumer.application import Application, MessageProducer, Shard, Store
+from gazette.consumer.timers.timer import (
+    BEFORE_ALL,
+    EventTime,
+    Position,
+    TimeDomain,
+    Timer,
+    TimerRow,
+    TimerTable,
+    check_domain,
+    check_key,
+    check_payload,
+    time_at,
+    unix_us,
+)
+from gazette.consumer.timers.watermark import Watermark
+from gazette.errors import Invalid, NotAllowed
+from gazette.message.envelope import Envelope
+from gazette.message.uuid import clock_unix_ns
+from gazette.protocol.ids import JournalName
+from gazette.runtime.clock import Clock
+
+LOOK_S: Final = 30.0
+"""Longest wait for a timer of processing time, in seconds: the wall clock may jump."""
+_TICK_S: Final = 0.001
+"""Shortest wait, in seconds."""
+
+
+class _Queue:
+    """Timers of one domain, and how far the present pass over them has come.
+
+    ``ahead`` and ``behind`` are at or before the first time of the timers behind and before
+    ``cursor``. None: there are none.
+    """
+
+    def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
+        self.domain = domain
+        self.table = table
+        self.cursor: Position = BEFORE_ALL
+        self.ahead = table.first(domain, BEFORE_ALL)
+        self.behind: int | None = None
+        self.batch_end: Position | None = None
+        """Position of the last timer that was taken and may not have fired yet."""
+        self.overtaken = False
+        """True if a timer was set before ``batch_end``."""
+        self.revoked: set[str] = set()
+        """Keys of timers that were taken, and then cancelled or replaced."""
+
+    def put(self, row: TimerRow) -> None:
+        self.revoke(row.key)
+        self.table.put(self.domain, row)
+        position = row.position
+        if position <= self.cursor:
+            self.behind = _least(self.behind, row.at_us)
+            return
+        self.ahead = _least(self.ahead, row.at_us)
+        if self.batch_end is not None and position < self.batch_end:
+            self.overtaken = True
+
+    def remove(self, key: str) -> None:
+        self.revoke(key)
+        self.table.remove(self.domain, key)
+
+    def revoke(self, key: str) -> None:
+        if self.batch_end is not None:
+            self.revoked.add(key)
+
+    def begin_pass(self) -> None:
+        if self.cursor is not BEFORE_ALL:
+            self.cursor = BEFORE_ALL
+            self.ahead = _least(self.ahead, self.behind)
+            self.behind = None
+
+    def is_due(self, until_us: int | None) -> bool:
+        return until_us is not None and self.ahead is not None and self.ahead <= until_us
+
+    def confirm(self, until_us: int | None) -> bool:
+        """Return True if a timer is due. Look into the store if there may be one."""
+        if self.is_due(until_us):
+            self.ahead = self.table.first(self.domain, self.cursor)
+        return self.is_due(until_us)
+
+    def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
+        """Yield timers that are due, in order. Each is removed, and what is not yielded is kept."""
+        rows = self.table.take(self.domain, self.cursor, until_us, limit)
+        if not rows:
+            self.ahead = self.table.first(self.domain, self.cursor)
+            return
+        self.batch_end, self.overtaken = rows[-1].position, False
+        # Timers that are set meanwhile lower it.
+        self.ahead = (
+            rows[-1].at_us
+            if len(rows) == limit
+            else self.table.first(self.domain, rows[-1].position)
+        )
+        self.revoked.clear()
+        try:
+            for index, row in enumerate(rows):
+                if self.overtaken:
+                    self._keep(rows[index:])
+                    return
+                if row.key not in self.revoked:
+                    self.cursor = row.position
+                    yield row
+            self.cursor = rows[-1].position
+        finally:
+            self.batch_end = None
+
+    def _keep(self, rows: Collection[TimerRow]) -> None:
+        """Put timers back, because another one comes first."""
+        for row in rows:
+            if row.key not in self.revoked:
+                self.table.put(self.domain, row)
+                self.ahead = _least(self.ahead, row.at_us)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+class ShardTimers:
+    """Timers of one shard, from its promotion on. Belongs to the shard's thread.
+
+    Callbacks set and cancel timers between `begin` and `finish`.
+    """
+
+    def __init__(
+        self,
+        open_table: Callable[[], TimerTable],
+        event_time: EventTime | None,
+        sources: Collection[JournalName],
+        clock: Clock,
+        shard_id: str,
+    ) -> None:
+        """Look for the first timers, and restore the watermark. Raise what the store raises."""
+        self._open_table = open_table
+        self._event_time = event_time
+        self._sources = sources
+        self._clock = clock
+        self._shard_id = shard_id
+        self._thread = threading.get_ident()
+        self._open = False
+        self._now_us = 0
+        self._processing_turn = True
+        self._table: TimerTable
+        self._kept: bytes | None = None
+        self._watermark: Watermark | None = None
+        self._processing: _Queue
+        self._event: _Queue
+        self.reload()
+
+    def reload(self) -> None:
+        """Read what the store has: its checkpoint was restored, or its changes were undone."""
+        self._table = self._open_table()
+        self._open = False
+        self._processing = _Queue(TimeDomain.PROCESSING, self._table)
+        self._event = _Queue(TimeDomain.EVENT, self._table)
+        self._kept = self._table.event_time()
+        if self._event_time is not None:
+            now = self._clock.monotonic()
+            self._watermark = Watermark(self._event_time, self._sources, now)
+            if self._kept is not None:
+                self._watermark.restore(self._kept)
+        elif self._event.ahead is not None:
+            raise NotAllowed(
+                "the state holds timers of event time, and the application defines none",
+                shard=self._shard_id,
+                hint="Set the class attribute event_time again, such as event_time = EventTime().",
+            )
+
+    # Of callbacks.
+
+    @property
+    def now(self) -> datetime:
+        """Processing time, in UTC. It never goes back."""
+        return time_at(self._look_at_clock())
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Watermark, in UTC; None while it is not known."""
+        if self._watermark is None:
+            raise _no_event_time(self._shard_id)
+        value = self._watermark.value
+        return None if value is None else time_at(value)
+
+    def schedule(self, key: str, at: datetime, payload: bytes, domain: TimeDomain) -> None:
+        """Set a timer. Raise ``Invalid`` for a bad argument, or ``NotAllowed`` outside of a transaction."""
+        queue = self._queue(domain)
+        queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
+
+    def cancel(self, key: str, domain: TimeDomain) -> None:
+        """Remove a timer. Raise as `schedule` does."""
+        self._queue(domain).remove(check_key(key))
+
+    def _queue(self, domain: TimeDomain) -> _Queue:
+        if threading.get_ident() != self._thread:
+            raise NotAllowed(
+                "timers are set and cancelled on the shard's own thread",
+                shard=self._shard_id,
+                hint="Call schedule() and cancel() within a callback, and not in a query or a thread.",
+            )
+        if not self._open:
+            raise NotAllowed(
+                "timers are set and cancelled within a transaction",
+                shard=self._shard_id,
+                hint="Call schedule() and cancel() in consume_message, on_timer, begin_transaction or"
+                " finalize_transaction.",
+            )
+        if check_domain(domain) is TimeDomain.PROCESSING:
+            return self._processing
+        if self._watermark is None:
+            raise _no_event_time(self._shard_id)
+        return self._event
+
+    # Of the transactor.
+
+    @property
+    def observes(self) -> bool:
+        """True if the application has event time: then `observe` wants each message."""
+        return self._watermark is not None
+
+    def begin(self) -> None:
+        """Let callbacks set timers: a transaction begins."""
+        self._open = True
+        self.begin_pass()
+
+    def finish(self) -> None:
+        """Keep the watermark in the store: the transaction commits next."""
+        if self._watermark is not None:
+            value = self._watermark.to_bytes()
+            if value != self._kept:
+                self._table.set_event_time(value)
+                self._kept = value
+        self._open = False
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Let timers fire again that were set behind those that have fired."""
+        self._processing_turn = True
+        self._processing.begin_pass()
+        self._event.begin_pass()
+
+    def observe(self, envelope: Envelope[Any]) -> bool:
+        """Note that a message was consumed. Return True if a timer of event time is due now."""
+        watermark = self._watermark
+        assert watermark is not None
+        if envelope.clock:
+            watermark.observe(envelope.journal, clock_unix_ns(envelope.clock) // 1000)
+        return self._event.is_due(watermark.value)
+
+    def is_due(self, *, ready: bool) -> bool:
+        """Return True if a timer may be due. Those of processing time take turns with messages, if
+        these are ``ready``.
+        """
+        if self._watermark is not None:
+            self._watermark.watch(self._clock.monotonic())
+            if self._event.is_due(self._watermark.value):
+                return True
+        if self._processing.ahead is None or (ready and not self._processing_turn):
+            return False
+        return self._processing.is_due(self._look_at_clock())
+
+    def confirm_due(self) -> bool:
+        """Return True if a timer is due. Look into the store, since an earlier one may be gone."""
+        event = self._watermark is not None and self._event.confirm(self._watermark.value)
+        processing = self._processing.confirm(self._look_at_clock())
+        return event or processing
+
+    def fire(self, limit: int) -> Iterator[Timer]:
+        """Yield timers that are due, in order, ``limit`` at most. They are removed from the store."""
+        watermark = None if self._watermark is None else self._watermark.value
+        if watermark is not None and self._event.is_due(watermark):
+            queue, until_us = self._event, watermark
+        else:
+            queue, until_us = self._processing, self._look_at_clock()
+            self._processing_turn = False
+        for row in queue.fire(until_us, limit):
+            yield Timer(row.key, time_at(row.at_us), row.payload, queue.domain)
+
+    def revoked(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return what `restore_revoked` takes: which timers of the present batch do not fire."""
+        return frozenset(self._processing.revoked), frozenset(self._event.revoked)
+
+    def clear(self) -> None:
+        """Remove all timers and the watermark: another state takes the place of this one."""
+        self._table.clear()
+        self.reload()
+
+    def restore_revoked(self, revoked: tuple[frozenset[str], frozenset[str]]) -> None:
+        """Undo cancellations of the present batch: the store's were undone by a savepoint."""
+        processing, event = revoked
+        self._processing.revoked = set(processing)
+        self._event.revoked = set(event)
+
+    def wait_s(self) -> float | None:
+        """Return the seconds after which to look again; None if only a message can make timers due."""
+        waits = [LOOK_S, self.next_s()]
+        if waits[1] is None:
+            return None
+        return max(_TICK_S, min(one for one in waits if one is not None))
+
+    def next_s(self) -> float | None:
+        """Return the seconds until the first timer of processing time, or until a source is idle."""
+        waits = []
+        if self._processing.ahead is not None:
+            waits.append((self._processing.ahead - self._look_at_clock()) / 1e6)
+        if self._watermark is not None and self._event.ahead is not None:
+            idle_at = self._watermark.next_idle_at
+            if idle_at is not None:
+                waits.append(idle_at - self._clock.monotonic())
+        return min(waits, default=None)
+
+    def _look_at_clock(self) -> int:
+        self._now_us = max(self._now_us, round(self._clock.now() * 1e6))
+        return self._now_us
+
+
+def _no_event_time(shard_id: str) -> NotAllowed:
+    return NotAllowed(
+        "the application has no event time",
+        shard=shard_id,
+        hint="Set the class attribute event_time, such as event_time ="
+        " EventTime(lateness=timedelta(seconds=10)).",
+    )
+
+
+def defines_timers(application: Application[Any]) -> bool:
+    """Return True if an application defines ``on_timer``."""
+    callback = application.on_timer
+    return getattr(callback, "__func__", callback) is not Application.on_timer
+
+
+def open_timers(
+    application: Application[Any],
+    shard: Shard,
+    store: Store,
+    clock: Clock,
+    sources: Collection[JournalName] | None = None,
+) -> ShardTimers | None:
+    """Return the timers of a shard, or None if its application defines no ``on_timer``.
+
+    Call it on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
+    (default: those of the shard). Raise ``NotAllowed`` for a store without
+    timers, and for a state with timers that nothing would fire. Raise ``Invalid`` for an
+    ``event_time`` of another type.
+    """
+    if not defines_timers(application):
+        if store.holds_timers:
+            raise NotAllowed(
+                f"the state holds timers, and {type(application).__name__} defines no on_timer",
+                shard=shard.id,
+                hint="Define on_timer again. To drop the timers, let it do nothing.",
+            )
+        return None
+    event_time: object = application.event_time
+    if event_time is not None and not isinstance(event_time, EventTime):
+        raise Invalid(
+            f"event_time is of type {type(event_time).__name__}",
+            path="event_time",
+            hint="Set event_time = EventTime(lateness=timedelta(seconds=10)).",
+        )
+    if isinstance(application, MessageProducer):
+        sources = ()
+    elif sources is None:
+        sources = tuple(one.journal for one in shard.spec.sources)
+    return ShardTimers(lambda: store.timer_table(shard), event_time, sources, clock, shard.id)
+
+
+class WithTimers:
+    """The methods of a shard that set timers: a base of what callbacks get as their shard."""
+
+    def _open_timers(self) -> ShardTimers:
+        """Return the timers. Raise ``NotAllowed`` if there are none."""
+        raise NotImplementedError
+
+    @property
+    def now(self) -> datetime:
+        return self._open_timers().now
+
+    @property
+    def watermark(self) -> datetime | None:
+        return self._open_timers().watermark
+
+    def schedule(
+        self,
+        key: str,
+        at: datetime,
+        payload: bytes = b"",
+        *,
+        domain: TimeDomain = TimeDomain.PROCESSING,
+    ) -> None:
+        self._open_timers().schedule(key, at, payload, domain)
+
+    def cancel(self, key: str, *, domain: TimeDomain = TimeDomain.PROCESSING) -> None:
+        self._open_timers().cancel(key, domain)
+
+
+def no_timers(application: Application[Any] | None, shard_id: str) -> NotAllowed:
+    """Return the error of a shard that has no timers, or not yet."""
+    if application is not None and not defines_timers(application):
+        return NotAllowed(
+            f"{type(application).__name__} defines no on_timer, so nothing would fire a timer",
+            shard=shard_id,
+            hint="Define on_timer(shard, store, timer, publisher).",
+        )
+    return NotAllowed(
+        "timers are set and cancelled within a transaction",
+        shard=shard_id,
+        hint="Call schedule() and cancel() in consume_message, on_timer, begin_transaction or"
+        " finalize_transaction.",
+    )

@@ -1,0 +1,206 @@
+"""A timer, its time domain, and the table in which a store keeps timers. Pure."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gazette.errors import Invalid
+
+KEY_BYTES_MAX: Final = 1 << 10
+PAYLOAD_BYTES_MAX: Final = 64 << 10
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST: Final = datetime(1, 1, 1, tzinfo=UTC)
+_LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
+_FIRST_US: Final = (_FIRST - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (_LAST - _EPOCH) // _MICROSECOND
+
+
+class TimeDomain(enum.Enum):
+    """Clock that a timer waits for."""
+
+    PROCESSING = 0
+    """Clock of the member that runs the shard."""
+    EVENT = 1
+    """Watermark of the shard: it follows the times of messages."""
+
+
+class Timer(NamedTuple):
+    """A timer that is due, as ``on_timer`` gets it."""
+
+    key: str
+    at: datetime
+    """Time that it was scheduled for, in UTC and whole microseconds."""
+    payload: bytes
+    domain: TimeDomain
+
+
+class TimerRow(NamedTuple):
+    """A timer as a store keeps it. ``at_us`` is in Unix microseconds."""
+
+    at_us: int
+    key: str
+    payload: bytes
+
+    @property
+    def position(self) -> Position:
+        return self.at_us, self.key
+
+
+Position: TypeAlias = tuple[int, str]
+"""Place of a timer in the order of firing: time in Unix microseconds, then key."""
+
+BEFORE_ALL: Final[Position] = (-(1 << 63), "")
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """How an application derives its watermark from the times of messages.
+
+    The time of a message is the clock in its UUID, which is the wall time of its publisher. The watermark
+    is the least of the greatest times of all sources, less ``lateness``. A message before the
+    watermark is late.
+
+    A source without messages holds the watermark back. It does not after ``idle_after`` without a
+    message. None: it always does.
+    """
+
+    lateness: timedelta = timedelta(0)
+    idle_after: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        _require_duration("lateness", self.lateness, timedelta(0))
+        if self.idle_after is not None:
+            _require_duration("idle_after", self.idle_after, timedelta(milliseconds=1))
+
+
+def _require_duration(name: str, value: object, least: timedelta) -> None:
+    if not isinstance(value, timedelta):
+        raise Invalid(
+            f"{name} is of type {type(value).__name__}",
+            path=name,
+            hint="Use a datetime.timedelta, such as timedelta(seconds=10).",
+        )
+    if value < least:
+        raise Invalid(f"invalid {name} ({value}; expected >= {least})", path=name)
+
+
+class TimerTable(ABC):
+    """Timers of one shard, as a part of its store's running transaction. On the shard's thread.
+
+    A change commits with the transaction, and a savepoint undoes it. At most one timer has a given
+    domain and key. Timers are ordered by `Position`, keys by their code points.
+    """
+
+    @abstractmethod
+    def put(self, domain: TimeDomain, row: TimerRow) -> None:
+        """Write a timer. Replace the one of the same domain and key."""
+
+    @abstractmethod
+    def remove(self, domain: TimeDomain, key: str) -> None:
+        """Remove a timer, if it exists."""
+
+    @abstractmethod
+    def take(
+        self, domain: TimeDomain, after: Position, until_us: int, limit: int
+    ) -> Sequence[TimerRow]:
+        """Remove and return up to ``limit`` timers behind ``after``, in order, with times up to
+        ``until_us``.
+        """
+
+    @abstractmethod
+    def first(self, domain: TimeDomain, after: Position) -> int | None:
+        """Return the time of the first timer behind ``after``; None without one."""
+
+    @abstractmethod
+    def event_time(self) -> bytes | None:
+        """Return what `set_event_time` wrote last; None if it never did."""
+
+    @abstractmethod
+    def set_event_time(self, value: bytes) -> None:
+        """Keep the state of the watermark."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all timers and the state of the watermark."""
+
+
+def unix_us(at: object) -> int:
+    """Return a time with a zone as Unix microseconds. Raise ``Invalid`` for anything else."""
+    if not isinstance(at, datetime):
+        raise Invalid(
+            f"the time of a timer is of type {type(at).__name__}",
+            path="at",
+            hint="Use a datetime with a zone, such as shard.now + timedelta(minutes=30).",
+        )
+    if at.utcoffset() is None:
+        raise Invalid(
+            f"the time of a timer has no zone ({at})",
+            path="at",
+            hint="Use datetime.now(UTC), shard.now or envelope.time, and not datetime.utcnow().",
+        )
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def time_at(at_us: int) -> datetime:
+    """Return Unix microseconds as a time in UTC. Times outside of the years 1 to 9999 are cut."""
+    if _FIRST_US <= at_us <= _LAST_US:
+        return _EPOCH + timedelta(microseconds=at_us)
+    return _LAST if at_us > 0 else _FIRST
+
+
+def check_key(key: object) -> str:
+    """Return the key of a timer. Raise ``Invalid`` unless it is a text of 1 to 1,024 bytes."""
+    if not isinstance(key, str):
+        raise Invalid(
+            f"the key of a timer is of type {type(key).__name__}",
+            path="key",
+            hint="Use a str. For several values: a text of them, such as f'{user}/{day}'.",
+        )
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            f"the key of a timer is no Unicode text: {error.reason}", path="key"
+        ) from error
+    if not 0 < length <= KEY_BYTES_MAX:
+        raise Invalid(
+            f"the key of a timer has {length} bytes (expected 1 to {KEY_BYTES_MAX})",
+            path="key",
+            hint="Keep long values in the payload or in the store.",
+        )
+    return key
+
+
+def check_payload(payload: object) -> bytes:
+    """Return the payload of a timer. Raise ``Invalid`` unless it is bytes, 64 KiB at most."""
+    if not isinstance(payload, bytes):
+        raise Invalid(
+            f"the payload of a timer is of type {type(payload).__name__}",
+            path="payload",
+            hint="Use bytes: encode a text, or a value as JSON.",
+        )
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise Invalid(
+            f"the payload of a timer has {len(payload)} bytes (at most {PAYLOAD_BYTES_MAX})",
+            path="payload",
+            hint="Keep it in the store, below the timer's key.",
+        )
+    return payload
+
+
+def check_domain(domain: Any) -> TimeDomain:
+    """Return the domain of a timer. Raise ``Invalid`` for another type."""
+    if not isinstance(domain, TimeDomain):
+        raise Invalid(
+            f"the domain of a timer is of type {type(domain).__name__}",
+            path="domain",
+            hint="Use TimeDomain.PROCESSING or TimeDomain.EVENT.",
+        )
+    return domain

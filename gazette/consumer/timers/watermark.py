@@ -1,0 +1,115 @@
+"""The watermark of a shard: how far its sources have come in event time. Pure.
+
+The times are Unix microseconds. `observe` takes the times of messages, and `watch` the passing of
+time, for sources that are idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from gazette.consumer.timers.timer import EventTime
+from gazette.errors import Corrupt
+from gazette.protocol.ids import JournalName
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class _State(msgspec.Struct):
+    """What is committed: the watermark, and the greatest time of each source."""
+
+    watermark: int | None = None
+    sources: dict[str, int] = {}
+
+
+class Watermark:
+    """Watermark of one shard over its sources. ``now`` is a monotonic clock, in seconds.
+
+    ``sources`` hold the watermark back until they have messages. Other journals count from their
+    first message on.
+    """
+
+    def __init__(self, event_time: EventTime, sources: Collection[JournalName], now: float) -> None:
+        self._lateness_us = event_time.lateness // _MICROSECOND
+        idle = event_time.idle_after
+        self._idle_s = None if idle is None else idle.total_seconds()
+        self._sources = frozenset(sources)
+        self._greatest: dict[JournalName, int | None] = dict.fromkeys(sources)
+        self._seen: dict[JournalName, float] = dict.fromkeys(sources, now)
+        self._now = now
+        self.value: int | None = None
+        """The watermark; None while a source without messages holds it back."""
+
+    def observe(self, journal: JournalName, at_us: int) -> None:
+        """Note the time of a message of a source."""
+        self._seen[journal] = self._now
+        greatest = self._greatest.get(journal)
+        if greatest is None or at_us > greatest:
+            self._greatest[journal] = at_us
+            self._advance()
+
+    def watch(self, now: float) -> None:
+        """Note the present time: sources may have become idle."""
+        self._now = now
+        if self._idle_s is not None:
+            self._advance()
+
+    @property
+    def next_idle_at(self) -> float | None:
+        """Time at which the next source becomes idle; None if none will."""
+        idle_s = self._idle_s
+        if idle_s is None:
+            return None
+        return min(
+            (at + idle_s for at in self._seen.values() if at + idle_s > self._now), default=None
+        )
+
+    def _advance(self) -> None:
+        times = self._greatest
+        if self._idle_s is not None:
+            oldest = self._now - self._idle_s
+            active = {one: times[one] for one, at in self._seen.items() if at > oldest}
+            if not active:
+                # All are idle: the one that came furthest counts.
+                known = [at for at in times.values() if at is not None]
+                self._raise(max(known, default=None))
+                return
+            times = active
+        least: int | None = None
+        for at in times.values():
+            if at is None:
+                return
+            if least is None or at < least:
+                least = at
+        self._raise(least)
+
+    def _raise(self, at_us: int | None) -> None:
+        if at_us is None:
+            return
+        value = at_us - self._lateness_us
+        if self.value is None or value > self.value:
+            self.value = value
+
+    def to_bytes(self) -> bytes:
+        """Return the state to commit."""
+        sources = {one: at for one, at in sorted(self._greatest.items()) if at is not None}
+        return msgspec.json.encode(_State(self.value, sources))
+
+    def restore(self, data: bytes) -> None:
+        """Continue from a committed state. Raise ``Corrupt``.
+
+        Forget journals that are no sources any more.
+        """
+        try:
+            state = msgspec.json.decode(data, type=_State)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupt(f"the watermark of the state does not decode: {error}") from error
+        self.value = state.watermark
+        for journal, at_us in state.sources.items():
+            if journal in self._sources or not self._sources:
+                self._greatest[journal] = at_us
+                self._seen.setdefault(journal, self._now)
