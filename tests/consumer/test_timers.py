@@ -472,7 +472,7 @@ def test_timers_belong_to_transactions(tmp_path: Path) -> None:
         driver.advance(90)
         assert lines(driver) == ["begin 1 P"]
         driver.advance(30)
-        assert lines(driver) == ["begin 1 P", "end 2 P", "begin 4 P"]
+        assert lines(driver) == ["begin 1 P", "begin 3 P", "end 2 P"]
 
 
 def test_an_application_without_on_timer_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gazette.blobs.file import FileStore
 from gazette.consumer.application import Store
+from gazette.consumer.timers.timer import BEFORE_ALL, TimeDomain, TimerRow
 from gazette.errors import Corrupt, Invalid, NotFound
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.fragment import FragmentStoreUrl
@@ -29,6 +30,14 @@ from gazette.testing.recovery import LOG, FragmentLog, LogClock, MemoryLog, Memo
 from tests.facts import raises
 
 SHARD: Any = None
+
+
+class Named:
+    """A shard, as far as tables of timers need it."""
+
+    id = "shard-one"
+
+
 SCHEMA = "CREATE TABLE IF NOT EXISTS word (w TEXT PRIMARY KEY, n INTEGER)"
 
 
@@ -335,3 +344,32 @@ def test_a_state_says_what_it_is(recorded: Recorded, tmp_path: Path) -> None:
         if state.kind is StateKind.SQLITE:
             with pytest.raises(Exception, match="readonly"):
                 state.query("DELETE FROM word")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
+def test_timers_are_those_of_the_moment(kind: Any, tmp_path: Path) -> None:
+    """Check that a state of the past has the timers of that commit, for the next owner of a copy."""
+    log, rng = MemoryLog(), random.Random(7)
+    recorder = take_over(log, tmp_path / "owner", rng)
+    store = kind.open(recorder)
+    shard: Any = Named()
+    table = store.timer_table(shard)
+    ends = []
+    for number in range(6):
+        table.put(TimeDomain.EVENT, TimerRow(number, f"timer {number}", b"payload"))
+        if number % 2:
+            table.take(TimeDomain.EVENT, BEFORE_ALL, number, 1)
+        checkpoint = Checkpoint({"a/source": SourceCheckpoint(number)})
+        ends.append(store.start_commit(shard, checkpoint, ()).result().commit.end)
+    hints = recorder.build_hints()
+    store.destroy()
+    for number, end in enumerate(ends):
+        directory = tmp_path / f"at-{number}"
+        with open_at(MemoryLogs(log), [hints], directory, Moment(offset=end)) as state:
+            assert state.checkpoint.sources["a/source"].read_through == number
+        cut = MemoryLog(bytes(log.data[:end]))
+        again = kind.open(take_over(cut, tmp_path / f"again-{number}", rng))
+        taken = again.timer_table(shard).take(TimeDomain.EVENT, BEFORE_ALL, 99, 99)
+        kept = range((number + 1) // 2, number + 1)
+        assert [row.key for row in taken] == [f"timer {one}" for one in kept]
+        again.destroy()

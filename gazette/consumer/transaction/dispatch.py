@@ -156,7 +156,7 @@ class Dispatcher:
         require_none("on_timer", result, **_place_of(timer))
 
     def _fire_guarded(self, timer: Timer) -> None:
-        """Fire a timer, or skip it if it is poison."""
+        """Have a timer handled, or skip it if it is poison."""
         poison, timers = self._poison, self._timers
         assert poison is not None
         assert timers is not None

@@ -430,7 +430,7 @@ class Transactor:
         transaction.defer()
 
     def _fire(self, transaction: Transaction) -> None:
-        """Fire some timers that are due, or learn that the first ones were cancelled."""
+        """Have some timers handled that are due, or learn that the first ones were cancelled."""
         timers = self._timers
         assert timers is not None
         if not timers.confirm_due():
