@@ -31,6 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=1, help="first seed")
     parser.add_argument("--seed", type=int, help="simulate this seed only, and print its digest")
     parser.add_argument("--consumers", action="store_true", help="simulate consumers, too")
+    parser.add_argument(
+        "--timers", action="store_true", help="simulate consumers that publish by timers"
+    )
     parser.add_argument("--trace", action="store_true", help="print the trace of --seed")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument(
@@ -44,9 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(seed: int, *, trace: bool, consumers: bool, plant: str) -> int:
+def _one(seed: int, *, trace: bool, consumers: bool, timers: bool, plant: str) -> int:
     quiet()
-    call = partial(_outcome, seed, trace=trace, consumers=consumers, plant=plant)
+    call = partial(_outcome, seed, trace=trace, consumers=consumers, timers=timers, plant=plant)
     (outcome,) = in_children([call], 1)
     sys.stdout.write(report(outcome) + "\n" if outcome.trace or outcome.violations else "")
     sys.stdout.write(
@@ -58,11 +61,11 @@ def _one(seed: int, *, trace: bool, consumers: bool, plant: str) -> int:
     return 1 if outcome.violations else 0
 
 
-def _outcome(seed: int, *, trace: bool, consumers: bool, plant: str) -> Outcome:
+def _outcome(seed: int, *, trace: bool, consumers: bool, timers: bool, plant: str) -> Outcome:
     if plant:
-        plants_of(consumers)[plant]()
+        plants_of(consumers, timers)[plant]()
     with watched(seed):
-        return run_seed(seed, trace=trace, consumers=consumers)
+        return run_seed(seed, trace=trace, consumers=consumers, timers=timers)
 
 
 def _slices(arguments: argparse.Namespace) -> list[range]:
@@ -76,11 +79,22 @@ def _slices(arguments: argparse.Namespace) -> list[range]:
 def _find_plants(arguments: argparse.Namespace) -> int:
     """Run seeds with each planted defect until a violation; print a table."""
     missed = 0
-    names = [arguments.plant] if arguments.plant else list(plants_of(arguments.consumers))
+    names = (
+        [arguments.plant]
+        if arguments.plant
+        else list(plants_of(arguments.consumers, arguments.timers))
+    )
     width = max(map(len, names))
     for name in names:
         calls = [
-            partial(simulate, seeds, consumers=arguments.consumers, plant=name, keep_going=False)
+            partial(
+                simulate,
+                seeds,
+                consumers=arguments.consumers,
+                timers=arguments.timers,
+                plant=name,
+                keep_going=False,
+            )
             for seeds in _slices(arguments)
         ]
         found, spent = None, 0.0
@@ -102,8 +116,14 @@ def _many(arguments: argparse.Namespace) -> int:
     consumers, plant = arguments.consumers, arguments.plant
     slices = _slices(arguments)
     done, failures, spent = 0, 0, 0.0
-    flag = (" --consumers" if consumers else "") + (f" --plant {plant}" if plant else "")
-    calls = [partial(simulate, seeds, consumers=consumers, plant=plant) for seeds in slices]
+    timers = arguments.timers
+    flag = (" --timers" if timers else " --consumers" if consumers else "") + (
+        f" --plant {plant}" if plant else ""
+    )
+    calls = [
+        partial(simulate, seeds, consumers=consumers, timers=timers, plant=plant)
+        for seeds in slices
+    ]
     with closing(in_children(calls, arguments.workers)) as results:
         for seeds, (failed, seconds) in zip(slices, results, strict=True):
             done, spent = done + len(seeds), spent + seconds
@@ -125,13 +145,14 @@ def _many(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     arguments = _parser().parse_args()
+    arguments.consumers |= arguments.timers
     if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
         # The order of sets of strings must not depend on the process.
         environ = {**os.environ, "PYTHONHASHSEED": _HASH_SEED}
         command = [sys.executable, "-m", "tools.simulation", *sys.argv[1:]]
         os.execve(sys.executable, command, environ)  # noqa: S606 - the same program again
-    if arguments.plant and arguments.plant not in plants_of(arguments.consumers):
-        known = ", ".join(plants_of(arguments.consumers))
+    if arguments.plant and arguments.plant not in plants_of(arguments.consumers, arguments.timers):
+        known = ", ".join(plants_of(arguments.consumers, arguments.timers))
         sys.stderr.write(f"there is no plant {arguments.plant!r}; there are: {known}\n")
         return 2
     if arguments.plants:
@@ -142,6 +163,7 @@ def main() -> int:
         arguments.seed,
         trace=arguments.trace,
         consumers=arguments.consumers,
+        timers=arguments.timers,
         plant=arguments.plant,
     )
 

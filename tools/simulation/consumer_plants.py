@@ -13,6 +13,9 @@ from gazette.consumer.query.query_router import RunningQueries
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
+from gazette.consumer.timers.memory_timers import MemoryTimers
+from gazette.consumer.timers.shard_timers import ShardTimers
+from gazette.consumer.timers.timer import Position, TimeDomain, TimerRow
 from gazette.consumer.transaction.prior_transaction import PriorTransaction
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.recoverylog.log.recorder import Recorder
@@ -20,6 +23,7 @@ from gazette.recoverylog.playback.player import Player
 from gazette.runtime.tasks import resolved
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.databases import RedoDatabases
+from gazette.stores.sqlite.timers import TAKE, SQLiteTimers
 
 Undo = Callable[[], None]
 
@@ -109,6 +113,38 @@ def views_forget_the_hand_off() -> Undo:
     return _replace(Player, "_read_some", make)
 
 
+def timers_stay() -> Undo:
+    """Fire timers of SQLite, and leave them in the table."""
+
+    def take(self: SQLiteTimers, domain: TimeDomain, after: Position, *bounds: int) -> Any:
+        return [TimerRow(*row) for row in self._query(TAKE, (domain.value, *after, *bounds))]
+
+    return _replace(SQLiteTimers, "take", lambda before: take)
+
+
+def timers_in_memory_only() -> Undo:
+    """Commit a state without its timers."""
+    return _replace(MemoryTimers, "to_json", lambda before: lambda self: b"{}")
+
+
+def timers_of_the_former_pass() -> Undo:
+    """Forget timers that are set for a time before that of the one that fires."""
+
+    def begin_pass(self: ShardTimers) -> None:
+        for queue in (self._processing, self._event):
+            queue.behind = None
+        self._processing.begin_pass()
+        self._event.begin_pass()
+
+    return _replace(ShardTimers, "begin_pass", lambda before: begin_pass)
+
+
+TIMER_PLANTS: dict[str, Callable[[], Undo]] = {
+    "timers-stay": timers_stay,
+    "timers-in-memory-only": timers_in_memory_only,
+    "timers-of-the-former-pass": timers_of_the_former_pass,
+}
+"""Defects that only applications with timers show."""
 PLANTS: dict[str, Callable[[], Undo]] = {
     "recovered-acks-not-awaited": recovered_acks_not_awaited,
     "hints-before-flush": hints_before_flush,

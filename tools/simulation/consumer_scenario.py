@@ -79,6 +79,8 @@ TRAPS: Final = (
     "hints.storing",
 )
 """Failpoints at which processes are killed or held."""
+TIMER_TRAPS: Final = ("timers.fired", "timers.fired", "timers.fired")
+"""Further ones, of applications with timers."""
 
 
 @dataclass(slots=True)
@@ -96,8 +98,9 @@ class Plan:
 class ConsumerScenario:
     """One run. ``run`` returns when it is over; what was violated is in the history of ``world``."""
 
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
+    def __init__(self, seed: int, *, trace: bool = False, timers: bool = False) -> None:
         self.world = world = ConsumerWorld(seed, trace=trace)
+        world.timers = timers
         self.rng = random.Random(world.rng.getrandbits(64))
         self.more_rng = random.Random(seed * 1_000_003 + 17)
         """Decides about what not every seed has."""
@@ -459,7 +462,7 @@ class ConsumerScenario:
     async def _trap(self) -> None:
         """Kill or hold a process at one of its failpoints."""
         rng, world = self.rng, self.world
-        point = rng.choice(TRAPS)
+        point = rng.choice((*TRAPS, *TIMER_TRAPS) if self.world.timers else TRAPS)
         kind = rng.choice(("kill", "kill", "kill soon", "pause"))
         seconds = rng.choice((0.01, 0.5, 5.0, 40.0)) * rng.random()
 

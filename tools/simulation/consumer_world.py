@@ -30,6 +30,7 @@ from gazette.testing.remote_store import RemoteDatabase
 from tools.fuzz_stores.base import defaults
 from tools.simulation.consumer_app import FoldApp, Surroundings
 from tools.simulation.consumer_queries import MemberQueries, Notes
+from tools.simulation.consumer_timers import TimedFoldApp
 from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
 from tools.simulation.storage import Threads
@@ -111,7 +112,8 @@ class MemberProcess:
             self.queries,
             world.sqlite,
         )
-        app = self._app = FoldApp(around, random.Random(rng.getrandbits(64)))
+        make = TimedFoldApp if world.timers else FoldApp
+        app = self._app = make(around, random.Random(rng.getrandbits(64)))
         service = self.service = _Service(
             app,
             self.clock,
@@ -214,6 +216,8 @@ class ConsumerWorld(World):
         self.notes = Notes(self.loop, self.violated)
         self.sqlite: set[str] = set()
         """Shards whose state is in SQLite."""
+        self.timers = False
+        """Whether the application publishes by timers."""
         self.redo: dict[str, int] = {}
         """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0

@@ -46,14 +46,19 @@ class Outcome:
     trace: tuple[tuple[float, str, str], ...] = ()
 
 
-def run_seed(seed: int, *, trace: bool = False, consumers: bool = False) -> Outcome:
+def run_seed(
+    seed: int, *, trace: bool = False, consumers: bool = False, timers: bool = False
+) -> Outcome:
     """Simulate one seed: brokers and their clients, or with ``consumers`` members of an application, too.
+    With ``timers``, that application publishes by timers.
 
     The same seed gives the same outcome, in any process of this code. What it leaves is not collected:
     a process simulates some seeds, and ends.
     """
     gc.disable()
-    return _run_consumers(seed, trace=trace) if consumers else _run(seed, trace=trace)
+    if consumers or timers:
+        return _run_consumers(seed, trace=trace, timers=timers)
+    return _run(seed, trace=trace)
 
 
 def _run(seed: int, *, trace: bool) -> Outcome:
@@ -76,8 +81,8 @@ def _run(seed: int, *, trace: bool) -> Outcome:
     )
 
 
-def _run_consumers(seed: int, *, trace: bool) -> Outcome:
-    scenario = ConsumerScenario(seed, trace=trace)
+def _run_consumers(seed: int, *, trace: bool, timers: bool) -> Outcome:
+    scenario = ConsumerScenario(seed, trace=trace, timers=timers)
     world = scenario.world
     try:
         scenario.run()
@@ -127,8 +132,10 @@ def report(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def plants_of(consumers: bool) -> Mapping[str, Callable[[], object]]:
-    """Return the defects that a simulation of brokers, or of consumers, can plant, by name."""
+def plants_of(consumers: bool, timers: bool = False) -> Mapping[str, Callable[[], object]]:
+    """Return the defects that a simulation can plant, by name: of brokers, of consumers, or of timers."""
+    if timers:
+        return consumer_plants.TIMER_PLANTS
     return consumer_plants.PLANTS if consumers else plants.PLANTS
 
 
@@ -137,7 +144,12 @@ Slice: TypeAlias = "tuple[list[Outcome], float]"
 
 
 def simulate(
-    seeds: range, *, consumers: bool = False, plant: str = "", keep_going: bool = True
+    seeds: range,
+    *,
+    consumers: bool = False,
+    timers: bool = False,
+    plant: str = "",
+    keep_going: bool = True,
 ) -> Slice:
     """Run seeds in this process; those that violated something are run again for their trace.
 
@@ -145,14 +157,14 @@ def simulate(
     """
     quiet()
     if plant:
-        plants_of(consumers)[plant]()
+        plants_of(consumers, timers)[plant]()
     begun = time.process_time()
     failed = []
     for seed in seeds:
         with watched(seed):
-            if not run_seed(seed, consumers=consumers).violations:
+            if not run_seed(seed, consumers=consumers, timers=timers).violations:
                 continue
-            failed.append(run_seed(seed, trace=True, consumers=consumers))
+            failed.append(run_seed(seed, trace=True, consumers=consumers, timers=timers))
         if not keep_going:
             break
     return failed, time.process_time() - begun

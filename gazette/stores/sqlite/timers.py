@@ -37,7 +37,7 @@ _PUT: Final = (
     " ON CONFLICT (domain, key) DO UPDATE SET at = excluded.at, payload = excluded.payload"
 )
 _REMOVE: Final = "DELETE FROM gazette_timer WHERE domain = ? AND key = ?"
-_TAKE: Final = (
+TAKE: Final = (
     "SELECT at, key, payload FROM gazette_timer"
     " WHERE domain = ? AND (at, key) > (?, ?) AND at <= ? ORDER BY at, key LIMIT ?"
 )
@@ -74,7 +74,7 @@ class SQLiteTimers(TimerTable):
     def take(
         self, domain: TimeDomain, after: Position, until_us: int, limit: int
     ) -> Sequence[TimerRow]:
-        found = self._query(_TAKE, (domain.value, *after, until_us, limit))
+        found = self._query(TAKE, (domain.value, *after, until_us, limit))
         rows = [TimerRow(*row) for row in found]
         if rows:
             self._execute(_REMOVE_TAKEN, (domain.value, *after, *rows[-1].position))
