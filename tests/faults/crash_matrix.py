@@ -125,6 +125,16 @@ ROWS: Final = (
         Victim.FRESH,
     ),
 )
+TIMER_ROWS: Final = (
+    Row(
+        "some timers fired, nothing finalized",
+        "timers.fired({shard})=kill@{n}",
+        "timers.fired({shard})=kill@{n}",
+    ),
+    *(row for row in ROWS if row.name.startswith(("committed locally", "commit durable"))),
+    *(row for row in ROWS if row.name.startswith("store open")),
+)
+"""Rows for an application that publishes by timers."""
 
 
 @dataclass(frozen=True)

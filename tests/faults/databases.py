@@ -9,7 +9,11 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from gazette.dev.postgres import PostgresServer
-from gazette.stores.sql.store import create_checkpoint_table, create_engine
+from gazette.stores.sql.store import (
+    create_checkpoint_table,
+    create_engine,
+    create_timer_table,
+)
 from tests.faults.fold_app import SQL_TABLE, SQL_URL_ENV
 
 
@@ -17,6 +21,7 @@ def prepare(url: str) -> None:
     """Create the tables that `fold_app` needs."""
     engine = create_engine(url)
     create_checkpoint_table(engine)
+    create_timer_table(engine)
     with engine.begin() as connection:
         connection.execute(sa.text(SQL_TABLE))
     engine.dispose()

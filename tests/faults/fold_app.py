@@ -15,12 +15,15 @@ import os
 import struct
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from gazette import Application, Envelope, Message, Publisher, runconsumer
+from gazette import Application, Envelope, Message, Publisher, Timer, runconsumer
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.service import ConsumerService
 from gazette.labels import CONTENT_JSON_LINES
@@ -42,6 +45,9 @@ FLUSH_EVERY: Final = 3
 PLANT_ENV: Final = "FOLD_APP_PLANT"
 """A mistake of the application that the check must find: ``eager`` has outputs committed before its
 transaction is, ``forgetful`` keeps its state in memory."""
+TIMERS_ENV: Final = "FOLD_APP_TIMERS"
+"""If set, outputs of the second journal are published by timers, a little later."""
+TIMER_DELAY: Final = timedelta(milliseconds=10)
 
 State = dict[str, tuple[int, int]]
 """By key: how many messages, and the sum of their numbers."""
@@ -236,8 +242,8 @@ class FoldApplication(Application[Any]):
         count, total = fold.get(message.key)
         count, total = count + 1, total + message.n
         fold.put(message.key, count, total)
-        for journal in outputs_of(shard.id):
-            output = Output(key=message.key, n=message.n, count=count, total=total)
+        output = Output(key=message.key, n=message.n, count=count, total=total)
+        for journal in self.journals_of(shard, output):
             mapping = fixed_mapping(journal, CONTENT_JSON_LINES)
             if self.plant == "eager":
                 published = publisher.publish_committed(mapping, output)
@@ -249,6 +255,27 @@ class FoldApplication(Application[Any]):
         if message.n % FLUSH_EVERY == 0:
             publisher.flush()  # So that some of a transaction is in the journals before all of it is.
 
+    def journals_of(self, shard: Shard, output: Output) -> Sequence[str]:
+        """Return the journals to which the output of a message is published at once."""
+        return outputs_of(shard.id)
+
+
+class TimedFoldApplication(FoldApplication):
+    """Publishes to the second journal by a timer for each message."""
+
+    def journals_of(self, shard: Shard, output: Output) -> Sequence[str]:
+        # Timers of one moment fire in the order of their keys, which is that of the messages.
+        at = shard.now + TIMER_DELAY
+        shard.schedule(f"{output.n:012}", at, msgspec.json.encode(output))
+        return outputs_of(shard.id)[:1]
+
+    def on_timer(self, shard: Shard, store: Any, timer: Timer, publisher: Publisher) -> None:
+        output = msgspec.json.decode(timer.payload, type=Output)
+        mapping = fixed_mapping(outputs_of(shard.id)[1], CONTENT_JSON_LINES)
+        publisher.publish_uncommitted(mapping, output)
+        if output.n % FLUSH_EVERY == 0:
+            publisher.flush()
+
 
 def nap(seconds: float, *, greedy: bool) -> None:
     """Take that long; ``greedy``: within one call into C that keeps the interpreter's lock."""
@@ -258,5 +285,12 @@ def nap(seconds: float, *, greedy: bool) -> None:
         threading.Event().wait(seconds)
 
 
+def new_application() -> FoldApplication:
+    """Return the application that the environment asks for. Both have one name: that of their state."""
+    application = TimedFoldApplication() if os.environ.get(TIMERS_ENV) else FoldApplication()
+    application.application_name = "fold"  # type: ignore[misc]
+    return application
+
+
 if __name__ == "__main__":
-    runconsumer.main(FoldApplication())
+    runconsumer.main(new_application())

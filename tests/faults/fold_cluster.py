@@ -432,9 +432,14 @@ class FoldCluster:
             state = {key: tuple(value) for key, value in answer.json().items()}
             assert state == source.state(), f"{shard_id}: state is not the fold of the input"
         for reader in self.readers:
-            await reader.read(self.client)
             shard_id = reader.journal.split("/")[1]
             expected = self.sources[shard_id].outputs()
+            await reader.read(self.client)
+            # Timers publish later than their messages are read through.
+            deadline = self.clock.monotonic() + UP_S
+            while len(reader.outputs) < len(expected) and self.clock.monotonic() < deadline:
+                await self.clock.sleep(0.05)
+                await reader.read(self.client)
             assert_same(reader.outputs, expected, reader.journal)
         self.resume()
 

@@ -102,7 +102,7 @@ def _become(order: dict[str, Any]) -> NoReturn:
         from tests.faults import fold_app
 
         failpoints.arm(os.environ.get(failpoints.ENV, ""))
-        runconsumer.main(fold_app.FoldApplication())
+        runconsumer.main(fold_app.new_application())
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001 - a process says it in its log, and ends

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.crash_matrix import ROWS
+from tests.faults.crash_matrix import ROWS, TIMER_ROWS
 from tests.faults.databases import sql_environ
-from tests.faults.fold_app import PLANT_ENV
+from tests.faults.fold_app import PLANT_ENV, TIMERS_ENV
 from tests.faults.fold_cluster import report
 from tests.faults.matrix_lanes import Matrix
 
@@ -49,6 +49,30 @@ def test_every_output_once_wherever_a_member_dies(
     expected = {(row.name, kind) for row in rows for kind in STORES if row.applies_to(kind)}
     assert set(results.deaths) == expected
     assert all(len(found) == REPEATS for found in results.deaths.values())
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(6 * 3600)
+def test_every_timer_fires_once_wherever_a_member_dies(
+    tmp_path: Path, databases: dict[str, str]
+) -> None:
+    """The rows of timers with every store, ``GAZETTE_REPEATS`` times."""
+    rows = [row for row in TIMER_ROWS if any(part in row.name for part in CHOSEN)]
+    environ = {**databases, TIMERS_ENV: "1"}
+    results = asyncio.run(Matrix(STORES, rows, REPEATS, SEED, tmp_path, environ).run())
+    for line in results.lines(rows):
+        report(line)
+    assert not results.violations
+    assert results.count == len(rows) * len(STORES) * REPEATS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_row_of_timers_with_sqlite(tmp_path: Path) -> None:
+    rows = TIMER_ROWS[:1]
+    results = asyncio.run(Matrix(["sqlite"], rows, 1, SEED, tmp_path, {TIMERS_ENV: "1"}).run())
+    assert not results.violations
+    assert results.count == 1
 
 
 @pytest.mark.timeout(120)
