@@ -114,7 +114,7 @@ def views_forget_the_hand_off() -> Undo:
 
 
 def timers_stay() -> Undo:
-    """Fire timers of SQLite, and leave them in the table."""
+    """Leave timers of SQLite in the table when they fire."""
 
     def take(self: SQLiteTimers, domain: TimeDomain, after: Position, *bounds: int) -> Any:
         return [TimerRow(*row) for row in self._query(TAKE, (domain.value, *after, *bounds))]
