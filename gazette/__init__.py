@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StateView,
         Store,
     )
+    from gazette.consumer.query.all_shards import ListPage, gather_route, list_route
     from gazette.consumer.query.query import QueryResult, ShardQuery
     from gazette.consumer.query.shard_route import ShardRequest, shard_route
     from gazette.consumer.query.shard_rpc import shard_rpc
@@ -57,6 +58,7 @@ _HOMES = {
     "ErrorCause": "gazette.consumer.transaction.error_cause",
     "EventTime": "gazette.consumer.timers.timer",
     "GazetteError": "gazette.errors",
+    "ListPage": "gazette.consumer.query.all_shards",
     "MalformedMessage": "gazette.message.framing.frames",
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
@@ -76,6 +78,8 @@ _HOMES = {
     "Timer": "gazette.consumer.timers.timer",
     "TimerTable": "gazette.consumer.timers.timer",
     "__version__": "gazette.version",
+    "gather_route": "gazette.consumer.query.all_shards",
+    "list_route": "gazette.consumer.query.all_shards",
     "open_publisher": "gazette.message.publishing.client_publisher",
     "read_batches": "gazette.history.tables",
     "read_table": "gazette.history.tables",
@@ -96,6 +100,7 @@ __all__ = [
     "ErrorCause",
     "EventTime",
     "GazetteError",
+    "ListPage",
     "MalformedMessage",
     "Message",
     "MessageProducer",
@@ -115,6 +120,8 @@ __all__ = [
     "Timer",
     "TimerTable",
     "__version__",
+    "gather_route",
+    "list_route",
     "open_publisher",
     "read_batches",
     "read_table",

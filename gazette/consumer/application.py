@@ -32,6 +32,7 @@ from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.tasks import OpFuture
 
@@ -286,6 +287,15 @@ class Application(ABC, Generic[StoreT]):
                 journal=journal.name,
             )
         return self.message_type
+
+    def keyed_journals(self) -> LabelSelector | None:
+        """Return the selector of source journals among which publishers choose by the key of a message.
+
+        The number of the chosen one is the hash of the key modulo their number, as of
+        `gazette.message.mapping.modulo_mapping`. Routes and methods with a ``key`` find shards by it.
+        Default: None. A `Source` with a key overrides this.
+        """
+        return None
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
         """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -40,7 +40,12 @@ from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_router import QueryRouter, RunningQueries
-from gazette.consumer.query.shard_route import BoundShardRoute, HttpQueries, error_answer
+from gazette.consumer.query.shard_route import (
+    BoundShardRoute,
+    HttpQueries,
+    error_answer,
+    routes_of,
+)
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
@@ -50,11 +55,11 @@ from gazette.consumer.shard.journals import retried
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.shard.thread import ShardThread, WorkerFactory
-from gazette.errors import Bug, GazetteError, Unavailable
+from gazette.errors import Bug, GazetteError, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
 from gazette.keyspace.key_space import KeySpace
-from gazette.message.mapping import PartitionWatch
+from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import Clock as MessageClock
 from gazette.message.uuid import new_producer_id
@@ -178,7 +183,7 @@ class ConsumerMember:
         self._phase = "starting"
         self._parts: _Parts | None = None
         self._routes: list[HttpRoute] = []
-        self._http_queries = HttpQueries()
+        self._http_queries = HttpQueries(self)
         self._partitions: dict[str, PartitionWatch] = {}
         self._up: ShardCollector | None = None
 
@@ -196,8 +201,15 @@ class ConsumerMember:
     ) -> None:
         """See `ConsumerService.add_route`."""
         if isinstance(endpoint, BoundShardRoute):
+            if endpoint.by_key:
+                self._keyed_partitions()  # It lists them from now on, so that no query has to wait.
             endpoint = self._http_queries.add(path, endpoint)
         self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
+
+    def add_routes(self, instance: Any) -> None:
+        """See `ConsumerService.add_routes`."""
+        for route in routes_of(instance):
+            self.add_route(route.path, route, route.methods)
 
     def config(self, group: type[T]) -> T:
         """See `ConsumerService.config`."""
@@ -262,8 +274,7 @@ class ConsumerMember:
         """See `ShardCaller.ask_shard`."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
-        if not self._started.is_set():
-            await self._await_start(seconds)
+        await self._await_start(seconds)
         if self._queries_running.ended:
             raise self._queries_running.leaving(query.shard)
         router = QueryRouter(
@@ -272,7 +283,55 @@ class ConsumerMember:
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await router.ask(query, serve, proxy, left_s)
 
+    async def shard_of_key(self, key: bytes | str) -> str:
+        """See `ShardCaller.shard_of_key`."""
+        partitions, seconds = self._keyed_partitions(), self.settings.query_timeout_s
+        await self._await_start(seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await partitions.ready()
+        except TimeoutError as error:
+            raise Unavailable(
+                f"no broker has listed the partitions of keys within {seconds:g} s",
+                hint="Check that brokers run at --broker.address.",
+            ) from error
+        journal = modulo_mapping(partitions, lambda one: one)(key).journal
+        # One that is disabled makes way for another, which has the state of the key.
+        shards = [one.id for one in self.shards_with_source(journal) if not one.disable]
+        match shards:
+            case [shard]:
+                return shard
+            case []:
+                raise NotFound(
+                    f"no shard reads {journal}, which has the messages of this key",
+                    hint="Apply specifications of shards, and enable them.",
+                )
+            case _:
+                raise Invalid(
+                    f"{len(shards)} shards read {journal}, which has the messages of this key: "
+                    f"{', '.join(shards)}",
+                    path="key",
+                    hint="Let the request name the shard.",
+                )
+
+    async def all_shards(self) -> Sequence[ShardSpec]:
+        """See `ShardCaller.all_shards`."""
+        await self._await_start(self.settings.query_timeout_s)
+        return self.resolver.shards(LabelSelector())
+
+    def _keyed_partitions(self) -> PartitionWatch:
+        selector = self.application.keyed_journals()
+        if selector is None:
+            raise Invalid(
+                "a key is to find a shard, and no source has a key",
+                path=type(self.application).__qualname__,
+                hint='Declare one: words = Source("words", Word, key="word").',
+            )
+        return self.partitions(selector)
+
     async def _await_start(self, timeout_s: float) -> None:
+        if self._started.is_set():
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await first_of(self._started, self.stopping, self._failed)
@@ -280,6 +339,11 @@ class ConsumerMember:
             raise Unavailable(f"the consumer is {self._phase}") from error
         if not self._started.is_set():
             raise Unavailable(f"the consumer is {self._phase}")
+
+    @property
+    def query_timeout_s(self) -> float:
+        """See `ShardCaller.query_timeout_s`."""
+        return self.settings.query_timeout_s
 
     @property
     def verifier(self) -> Verifier:
@@ -330,6 +394,7 @@ class ConsumerMember:
         self._daemons.spawn(self._sweep(), name="sweep")
         service: ConsumerService = self
         await initialized(self.application, service)
+        self.add_routes(self.application)
         app.router.routes[:] = self._all_routes()
         self._phase = "connecting to etcd"
         etcd = await connect_with_retry(self._etcd_settings, self.clock, transport=self._transport)

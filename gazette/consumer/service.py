@@ -74,7 +74,15 @@ class ConsumerService(ShardCaller, Protocol):
     ) -> None:
         """Serve an HTTP route; call it in ``Application.initialize``.
 
-        ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``).
+        ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``). Raise
+        ``Invalid`` for a method with a key if the application has no `Application.keyed_journals`.
+        """
+        ...
+
+    def add_routes(self, instance: Any) -> None:
+        """Serve all methods of an object whose decorators give them a path.
+
+        Those of the application itself are served without this. Raise as ``add_route`` does.
         """
         ...
 

@@ -200,6 +200,8 @@ class Source(_Declared):
         # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
+        if getattr(owner, "keyed_journals", None) is Application.keyed_journals:
+            setattr(owner, "keyed_journals", _keyed_journals)  # noqa: B010
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,15 @@ def _declared_type(application: Application[Any], journal: JournalSpec) -> type[
         if source.has(journal.name):
             return source.message_type
     return Application.message_type_of(application, journal)
+
+
+def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
+    """Return the partitions of a source with a key: `Application.keyed_journals`.
+
+    Any of them will do. They have the same number of partitions, and shard N reads number N of each.
+    """
+    sources = _declared(type(application), (Source,))
+    return next((one.selector for one in sources if one.key is not None), None)
 
 
 def _declared(kind: type, of: tuple[type[_Declared], ...]) -> list[Any]:

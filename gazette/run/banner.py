@@ -6,6 +6,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import quote
+
+import msgspec
 
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.message.mapping import fnv32a
@@ -42,7 +45,8 @@ def banner(
         for source in declaration.sources
         if source.name in samples
     ]
-    lines.append(f"  {query_command(routes, members[0][1], _shard_of(declaration, samples))}")
+    values = {"shard": _shard_of(declaration, samples), **_fields_of(samples)}
+    lines.append(f"  {query_command(routes, members[0][1], values)}")
     lines.append("Ctrl-C stops it" + ("; the state stays." if state else "."))
     return lines
 
@@ -60,14 +64,22 @@ def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: st
     return f"printf '%s\\n' {words} | {command}"
 
 
-def query_command(routes: Sequence[str], address: str, shard: str) -> str:
-    """Return a command that asks a shard of the application, or else the runtime."""
-    ordered = sorted(routes, key=lambda route: "{shard" not in route)
-    path = ordered[0] if ordered else "/debug/shards"
+def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:
+    """Return a command that asks a shard of the application, or else the runtime.
+
+    ``values`` are those of parameters that a path may have. Others stand there in capital letters.
+    """
+
+    def rank(route: str) -> tuple[bool, int]:
+        known = [name in values for name in _PATH_PARAMETER.findall(route)]
+        return not any(known), known.count(False)
+
+    # Routes with parameters that are known say most about the first message.
+    path = min(routes, key=rank, default="/debug/shards")
     path = _PATH_PARAMETER.sub(
-        lambda found: shard if found[1] == "shard" else found[1].upper(), path
+        lambda found: quote(values.get(found[1], found[1].upper()), safe=""), path
     )
-    return f"curl {address}{path}"
+    return f"curl {shlex.quote(f'{address}{path}')}"
 
 
 def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) -> str:
@@ -76,6 +88,14 @@ def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) ->
         if source.keyed and source.name in samples:
             return f"shard-{fnv32a(samples[source.name].key.encode()) % source.partitions:03d}"
     return "shard-000"
+
+
+def _fields_of(samples: Mapping[str, MessageSample]) -> dict[str, str]:
+    """Return the fields of the first sample that are text or numbers, by name."""
+    for sample in samples.values():
+        fields: dict[str, object] = msgspec.json.decode(sample.line)
+        return {name: str(value) for name, value in fields.items() if isinstance(value, str | int)}
+    return {}
 
 
 def _journals_text(one: DeclaredJournals) -> str:

@@ -493,6 +493,7 @@ class AppDriver(Generic[StoreT]):
         specs = [self._journal_spec(name) for name in sorted(names)]
         service = DrivenService(self.application, self.clock, specs, appends, self._config)
         await initialized(self.application, service)
+        service.add_routes(self.application)
 
 
 class _DrivenIO:

@@ -202,7 +202,7 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
                     assert [one["End"]["Station"] for one in answer.json()["rides"]] == [
                         ride.end.station for ride in kept
                     ]
-                seen.add(answers[0].headers["X-Shard-ID"])
+                seen.add(answers[0].json()["shard"])
             assert seen == set(shards), "bikes are spread over the shards"
             assert (await http.get(f"{members[0].http}/api/bikes?id=x")).status_code == 400
             await members[0].die()

@@ -86,7 +86,7 @@ async def test_the_commands_of_its_page_work(tmp_path: Path) -> None:
         assert publish in project.said  # The banner only adds the address of its broker.
         assert query.rpartition("9001")[2] in project.said
         await project.publish()
-        await project.count(1)
+        await project.answers({"n": 1})
     finally:
         assert await project.stop() == 0
     for command in commands[-3:]:

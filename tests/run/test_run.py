@@ -125,9 +125,10 @@ class Run:
         """Return once the query that the banner shows answers with a count."""
         await self.answers({"gazette": wanted})
 
-    async def answers(self, wanted: object) -> None:
-        """Return once the query that the banner shows has an answer."""
+    async def answers(self, wanted: object, path: str = "") -> None:
+        """Return once the query that the banner shows, or that of another path, has an answer."""
         (url,) = re.findall(r"^  curl (.*)$", self.said, re.MULTILINE)[-1:]
+        url = str(httpx.URL(url).join(path)) if path else url
         answer: object = None
         async with httpx.AsyncClient() as client:
             for _ in range(600):

@@ -273,17 +273,19 @@ def test_the_command_to_publish_sends_a_key_where_it_matters() -> None:
         (["/all"], "http://a:1/all"),
         (["/all", "/shards/{shard}/of/{word}"], "http://a:1/shards/shard-002/of/WORD"),
         (["/shards/{shard:path}/counts"], "http://a:1/shards/shard-002/counts"),
+        (["/{x}", "/counts/{text}"], "http://a:1/counts/to%20be%3F"),
     ],
 )
-def test_the_command_to_query_names_a_shard(routes: list[str], url: str) -> None:
-    assert query_command(routes, "http://a:1", "shard-002") == f"curl {url}"
+def test_the_command_to_query_names_what_is_known(routes: list[str], url: str) -> None:
+    values = {"shard": "shard-002", "text": "to be?"}
+    assert query_command(routes, "http://a:1", values) == f"curl {url}"
 
 
 def test_the_banner_asks_the_shard_of_the_sample() -> None:
     lines = banner(
         Declaration("app.Words", (WORDS,), ()),
-        {"words": MessageSample("{}", "gazette")},
-        ["/shards/{shard}/counts"],
+        {"words": MessageSample('{"word":"gazette"}', "gazette")},
+        ["/shards/{shard}/counts/{word}"],
         target="app.py",
         state=".gazette/",
         brokers="http://127.0.0.1:8080",
@@ -291,5 +293,5 @@ def test_the_banner_asks_the_shard_of_the_sample() -> None:
     )
     assert lines[0] == "app.py runs as application app.Words"
     assert "  reads    words: 4 partitions of Word, by key" in lines
-    assert "  curl http://127.0.0.1:9001/shards/shard-003/counts" in lines
+    assert "  curl http://127.0.0.1:9001/shards/shard-003/counts/gazette" in lines
     assert lines[-1] == "Ctrl-C stops it; the state stays."

@@ -1,22 +1,25 @@
-"""``@shard_route``: an HTTP route of an application that shards answer.
+"""``@shard_route``: an HTTP route of an application that one shard answers.
 
-    class Api:
-        def __init__(self, service: ConsumerService) -> None:
-            self.service = service
+    class WordCount(Application[CountStore]):
+        words = Source("words", Word, partitions=4, key="word")
 
-        @shard_route()
+        @shard_route("/counts/{word}", key="word")
         def count(self, store: CountStore, request: ShardRequest) -> dict[str, int]:
-            return {"n": store.count(request.query["word"])}
+            return {"n": store.count(request.path["word"])}
 
-    service.add_route("/shards/{shard}/count", Api(service).count)
+Methods of an application are served at their paths. Those of another object are, if they are added:
+
+    service.add_route("/shards/{shard}/count", api.count)
 
 Members pass requests on over gRPC, whose endpoint they advertise: see `HttpQueries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, overload
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias, overload
 
 import grpc
 import grpc.aio
@@ -24,17 +27,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gazette.auth import Capability, authorization_of
+from gazette.auth import Capability, Claims, authorization_of
 from gazette.client.rpc.credentials import shard_claims
 from gazette.consumer.query.query import QueryResult, ShardQuery, rpc_errors
 from gazette.consumer.query.query_codec import (
+    Values,
     metadata_of,
     query_of,
     result_headers,
     result_of,
     values_of,
 )
-from gazette.consumer.query.shard_rpc import service_of
+from gazette.consumer.query.shard_rpc import ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -57,6 +61,8 @@ class ShardRequest(msgspec.Struct, frozen=True):
     """Headers by lower-case name, without ``authorization``."""
     body: bytes = b""
     """The body as it was sent."""
+    shard: str = ""
+    """The shard that is asked. Empty in functions that find it."""
 
     def json(self) -> Any:
         """Return the decoded body. Raise ``Invalid`` if it is not JSON."""
@@ -66,10 +72,18 @@ class ShardRequest(msgspec.Struct, frozen=True):
             raise Invalid(f"the body is not JSON: {error}", path="body") from error
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class HttpAnswer(msgspec.Struct, frozen=True):
+    """An HTTP answer on its way between members."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+ShardOf: TypeAlias = Callable[[ShardRequest], str]
+"""Function that returns the id of the shard to ask."""
+KeyOf: TypeAlias = str | Callable[[ShardRequest], bytes | str]
+"""Name of a parameter of the path or the query, or function that returns the key."""
 
 
 def shard_of(request: ShardRequest) -> str:
@@ -78,39 +92,55 @@ def shard_of(request: ShardRequest) -> str:
 
 
 def shard_route(
+    path: str = "",
     *,
-    shard: Callable[[ShardRequest], str] = shard_of,
+    key: KeyOf | None = None,
+    shard: ShardOf | None = None,
+    methods: Iterable[str] = ("GET",),
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
     """Decorate a method that answers an HTTP route. See `shard_rpc` for the other parameters.
 
+    A method of an `Application` is served at ``path``. Without one, pass the method to ``add_route``.
+    ``key`` finds the shard as publishers find the partition of a message with that key. Otherwise
+    ``shard(request)`` returns its id, by default the parameter ``shard``.
+
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
     Starlette ``Response``, or a value that msgspec encodes as JSON. Errors of our tree become
     statuses: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does
     not answer in time, and a member that leaves its cluster, answer 503 with ``Retry-After``.
+    Raise ``Invalid`` for parameters that do not fit together.
     """
+    if key is not None and shard is not None:
+        raise Invalid("give key or shard, not both", path="shard_route")
+    options = (path_of(path), tuple(methods), capability, timeout_s)
+    find = shard_of if shard is None else shard
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
-        return ShardRoute(method, shard, capability, timeout_s)
+        return ShardRoute(
+            method, lambda instance: _OneShard(partial(method, instance), key, find, *options)
+        )
 
     return decorate
 
 
-class ShardRoute:
-    """A descriptor for one method of a class, made by ``@shard_route``."""
+def path_of(path: object) -> str:
+    """Return the path of a decorator. Raise ``Invalid`` for anything else, as for a method."""
+    if not isinstance(path, str) or (path and not path.startswith("/")):
+        raise Invalid(
+            f"{path!r} is not the path of a route",
+            path="shard_route",
+            hint='Write @shard_route("/counts/{word}", key="word"), or @shard_route() and add_route.',
+        )
+    return path
 
-    def __init__(
-        self,
-        method: Callable[[Any, Any, ShardRequest], Any],
-        shard: Callable[[ShardRequest], str],
-        capability: int,
-        timeout_s: float | None,
-    ) -> None:
-        self.method = method
-        self.shard = shard
-        self.capability = capability
-        self.timeout_s = timeout_s
+
+class ShardRoute:
+    """A descriptor for one method of a class, made by a decorator of routes."""
+
+    def __init__(self, method: Callable[..., Any], bind: Callable[[Any], BoundShardRoute]) -> None:
+        self._bind = bind
         self.__doc__ = method.__doc__
 
     @overload
@@ -118,22 +148,124 @@ class ShardRoute:
     @overload
     def __get__(self, instance: Any, owner: type) -> BoundShardRoute: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else BoundShardRoute(self, instance)
+        return self if instance is None else self._bind(instance)
 
 
-class BoundShardRoute:
-    """The endpoint of one object. ``add_route`` gives it its path."""
+class BoundShardRoute(ABC):
+    """A route of one object: one shard answers its requests, or all of them."""
 
-    def __init__(self, route: ShardRoute, instance: Any) -> None:
-        self._route = route
-        self._instance = instance
+    def __init__(
+        self, path: str, methods: Iterable[str], capability: int, timeout_s: float | None
+    ) -> None:
+        self.path = path
+        """Path that the decorator gives; empty if ``add_route`` does."""
+        self.methods = tuple(methods)
+        self.capability = capability
+        """What the token of a caller has to allow."""
+        self.timeout_s = timeout_s
+        self.by_key = False
+        """True if keys of messages say which shard is asked."""
 
-    def at(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        """Return the Starlette endpoint for a path."""
+    @abstractmethod
+    async def answer(
+        self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
+    ) -> QueryResult[HttpAnswer]:
+        """Have shards answer. Raise as `QueryRouter.ask` does."""
+
+    @abstractmethod
+    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
+        """Return what a shard answers. Called on a thread."""
+
+
+class _OneShard(BoundShardRoute):
+    """A route of which one shard answers each request."""
+
+    def __init__(
+        self,
+        method: Callable[[Any, ShardRequest], Any],
+        key: KeyOf | None,
+        shard: ShardOf,
+        *options: Any,
+    ) -> None:
+        super().__init__(*options)
+        self._method = method
+        self._key = key
+        self._shard = shard
+        self.by_key = key is not None
+
+    async def answer(
+        self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
+    ) -> QueryResult[HttpAnswer]:
+        if self._key is None:
+            shard = self._shard(request)
+        else:
+            shard = await service.shard_of_key(key_of(self._key, request))
+        return await ask(service, self, request, query_of(shard, values, claims), self.timeout_s)
+
+    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
+        return encoded(self._method(store, request))
+
+
+def key_of(key: KeyOf, request: ShardRequest) -> bytes | str:
+    """Return the key that a request names. Raise ``Invalid`` if it names none."""
+    found: object
+    if isinstance(key, str):
+        found = request.path.get(key, request.query.get(key))
+        if found is None:
+            raise Invalid(f"the request has no parameter {key}", path=key, hint=f"Add ?{key}=….")
+    else:
+        found = key(request)
+    if not isinstance(found, bytes | str):
+        raise Invalid(f"the key of a route is {found!r}, and neither text nor bytes", path="key")
+    return found
+
+
+async def ask(
+    service: ShardCaller,
+    route: BoundShardRoute,
+    request: ShardRequest,
+    query: ShardQuery,
+    timeout_s: float | None,
+) -> QueryResult[HttpAnswer]:
+    """Have one shard answer a request, at whichever member. Raise as `QueryRouter.ask` does."""
+    request = msgspec.structs.replace(request, shard=query.shard)
+
+    async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[HttpAnswer]:
+        own = shard_claims(route.capability, forwarded.shard)
+        metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(forwarded))
+        method: Any = channel.unary_unary(METHOD, None, None)
+        call = method(msgspec.msgpack.encode(request), metadata=metadata)
+        reply = msgspec.msgpack.decode(await call, type=HttpAnswer)
+        return result_of(reply, values_of(await call.trailing_metadata()))
+
+    return await service.ask_shard(
+        query, lambda store: route.reply(store, request), forward, timeout_s=timeout_s
+    )
+
+
+def routes_of(instance: Any) -> list[BoundShardRoute]:
+    """Return the methods of an object whose decorators give them a path, by name."""
+    kind = type(instance)
+    names = [name for name in dir(kind) if isinstance(getattr(kind, name, None), ShardRoute)]
+    bound: list[BoundShardRoute] = [getattr(instance, name) for name in names]
+    return [route for route in bound if route.path]
+
+
+class HttpQueries:
+    """The routes of a member that shards answer, and the gRPC service by which members pass requests
+    on: ``gazette.consumer.HttpQueries/Ask``, with msgpack for messages."""
+
+    def __init__(self, service: ShardCaller) -> None:
+        self._service = service
+        self._routes: dict[str, BoundShardRoute] = {}
+
+    def add(self, path: str, route: BoundShardRoute) -> Callable[[Request], Awaitable[Response]]:
+        """Return the Starlette endpoint of a route at a path."""
+        self._routes[path] = route
 
         async def endpoint(request: Request) -> Response:
             try:
-                answer = await self._answer(path, request)
+                answer = await self._answer(path, route, request)
             except GazetteError as error:
                 return failure_answer(error)
             reply = answer.value
@@ -141,8 +273,10 @@ class BoundShardRoute:
 
         return endpoint
 
-    async def _answer(self, path: str, request: Request) -> QueryResult[_Reply]:
-        service, route = service_of(self._instance), self._route
+    async def _answer(
+        self, path: str, route: BoundShardRoute, request: Request
+    ) -> QueryResult[HttpAnswer]:
+        service = self._service
         headers = dict(request.headers.items())
         claims = service.verifier.verify(headers.pop("authorization", None), route.capability)
         shard_request = ShardRequest(
@@ -155,48 +289,7 @@ class BoundShardRoute:
         )
         # Only members may send this header: drop it from other callers.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
-        return await self.answer(
-            shard_request, query_of(route.shard(shard_request), values, claims)
-        )
-
-    async def answer(self, request: ShardRequest, query: ShardQuery) -> QueryResult[_Reply]:
-        """Have the shard answer. Raise as `QueryRouter.ask` does."""
-        service, route = service_of(self._instance), self._route
-
-        async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[_Reply]:
-            own = shard_claims(route.capability, forwarded.shard)
-            metadata = (*(service.peers.credentials.metadata(own) or ()), *metadata_of(forwarded))
-            ask: Any = channel.unary_unary(METHOD, None, None)
-            call = ask(msgspec.msgpack.encode(request), metadata=metadata)
-            reply = msgspec.msgpack.decode(await call, type=_Reply)
-            return result_of(reply, values_of(await call.trailing_metadata()))
-
-        return await service.ask_shard(
-            query,
-            lambda store: _reply(route.method(self._instance, store, request)),
-            forward,
-            timeout_s=route.timeout_s,
-        )
-
-    async def answer_peer(self, request: ShardRequest, metadata: Any) -> QueryResult[_Reply]:
-        """Answer a request that another member passed on. Raise as `QueryRouter.ask` does."""
-        service, route = service_of(self._instance), self._route
-        claims = service.verifier.verify(authorization_of(metadata), route.capability)
-        return await self.answer(
-            request, query_of(route.shard(request), values_of(metadata), claims)
-        )
-
-
-class HttpQueries:
-    """The routes of a member that shards answer, and the gRPC service by which members pass requests
-    on: ``gazette.consumer.HttpQueries/Ask``, with msgpack for messages."""
-
-    def __init__(self) -> None:
-        self._routes: dict[str, BoundShardRoute] = {}
-
-    def add(self, path: str, route: BoundShardRoute) -> Callable[[Request], Awaitable[Response]]:
-        self._routes[path] = route
-        return route.at(path)
+        return await route.answer(service, shard_request, values, claims)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         service, _, method = METHOD[1:].partition("/")
@@ -216,10 +309,21 @@ class HttpQueries:
                     f"this member has no route {request.route}",
                     hint="Members of one cluster must run the same version of the application.",
                 )
-            answer = await route.answer_peer(request, context.invocation_metadata())
+            answer = await self._answer_peer(route, request, context.invocation_metadata())
             context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return msgspec.msgpack.encode(answer.value)
         raise AssertionError("unreachable: the context was aborted")
+
+    async def _answer_peer(
+        self, route: BoundShardRoute, request: ShardRequest, metadata: Any
+    ) -> QueryResult[HttpAnswer]:
+        service = self._service
+        claims = service.verifier.verify(authorization_of(metadata), route.capability)
+        values = values_of(metadata)
+        if not request.shard:  # Of a member of an older version.
+            return await route.answer(service, request, values, claims)
+        query = query_of(request.shard, values, claims)
+        return await ask(service, route, request, query, route.timeout_s)
 
 
 async def _bounded_body(request: Request) -> bytes:
@@ -233,8 +337,8 @@ async def _bounded_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _reply(value: Any) -> _Reply:
-    """Encode the reply on the thread of the query, so that its content does not change meanwhile."""
+def encoded(value: Any) -> HttpAnswer:
+    """Encode a reply, on the thread of the query, so that its content does not change meanwhile."""
     if isinstance(value, Response):
         headers = {name: text for name, text in value.headers.items() if name != "content-length"}
         body = getattr(value, "body", None)
@@ -243,12 +347,12 @@ def _reply(value: Any) -> _Reply:
                 f"a {type(value).__name__} cannot be passed on",
                 hint="Return a Response with a body, or a value that can be written as JSON.",
             )
-        return _Reply(value.status_code, headers, bytes(body))
+        return HttpAnswer(value.status_code, headers, bytes(body))
     try:
         body = msgspec.json.encode(value)
     except (TypeError, ValueError) as error:
         raise Invalid(f"the answer cannot be written as JSON: {error}") from error
-    return _Reply(200, {"content-type": "application/json"}, body)
+    return HttpAnswer(200, {"content-type": "application/json"}, body)
 
 
 async def error_answer(_request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ waits through a fail-over.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
@@ -34,6 +34,7 @@ from gazette.consumer.query.query_codec import (
 )
 from gazette.errors import Invalid
 from gazette.protocol.route import Header
+from gazette.protocol.shard import ShardSpec
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -56,6 +57,11 @@ class ShardCaller(Protocol):
         """Verifier of the tokens of requests to this member."""
         ...
 
+    @property
+    def query_timeout_s(self) -> float:
+        """Seconds that a query may take unless its route or method says otherwise."""
+        ...
+
     async def ask_shard(
         self,
         query: ShardQuery,
@@ -71,19 +77,37 @@ class ShardCaller(Protocol):
         """
         ...
 
+    async def shard_of_key(self, key: bytes | str) -> str:
+        """Return the id of the shard that reads messages with a key.
+
+        The key is mapped to a partition of `Application.keyed_journals` as publishers do. Raise
+        ``Invalid`` if the application has none, or if several shards read that partition. Raise
+        ``NotFound`` if no shard does. Raise ``Unavailable`` if no broker lists them in time.
+        """
+        ...
+
+    async def all_shards(self) -> Sequence[ShardSpec]:
+        """Return the specifications of all shards, by id. Raise ``Unavailable`` if the member does not
+        know them in time.
+        """
+        ...
+
 
 def shard_rpc(
     stub: Callable[[Any], Any],
     *,
-    shard: Callable[[Any], str] = attrgetter("shard"),
+    key: str | Callable[[Any], bytes | str] | None = None,
+    shard: Callable[[Any], str] | None = None,
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
     """Decorate a unary method of a servicer; ``stub`` is the generated class of its service's clients.
 
-    ``shard(request)`` returns the id of the shard to ask, by default the request's field ``shard``.
-    With authentication, a caller needs ``capability`` for that shard. ``timeout_s`` bounds how long
-    to wait for a shard (default: ``--consumer.query-timeout``).
+    ``key`` names a field of the request, or is a function of it. It finds the shard as publishers
+    find the partition of a message with that key. Otherwise ``shard(request)`` returns the id of the
+    shard to ask, by default the request's field ``shard``. With authentication, a caller needs
+    ``capability`` for that shard. ``timeout_s`` bounds how long to wait for a shard (default:
+    ``--consumer.query-timeout``).
 
     The decorated method gets ``(self, store, request)``, must only read, and may be called again.
     ``self`` must have an attribute ``service``. Metadata of a call carry what it allows and asks
@@ -91,11 +115,19 @@ def shard_rpc(
     ``protocol.Header``. Such a request is passed on with the header, as members of other
     implementations expect.
 
-    Its ``ask`` calls it in this process: ``await api.Count.ask(request)``.
+    Its ``ask`` calls it in this process: ``await api.Count.ask(request)``. Raise ``Invalid`` if both
+    ``key`` and ``shard`` are given.
     """
+    if key is not None and shard is not None:
+        raise Invalid("give key or shard, not both", path="shard_rpc")
+    of_key = attrgetter(key) if isinstance(key, str) else key
+    of_shard = attrgetter("shard") if shard is None else shard
+
+    async def find(service: ShardCaller, request: Any) -> Any:
+        return of_shard(request) if of_key is None else await service.shard_of_key(of_key(request))
 
     def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
-        return ShardRpc(method, stub, shard, capability, timeout_s)
+        return ShardRpc(method, stub, find, capability, timeout_s)
 
     return decorate
 
@@ -107,7 +139,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         self,
         method: Callable[[Any, Any, RequestT], ResponseT],
         stub: Callable[[Any], Any],
-        shard: Callable[[Any], str],
+        shard: Callable[[ShardCaller, Any], Awaitable[Any]],
         capability: int,
         timeout_s: float | None,
     ) -> None:
@@ -145,7 +177,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             claims = service.verifier.verify(
                 authorization_of(context.invocation_metadata()), self._rpc.capability
             )
-            query = query_of(self._rpc.shard(request), values, claims)
+            query = query_of(await self._rpc.shard(service, request), values, claims)
             answer = await self._answer(service, request, _with_field(query, request))
             context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return answer.value
@@ -161,9 +193,10 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         claims: Claims = EVERYTHING,
     ) -> QueryResult[ResponseT]:
         """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
-        chosen = self._rpc.shard(request) if shard is None else shard
+        service = service_of(self._instance)
+        chosen = await self._rpc.shard(service, request) if shard is None else shard
         query = ShardQuery(chosen, read_through or {}, max_staleness_s, None, claims)
-        return await self._answer(service_of(self._instance), request, query)
+        return await self._answer(service, request, query)
 
     async def _answer(
         self, service: ShardCaller, request: RequestT, query: ShardQuery

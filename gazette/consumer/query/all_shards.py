@@ -1,0 +1,311 @@
+"""``@gather_route`` and ``@list_route``: HTTP routes of an application that all shards answer together.
+
+    class WordCount(Application[CountStore]):
+        @gather_route("/total", combine=sum)
+        def total(self, store: CountStore, request: ShardRequest) -> int:
+            return store.total()
+
+        @list_route("/counts")
+        def counts(self, store: CountStore, page: ListPage) -> list[tuple[str, int]]:
+            return store.counts_after(page.after, page.limit)
+
+An answer is of all shards, or an error. It is no snapshot: each shard answers at a moment of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from starlette.responses import Response
+
+from gazette.auth import Capability, Claims
+from gazette.consumer.query.query import QueryResult
+from gazette.consumer.query.query_codec import Values, query_of
+from gazette.consumer.query.shard_route import (
+    BoundShardRoute,
+    HttpAnswer,
+    ShardRequest,
+    ShardRoute,
+    ask,
+    encoded,
+    path_of,
+)
+from gazette.consumer.query.shard_rpc import ShardCaller
+from gazette.errors import Broken, Invalid, NotFound, Unavailable
+from gazette.protocol.shard import ShardSpec
+from gazette.runtime.numbers import parse_integer
+from gazette.runtime.tasks import TaskScope
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 1000
+_AT_ONCE: Final = 16
+"""Shards that one request asks at the same time. It bounds what a long list holds in memory."""
+
+ItemKey: TypeAlias = str | int
+
+
+class ListPage(msgspec.Struct, frozen=True):
+    """The part of a list that a shard is asked for."""
+
+    after: Any
+    """Key that precedes the page, of the type of the route; None for the first page."""
+    limit: int
+    """Greatest number of items to return."""
+    request: ShardRequest
+
+
+def gather_route(
+    path: str = "",
+    *,
+    combine: Callable[[list[Any]], Any],
+    methods: Iterable[str] = ("GET",),
+    capability: int = Capability.READ,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
+    """Decorate a method that answers for its shard. ``combine`` makes one answer of those of all shards.
+
+    ``combine`` gets the decoded JSON values that the method returned, in order of the shards' ids, and
+    returns a value that msgspec encodes as JSON. It runs on the event loop. See `shard_route` for the
+    other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
+    """
+    options = (path_of(path), tuple(methods), capability, timeout_s)
+
+    def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
+        return ShardRoute(
+            method, lambda instance: _Gathered(partial(method, instance), combine, *options)
+        )
+
+    return decorate
+
+
+def list_route(
+    path: str = "",
+    *,
+    key: type[ItemKey] = str,
+    limit: int = LIMIT,
+    limit_max: int = LIMIT_MAX,
+    capability: int = Capability.READ,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[[Any, Any, ListPage], Any]], ShardRoute]:
+    """Decorate a method that lists items of its shard. The route lists those of all shards, in pages.
+
+    The method gets ``(self, store, page)``. It returns at most ``page.limit`` pairs of key and value
+    whose keys are above ``page.after``, in ascending order. ``key`` is their type, str or int. Text is
+    compared by code points, as by SQLite without a collation.
+
+    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY}``. The next page is the same
+    request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for up to
+    ``limit_max`` items. Items of several shards with the same key are on the same page, one after the
+    other, so that it may be longer. Errors are those of `gather_route`.
+    """
+    if key not in (str, int):
+        raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
+    if not 1 <= limit <= limit_max:
+        raise Invalid(
+            f"{limit} items of at most {limit_max} (expected >= 1)", path="list_route.limit"
+        )
+    options = (path_of(path), ("GET",), capability, timeout_s)
+
+    def decorate(method: Callable[[Any, Any, ListPage], Any]) -> ShardRoute:
+        return ShardRoute(
+            method,
+            lambda instance: _Listed(partial(method, instance), key, limit, limit_max, *options),
+        )
+
+    return decorate
+
+
+class _AllShards(BoundShardRoute):
+    """A route that all shards answer."""
+
+    async def answer(
+        self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
+    ) -> QueryResult[HttpAnswer]:
+        """Have all shards answer, and make one answer of theirs."""
+        collected = self.collect(request)
+        shards = await service.all_shards()
+        whole = query_of("all", values, claims)
+        _check(shards, whole.read_through)
+        seconds = service.query_timeout_s if self.timeout_s is None else self.timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        gate = asyncio.Semaphore(_AT_ONCE)
+        staleness_s = 0.0
+
+        async def one(number: int, spec: ShardSpec) -> None:
+            nonlocal staleness_s
+            async with gate:
+                own = {source.journal for source in spec.sources}
+                offsets = {name: at for name, at in whole.read_through.items() if name in own}
+                query = replace(whole, shard=spec.id, read_through=offsets)
+                left_s = max(0.0, deadline - loop.time())
+                found = await ask(service, self, request, query, left_s)
+                staleness_s = max(staleness_s, found.staleness_s)
+                collected.add(number, spec.id, found.value.body)
+
+        async with TaskScope("all shards") as scope:
+            for number, spec in enumerate(shards):
+                scope.spawn(one(number, spec), name=spec.id)
+        return QueryResult(encoded(collected.result()), None, staleness_s)
+
+    @abstractmethod
+    def collect(self, request: ShardRequest) -> _Collected:
+        """Return an empty collection for the answers to a request. Raise ``Invalid``."""
+
+
+class _Collected:
+    """Answers of shards. ``add`` gets them in any order."""
+
+    def add(self, number: int, shard: str, body: bytes) -> None:
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        raise NotImplementedError
+
+
+class _Gathered(_AllShards):
+    def __init__(
+        self,
+        method: Callable[[Any, ShardRequest], Any],
+        combine: Callable[[list[Any]], Any],
+        *options: Any,
+    ) -> None:
+        super().__init__(*options)
+        self._method = method
+        self._combine = combine
+
+    def collect(self, request: ShardRequest) -> _Collected:
+        return _Values(self._combine)
+
+    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
+        value = self._method(store, request)
+        if isinstance(value, Response):
+            raise Invalid(
+                f"a {type(value).__name__} cannot be combined with those of other shards",
+                hint="Return a value that can be written as JSON.",
+            )
+        return encoded(value)
+
+
+class _Values(_Collected):
+    def __init__(self, combine: Callable[[list[Any]], Any]) -> None:
+        self._combine = combine
+        self._values: dict[int, Any] = {}
+
+    def add(self, number: int, shard: str, body: bytes) -> None:
+        self._values[number] = msgspec.json.decode(body)
+
+    def result(self) -> Any:
+        return self._combine([self._values[number] for number in sorted(self._values)])
+
+
+class _Listed(_AllShards):
+    def __init__(
+        self,
+        method: Callable[[Any, ListPage], Iterable[tuple[ItemKey, Any]]],
+        key: type[ItemKey],
+        limit: int,
+        limit_max: int,
+        *options: Any,
+    ) -> None:
+        super().__init__(*options)
+        self._method = method
+        self._key = key
+        self._limit = limit
+        self._limit_max = limit_max
+
+    def collect(self, request: ShardRequest) -> _Collected:
+        return _Page(self._key, self._page(request).limit)
+
+    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
+        page = self._page(request)
+        items = [(key, value) for key, value in self._method(store, page)]
+        self._check_order(items, page)
+        return encoded(items)
+
+    def _check_order(self, items: Sequence[tuple[Any, Any]], page: ListPage) -> None:
+        """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
+        problem = ""
+        if len(items) > page.limit:
+            problem = f"{len(items)} items were returned, and {page.limit} asked for"
+        before = page.after
+        for key, _ in items:
+            if type(key) is not self._key:
+                problem = f"the key {key!r} is of another type than {self._key.__name__}"
+                break
+            if before is not None and not before < key:
+                problem = f"the key {key!r} is not above {before!r}"
+                break
+            before = key
+        if problem:
+            raise Broken(
+                f"the list of {page.request.route} cannot be continued: {problem}",
+                hint="Return pairs in ascending order of keys: those above page.after, and at most "
+                "page.limit.",
+            )
+
+    def _page(self, request: ShardRequest) -> ListPage:
+        text = request.query.get("after")
+        try:
+            after = text if text is None or self._key is str else parse_integer(text)
+        except ValueError as error:
+            raise Invalid(f"invalid key {text!r} (expected an integer)", path="after") from error
+        try:
+            limit = parse_integer(request.query.get("limit", str(self._limit)))
+        except ValueError:
+            limit = 0
+        if not 1 <= limit <= self._limit_max:
+            raise Invalid(f"invalid limit (expected 1 to {self._limit_max})", path="limit")
+        return ListPage(after, limit, request)
+
+
+class _Page(_Collected):
+    """The items with the smallest keys, of all shards that have answered."""
+
+    def __init__(self, key: type[ItemKey], limit: int) -> None:
+        items: Any = list[tuple[str, msgspec.Raw]] if key is str else list[tuple[int, msgspec.Raw]]
+        self._decoder = msgspec.json.Decoder(items)
+        self._limit = limit
+        self._items: list[tuple[Any, int, msgspec.Raw]] = []
+        self._is_cut = False
+
+    def add(self, number: int, shard: str, body: bytes) -> None:
+        found = self._decoder.decode(body)
+        # A shard that has returned as many as it may can have more.
+        self._is_cut = self._is_cut or len(found) >= self._limit
+        items = [*self._items, *((key, number, value) for key, value in found)]
+        items.sort(key=lambda item: item[:2])
+        if len(items) > self._limit:
+            last = items[self._limit - 1][0]
+            kept = [item for item in items if item[0] <= last]
+            self._is_cut = self._is_cut or len(kept) < len(items)
+            items = kept
+        self._items = items
+
+    def result(self) -> Any:
+        following = self._items[-1][0] if self._is_cut and self._items else None
+        items = [{"key": key, "value": value} for key, _, value in self._items]
+        return {"items": items, "next": following}
+
+
+def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
+    """Raise for shards without which the answer would lack something."""
+    if not shards:
+        raise NotFound("no shard exists", hint="Apply specifications of shards.")
+    for spec in shards:
+        if spec.disable:
+            raise Unavailable(
+                f"shard {spec.id} is disabled: the answer would lack what it has",
+                hint="Enable it, or delete it if other shards have its state.",
+                shard=spec.id,
+            )
+    read = {source.journal for spec in shards for source in spec.sources}
+    for journal in offsets:
+        if journal not in read:
+            raise Invalid(f"no shard reads {journal}", path="gazette-read-through")
