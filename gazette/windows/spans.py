@@ -1,0 +1,93 @@
+"""Spans of windows: which windows a time belongs to. Pure.
+
+Times are Unix microseconds. A window has its begin, and not its end. Windows of fixed size are aligned
+to the Unix epoch, in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from gazette.errors import Invalid
+
+HOPPING_MAX: Final = 1_000
+"""Most windows that one message may belong to."""
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+Span: TypeAlias = tuple[int, int]
+"""Begin and end of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hopping:
+    """Windows of ``size``, of which one begins every ``step``. Each message belongs to several."""
+
+    size: timedelta
+    step: timedelta
+
+    def __post_init__(self) -> None:
+        _require_positive("size", self.size)
+        _require_positive("step", self.step)
+        if self.step > self.size:
+            raise Invalid(
+                f"the step ({self.step}) is longer than the size ({self.size})",
+                path="step",
+                hint="Messages between two windows would belong to neither.",
+            )
+        if -(-self.size // self.step) > HOPPING_MAX:
+            raise Invalid(
+                f"a message would belong to more than {HOPPING_MAX} windows",
+                path="step",
+                hint="Make the step longer, or the windows smaller.",
+            )
+
+    def spans_of(self, at_us: int) -> Sequence[Span]:
+        """Return the windows of a time, in order."""
+        size_us, step_us = self.size // _MICROSECOND, self.step // _MICROSECOND
+        last = at_us // step_us * step_us
+        first = (at_us - size_us) // step_us * step_us + step_us
+        return [(begin, begin + size_us) for begin in range(first, last + 1, step_us)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Windows of ``size``, one after the other. Each message belongs to one."""
+
+    size: timedelta
+
+    def __post_init__(self) -> None:
+        _require_positive("size", self.size)
+
+    def spans_of(self, at_us: int) -> Sequence[Span]:
+        """Return the window of a time."""
+        size_us = self.size // _MICROSECOND
+        begin = at_us // size_us * size_us
+        return [(begin, begin + size_us)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Windows that end ``gap`` after the last of their messages. A message may join two of them."""
+
+    gap: timedelta
+
+    def __post_init__(self) -> None:
+        _require_positive("gap", self.gap)
+
+    def span_of(self, at_us: int) -> Span:
+        """Return the session of a single message."""
+        return at_us, at_us + self.gap // _MICROSECOND
+
+
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, timedelta):
+        raise Invalid(
+            f"{name} is of type {type(value).__name__}",
+            path=name,
+            hint="Use a datetime.timedelta, such as timedelta(minutes=1).",
+        )
+    if value < _MICROSECOND:
+        raise Invalid(f"invalid {name} ({value}; expected > 0)", path=name)

@@ -1,0 +1,269 @@
+"""Windows of a SQLite state: values by key and window, closed by timers of event time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from gazette.consumer.application import Shard
+from gazette.consumer.timers.timer import TimeDomain, Timer, check_key, time_at, unix_us
+from gazette.errors import Invalid
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.windows.aggregate import Aggregate
+from gazette.windows.spans import Hopping, Sessions, Span, Tumbling
+
+S = TypeVar("S")
+V = TypeVar("V")
+R = TypeVar("R")
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
+_FINAL: Final = "final"
+_EARLY: Final = "early"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult(Generic[R]):
+    """The value of one window of one key. ``begin`` and ``end`` are in UTC."""
+
+    key: str
+    begin: datetime
+    end: datetime
+    value: R
+    final: bool
+    """True if the window has closed. Otherwise further results follow."""
+
+
+class _Open(NamedTuple):
+    """A window that has not closed."""
+
+    begin: int
+    end: int
+    state: str
+    early: int
+    """1 if a timer for an early result is set."""
+
+
+def _window(row: Any) -> _Open:
+    return _Open(*row)
+
+
+class Windows(Generic[S, V, R]):
+    """Windows over event time, by key, with an aggregate of the values of each.
+
+        class PerMinute(Application[SQLiteStore]):
+            event_time = EventTime(lateness=timedelta(seconds=10))
+            clicks = Windows("clicks", Tumbling(timedelta(minutes=1)), count())
+
+            def new_store(self, shard, recorder):
+                return SQLiteStore(recorder, self.clicks.schema)
+
+            def consume_message(self, shard, store, envelope, publisher):
+                self.clicks.add(shard, store, envelope.message.user, envelope.time, 1)
+
+            def on_timer(self, shard, store, timer, publisher):
+                for result in self.clicks.on_timer(shard, store, timer):
+                    publisher.publish_uncommitted(...)
+
+    A window closes when the watermark reaches its end. It then has its final result, once. Its rows
+    are in the table ``name``: ``key``, ``begin`` and ``end`` in Unix microseconds, and ``state`` as JSON.
+    Queries may read them.
+
+    With ``early``, a window that has changed also has results before it closes: one at most in each such
+    time, by the clock of the member.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spans: Tumbling | Hopping | Sessions,
+        aggregate: Aggregate[S, V, R],
+        *,
+        early: timedelta | None = None,
+    ) -> None:
+        """Create windows. Raise ``Invalid`` for a bad name, or an aggregate that cannot be merged."""
+        if not _NAME.fullmatch(name):
+            raise Invalid(
+                f"invalid name of windows ({name!r})",
+                path="name",
+                hint="It becomes the name of a table: use a-z, 0-9 and _, and begin with a letter.",
+            )
+        if not isinstance(spans, Tumbling | Hopping | Sessions):
+            raise Invalid(
+                f"spans are of type {type(spans).__name__}",
+                path="spans",
+                hint="Use Tumbling, Hopping or Sessions.",
+            )
+        if isinstance(spans, Sessions) and aggregate.merge is None:
+            raise Invalid(
+                "the aggregate of sessions has no merge",
+                path="aggregate",
+                hint="Give Aggregate(merge=…): a message may join two sessions.",
+            )
+        if early is not None and early <= timedelta(0):
+            raise Invalid(f"invalid early ({early}; expected > 0)", path="early")
+        self.name = name
+        self.spans = spans
+        self.aggregate = aggregate
+        self.early = early
+        self._decoder = msgspec.json.Decoder(aggregate.state_type)
+
+    @property
+    def schema(self) -> str:
+        """SQL that creates the table if it is absent."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.name} (key TEXT NOT NULL, begin INTEGER NOT NULL,"
+            " end INTEGER NOT NULL, state TEXT NOT NULL, early INTEGER NOT NULL,"
+            " PRIMARY KEY (key, begin)) WITHOUT ROWID;\n"
+        )
+
+    def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
+        """Add a value to the windows of its key and time.
+
+        Return False if it is late: all of these windows have closed, and it changed nothing. Raise
+        ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
+        ``event_time``.
+        """
+        if not isinstance(store, SQLiteStore):
+            raise Invalid(
+                f"windows cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
+            )
+        check_key(key)
+        watermark = shard.watermark
+        closed_us = None if watermark is None else unix_us(watermark)
+        at_us = unix_us(at)
+        if isinstance(self.spans, Sessions):
+            return self._add_to_session(
+                shard, store, key, self.spans.span_of(at_us), value, closed_us
+            )
+        added = False
+        for span in self.spans.spans_of(at_us):
+            if closed_us is None or span[1] > closed_us:
+                self._add_to_window(shard, store, key, span, value)
+                added = True
+        return added
+
+    def _add_to_window(
+        self, shard: Shard, store: SQLiteStore, key: str, span: Span, value: V
+    ) -> None:
+        found = store.execute(
+            f"SELECT begin, end, state, early FROM {self.name} WHERE key = ? AND begin = ?",  # noqa: S608
+            (key, span[0]),
+        ).fetchall()
+        if not found:
+            self._schedule(shard, key, span)
+        former = _window(found[0]) if found else None
+        state = self.aggregate.zero() if former is None else self._decode(former)
+        self._put(shard, store, key, span, self.aggregate.add(state, value), former)
+
+    def _add_to_session(
+        self,
+        shard: Shard,
+        store: SQLiteStore,
+        key: str,
+        span: Span,
+        value: V,
+        closed_us: int | None,
+    ) -> bool:
+        begin, end = span
+        aggregate = self.aggregate
+        assert aggregate.merge is not None
+        touched = [
+            _window(row)
+            for row in store.execute(
+                f"SELECT begin, end, state, early FROM {self.name}"  # noqa: S608
+                " WHERE key = ? AND begin < ? AND end > ? ORDER BY begin",
+                (key, end, begin if closed_us is None else max(begin, closed_us)),
+            ).fetchall()
+        ]
+        if not touched and closed_us is not None and end <= closed_us:
+            return False
+        merged = (
+            min([begin, *(one.begin for one in touched)]),
+            max([end, *(one.end for one in touched)]),
+        )
+        # States are merged in the order of their begins, and the value is added to the first one.
+        state = aggregate.add(aggregate.zero() if not touched else self._decode(touched[0]), value)
+        for one in touched[1:]:
+            state = aggregate.merge(state, self._decode(one))
+        kept: _Open | None = None
+        for one in touched:
+            if one.begin == merged[0]:
+                kept = one
+                continue
+            store.execute(f"DELETE FROM {self.name} WHERE key = ? AND begin = ?", (key, one.begin))  # noqa: S608
+            shard.cancel(self._timer(_FINAL, one.begin, key), domain=TimeDomain.EVENT)
+            if one.early:
+                shard.cancel(self._timer(_EARLY, one.begin, key))
+        if kept is None or kept.end != merged[1]:
+            self._schedule(shard, key, merged)
+        self._put(shard, store, key, merged, state, kept)
+        return True
+
+    def _put(
+        self,
+        shard: Shard,
+        store: SQLiteStore,
+        key: str,
+        span: Span,
+        state: S,
+        former: _Open | None,
+    ) -> None:
+        begin, end = span
+        early = 0 if former is None else former.early
+        if self.early is not None and not early:
+            shard.schedule(self._timer(_EARLY, begin, key), shard.now + self.early)
+            early = 1
+        store.execute(
+            f"INSERT INTO {self.name} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
+            " SET end = excluded.end, state = excluded.state, early = excluded.early",
+            (key, begin, end, msgspec.json.encode(state).decode(), early),
+        )
+
+    def _schedule(self, shard: Shard, key: str, span: Span) -> None:
+        timer = self._timer(_FINAL, span[0], key)
+        shard.schedule(timer, time_at(span[1]), domain=TimeDomain.EVENT)
+
+    def _timer(self, kind: str, begin: int, key: str) -> str:
+        return f"{self.name}:{kind}:{begin}:{key}"
+
+    def _decode(self, window: _Open) -> S:
+        state: S = self._decoder.decode(window.state)
+        return state
+
+    def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
+        """Return the result of the window that a timer belongs to. Close the window if it is final.
+
+        Return nothing for timers of others: call it for each timer.
+        """
+        return list(self._results(shard, store, timer))
+
+    def _results(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Iterator[WindowResult[R]]:
+        name, _, rest = timer.key.partition(":")
+        kind, _, rest = rest.partition(":")
+        begin, _, key = rest.partition(":")
+        if name != self.name or kind not in (_FINAL, _EARLY):
+            return
+        where = (key, int(begin))
+        found = store.execute(
+            f"SELECT begin, end, state, early FROM {self.name} WHERE key = ? AND begin = ?",  # noqa: S608
+            where,
+        ).fetchall()
+        if not found:
+            return
+        window = _window(found[0])
+        if kind == _EARLY:
+            store.execute(
+                f"UPDATE {self.name} SET early = 0 WHERE key = ? AND begin = ?",  # noqa: S608
+                where,
+            )
+        else:
+            store.execute(f"DELETE FROM {self.name} WHERE key = ? AND begin = ?", where)  # noqa: S608
+            if window.early:
+                shard.cancel(self._timer(_EARLY, window.begin, key))
+        value = self.aggregate.result(self._decode(window))
+        yield WindowResult(key, time_at(window.begin), time_at(window.end), value, kind == _FINAL)
