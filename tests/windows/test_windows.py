@@ -314,6 +314,21 @@ def test_sessions_are_joined_before_they_close(tmp_path: Path) -> None:
         assert results(driver) == [(6, True)]
 
 
+@pytest.mark.parametrize("order", [(10, 50), (50, 10)])
+def test_messages_a_whole_gap_apart_are_two_sessions(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    application = Windowed(Windows("rows", Sessions(us(40)), total()), lateness_us=100)
+    with AppDriver(application, tmp_path, [SOURCE]) as driver:
+        for at in order:
+            driver.feed(SOURCE, Event(at, at, "a", at).frame)
+        driver.run()
+        assert driver.store.query("SELECT begin, end FROM rows") == [
+            (EPOCH_US + 10, EPOCH_US + 50),
+            (EPOCH_US + 50, EPOCH_US + 90),
+        ]
+
+
 @pytest.mark.parametrize("spans", [Tumbling(us(100)), Sessions(us(100))])
 def test_early_results_come_before_the_final_one(tmp_path: Path, spans: Any) -> None:
     """Check that there is one for each second in which the window changed, and none after the end."""
