@@ -26,7 +26,7 @@ from gazette.consumer.application import Store
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.timers import shard_timers
 from gazette.consumer.timers.timer import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from gazette.consumer.transaction.transactor import FIRED_MAX
+from gazette.consumer.transaction.transactor import CONSUME_MAX, FIRED_MAX
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
@@ -170,6 +170,11 @@ def shard_of(driver: AppDriver[Any]) -> Any:
     return driver._life.shard
 
 
+def inbox_of(driver: AppDriver[Any]) -> Any:
+    assert driver._life is not None
+    return driver._life.inbox
+
+
 def wake(driver: AppDriver[Any]) -> None:
     """Have the shard look at the clock, which moved by more than one timer."""
     assert driver._life is not None
@@ -300,6 +305,24 @@ def test_many_due_timers_take_turns_with_messages(tmp_path: Path) -> None:
         assert found == [f"{n:06} P" for n in range(many)]
         counts = [one.timers for one in driver.transactions[1:]]
         assert counts == [FIRED_MAX, FIRED_MAX, 5]
+
+
+def test_timers_fire_while_input_comes_that_does_not_commit(tmp_path: Path) -> None:
+    """Check that a long transaction of a producer holds no timer back."""
+    with driven(tmp_path, chunk_bytes=60) as driver:
+        say(driver, f"[at('%06d' % n, 1) for n in range({3 * CONSUME_MAX})]")
+        driver.clock.advance(10)
+        driver.publish_pending(SOURCE, *[Word(word="add('late')")] * 300)
+        fired: list[int] = []
+        inbox = inbox_of(driver)
+
+        def note(*_: Any) -> None:
+            fired.append(inbox.has_input)
+
+        driver.application.on_fired = note  # type: ignore[attr-defined]
+        driver.run()
+        assert len(fired) == 3 * CONSUME_MAX
+        assert fired.count(True) > CONSUME_MAX, "they waited until all input was read"
 
 
 def test_due_timers_that_are_cancelled_at_the_begin_end_nothing(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class ShardTimers:
     def begin(self) -> None:
         """Let callbacks set timers: a transaction begins."""
         self._open = True
+        self._processing_turn = True
         self.begin_pass()
 
     def finish(self) -> None:
@@ -251,9 +252,12 @@ class ShardTimers:
 
     def begin_pass(self) -> None:
         """Let timers fire again that were set behind those that have fired."""
-        self._processing_turn = True
         self._processing.begin_pass()
         self._event.begin_pass()
+
+    def take_turns(self) -> None:
+        """Let timers of processing time fire next: input was handled, or messages were consumed."""
+        self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:
         """Note that a message was consumed. Return True if a timer of event time is due now."""

@@ -233,6 +233,8 @@ class Transactor:
             )
             match decision.step:
                 case Step.CONSUME:
+                    if self._timers is not None:
+                        self._timers.take_turns()
                     self._advance(transaction)
                 case Step.FIRE:
                     self._fire(transaction)
