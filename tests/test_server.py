@@ -823,6 +823,20 @@ async def test_an_http_server_that_dies_fails_its_scope() -> None:
 
 
 async def test_diagnostics_tell_whether_and_what() -> None:
+    async def innermost() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def outermost() -> None:
+        await innermost()
+
+    async with TaskScope("test") as scope:
+        scope.spawn(outermost(), name="waits")
+        await breathe()
+        await _diagnostics()
+        scope.cancel()
+
+
+async def _diagnostics() -> None:
     reason = "starting"
     application = Starlette(routes=diagnostic_routes(lambda: reason))
     transport = httpx.ASGITransport(application)
@@ -837,6 +851,8 @@ async def test_diagnostics_tell_whether_and_what() -> None:
             assert "process_resident_memory_bytes" in text
         stacks = (await http.get("/debug/stacks")).text
         assert "test_diagnostics_tell_whether_and_what" in stacks
+        # All that a task awaits is there, and not its outermost function only.
+        assert "in innermost" in stacks
         assert "thread MainThread" in stacks
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gazette.runtime import metrics
+
+_DEPTH_MAX: Final = 100
 
 
 def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
@@ -41,13 +46,31 @@ def diagnostic_routes(not_ready: Callable[[], str]) -> list[Route]:
     ]
 
 
+def awaiting_frames(awaited: object) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine and of all that it awaits, the outermost first.
+
+    ``Task.get_stack`` has the first one only. Calls of gRPC are among them.
+    """
+    for _ in range(_DEPTH_MAX):
+        if awaited is None:
+            return
+        if type(awaited).__name__ == "coroutine_wrapper":
+            # A coroutine of Cython, of which gRPC has many, is all that its wrapper refers to.
+            awaited = next(iter(gc.get_referents(awaited)), None)
+            continue
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if isinstance(frame, FrameType):
+            yield frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
 def _stacks() -> str:
     parts: list[str] = []
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         parts.append(f"task {task.get_name()}")
-        for frame in task.get_stack(limit=8):
-            where = traceback.extract_stack(frame, limit=1)
-            parts.extend(line.rstrip() for line in traceback.format_list(where))
+        for frame in awaiting_frames(task.get_coro()):
+            where = traceback.StackSummary.extract(iter([(frame, frame.f_lineno or 0)]))
+            parts.extend(line.rstrip() for line in where.format())
         parts.append("")
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

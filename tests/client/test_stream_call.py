@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.client.rpc.stream_call import StreamCall
+from gazette.runtime.tasks import TaskScope
+from gazette.testing.instant_clock import breathe
 
 ROUNDS: Final = 60
 PIECE: Final = bytes(1 << 20)
@@ -109,6 +112,26 @@ async def test_a_closed_channel_cancels_no_task(channel: Any) -> None:
     assert not await call.write(PIECE)
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_a_write_ends_with_a_channel_that_is_closed_before_the_call_was_sent() -> None:
+    """As when a broker's lease ends while it is called. gRPC would let the write wait for ever."""
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as silent:  # It takes connections, and says nothing.
+        made: Any = grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}")
+        call = StreamCall(made.stream_unary("/t.S/Answer")())
+        async with TaskScope("test") as scope, asyncio.timeout(30):
+            writing = scope.spawn(call.write(b"first"), name="write")
+            await breathe()
+            assert not writing.done()
+            await made.close()
+            assert await writing is False
+            assert await call.write(b"second") is False
+            await call.done_writing()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+    assert call.done()
 
 
 async def test_an_end_that_is_not_sent_any_more_leaves_the_answer(channel: Any) -> None:

@@ -117,6 +117,11 @@ class StreamCall:
                 debug_error_string=None,
             )
         self._ended.set()
+        # grpc.aio lets the first write wait until the call's metadata was sent, and forgets it if the call
+        # is cancelled before: its channel was closed. The write then finds that the call has ended.
+        sent: asyncio.Event | None = getattr(call, "_metadata_sent", None)
+        if sent is not None:
+            sent.set()
 
 
 def of_ended(waiting: Coroutine[Any, Any, T]) -> T | None:
