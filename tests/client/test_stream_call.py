@@ -14,6 +14,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.client.rpc.stream_call import StreamCall
+from gazette.net.http2.grpc_client import Http2Channel
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import breathe
 
@@ -114,12 +115,20 @@ async def test_a_closed_channel_cancels_no_task(channel: Any) -> None:
         await call
 
 
-async def test_a_write_ends_with_a_channel_that_is_closed_before_the_call_was_sent() -> None:
+@pytest.mark.parametrize("transport", ["grpcio", "http2"])
+async def test_a_write_ends_with_a_channel_that_is_closed_before_the_call_was_sent(
+    transport: str,
+) -> None:
     """As when a broker's lease ends while it is called. gRPC would let the write wait for ever."""
     with socket.create_server(
         ("127.0.0.1", 0)
     ) as silent:  # It takes connections, and says nothing.
-        made: Any = grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}")
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        made: Any = (
+            Http2Channel(target, None)
+            if transport == "http2"
+            else grpc.aio.insecure_channel(target)
+        )
         call = StreamCall(made.stream_unary("/t.S/Answer")())
         async with TaskScope("test") as scope, asyncio.timeout(30):
             writing = scope.spawn(call.write(b"first"), name="write")
