@@ -214,3 +214,34 @@ def test_a_commit_keeps_to_its_bounds(
             assert now >= one.began_at + minimum
             one.start_commit(now)
             return
+
+
+def test_timers_fire_before_messages_in_an_open_transaction() -> None:
+    """Check that due timers come first, also before anything was consumed, until it closes."""
+    for prior in Prior:
+        for one in (transaction(prior), transaction(prior, consumed=1)):
+            for ready in (False, True):
+                decision = one.decide(T0, ready=ready, pending=False, due=True)
+                assert decision == Decision(Step.FIRE)
+    one = transaction(consumed=1)
+    one.close()
+    assert one.decide(T0, ready=True, pending=False, due=True) == COMMIT
+    late = transaction(consumed=1)
+    assert late.decide(T0 + 1, ready=False, pending=False, due=True) == COMMIT
+
+
+def test_a_transaction_of_timers_alone_commits() -> None:
+    """Check that it does, even if all of them were cancelled when it began."""
+    for count in (0, 3):
+        one = transaction()
+        assert one.is_empty
+        one.begin(T0)
+        one.note_fired(count)
+        assert not one.is_empty
+        assert one.decide(T0, ready=False, pending=False) == COMMIT
+        one.defer()  # The first message may wait for the next transaction: this one is not empty.
+        one.start_commit(T0)
+    with pytest.raises(Bug):
+        one.note_fired(1)
+    with pytest.raises(Bug):
+        transaction().note_fired(1)
