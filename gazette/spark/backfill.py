@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from gazette.history.meta_columns import META
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta
-from gazette.spark.cluster_url import require_reachable
+from gazette.spark.cluster_url import CONNECT, require_reachable
 from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
 from gazette.spark.source.options import ReadOptions
@@ -36,6 +37,7 @@ from gazette.spark.source.planning import fold_by_spark
 from gazette.spark.source.schema import common_value, row_format
 from gazette.spark.source.source import with_combine
 from gazette.spark.spark_session import session
+from gazette.spark.tasks import run_tasks
 from gazette.stores.state_builder import BuiltState, StateBuilder
 
 SHARD: Final = "shard"
@@ -63,7 +65,8 @@ class SparkRunner:
             raise not_installed("Spark", "pyspark", "spark", path="--master")
         if spark is None:
             require_reachable(master)
-            ensure_java(os.environ)
+            if not master.startswith(CONNECT):
+                ensure_java(os.environ)
         self._master = master
         self._spark = spark
         self._own = spark is None
@@ -107,8 +110,7 @@ class SparkRunner:
         backfill = tasks[0].load()
         with wrap_spark_errors():
             if type(backfill).fold is Backfill.fold:
-                rdd = self.spark.sparkContext.parallelize(list(tasks), len(tasks))
-                attempts: list[Attempt] = rdd.map(run_task).collect()
+                attempts = run_tasks(self.spark, tasks, partial(map, run_task), len(tasks))
             else:
                 attempts = self._build_folded(backfill, tasks)
         on_read(sum(run.run.length for task in tasks for run in task.runs))

@@ -1,4 +1,4 @@
-"""Checks of Spark masters before Java is started: the URL, and whether a standalone master answers.
+"""Checks of Spark masters before Java is started: the URL, and whether the process there answers.
 
 Spark reports either fault only after a minute, by a stack trace.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 from typing import Final
+from urllib.parse import urlsplit
 
 from gazette.errors import Invalid, Unavailable
 from gazette.runtime.numbers import is_digits
@@ -15,13 +16,26 @@ from gazette.runtime.numbers import is_digits
 _LOCAL: Final = re.compile(r"local(\[(\*|[0-9]+)(\s*,\s*[0-9]+)?\])?|local-cluster\[[0-9, ]+\]")
 _OTHERS: Final = re.compile(r"yarn|k8s://.+")
 _STANDALONE: Final = "spark://"
+CONNECT: Final = "sc://"
+"""Scheme of servers of Spark Connect."""
+_CONNECT_PORT: Final = 15002
 _CONNECT_S: Final = 10.0
 
 
 def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
-    """Return host and port of each standalone master; none for other kinds. Raise ``Invalid``."""
+    """Return host and port of each standalone master, or of the server of Spark Connect.
+
+    Return none for other kinds. Raise ``Invalid``.
+    """
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return ()
+    if master.startswith(CONNECT):
+        try:
+            server = urlsplit(master.partition(";")[0])
+            if server.hostname and not server.username:
+                return ((server.hostname, server.port or _CONNECT_PORT),)
+        except ValueError:
+            pass  # The port is not a number.
     found = []
     if master.startswith(_STANDALONE):
         for address in master.removeprefix(_STANDALONE).split(","):
@@ -34,12 +48,15 @@ def addresses_of(master: str) -> tuple[tuple[str, int], ...]:
     raise Invalid(
         f"not a master of Spark ({master!r})",
         path="--master",
-        hint="local[*] for this machine, spark://host:7077 for a cluster; or yarn, k8s://….",
+        hint="local[*] for this machine, spark://host:7077 for a cluster; or yarn, k8s://…; or "
+        "sc://host for a server of Spark Connect.",
     )
 
 
 def require_reachable(master: str) -> None:
-    """Require that a standalone master accepts connections. Block for up to 10 s each.
+    """Require that a standalone master, or a server of Spark Connect, accepts connections.
+
+    Block for up to 10 s each.
 
     Raise ``Invalid``, or ``Unavailable`` if none of the named masters does.
     """
@@ -52,6 +69,7 @@ def require_reachable(master: str) -> None:
             reasons.append(f"{host}:{port}: {error.strerror or error}")
     if reasons:
         raise Unavailable(
-            f"cannot reach the Spark master at {'; '.join(reasons)}",
-            hint="Check that it runs there; its log has its URL, spark://host:port.",
+            f"cannot reach Spark at {'; '.join(reasons)}",
+            hint="Check that it runs there. The log of a master has its URL, spark://host:port. "
+            "Spark Connect listens at port 15002 unless configured otherwise.",
         )

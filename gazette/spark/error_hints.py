@@ -24,7 +24,10 @@ _LOST: Final = (
     "Set failOnDataLoss=false, to continue behind them with a warning. Or begin behind them by "
     "startingOffsets, a stream with another checkpointLocation."
 )
-_SIGN: Final = "Set the option broker.authKeys to the brokers' keys, or broker.authToken."
+_SIGN: Final = (
+    "Set the option broker.authKeys to the brokers' keys, or broker.authToken. Members of a "
+    "consumer take consumer.authKeys or consumer.authToken."
+)
 
 
 class with_hints(ContextDecorator):

@@ -14,6 +14,19 @@ from gazette.runtime.numbers import parse_integer, parse_number
 T = TypeVar("T")
 
 _IGNORED: Final = frozenset({"path", "queryname"})
+_CREDENTIALS: Final[dict[str, tuple[str, str]]] = {
+    "authKeys": ("auth_keys", "base64 keys to sign tokens with"),
+    "authToken": ("auth_token", "token to present"),
+    "trustedCaFile": ("trusted_ca_file", "certificates to verify servers with (PEM)"),
+    "certFile": ("cert_file", "certificate to present to servers (PEM)"),
+    "certKeyFile": ("cert_key_file", "key of that certificate (PEM)"),
+}
+"""By option: the flag of clients of the same meaning, and what it is."""
+
+
+def credential_options(group: str) -> dict[str, str]:
+    """Return the options with the credentials of a group, such as ``broker``, and what each is."""
+    return {f"{group}.{name}": text for name, (_, text) in _CREDENTIALS.items()}
 
 
 class Options:
@@ -99,6 +112,10 @@ class Options:
             return parse(self.text(name))
         except Invalid as error:
             self.fail(name, str(error))
+
+    def credentials(self, group: str) -> dict[str, Any]:
+        """Return the credentials of a group as arguments of client flags."""
+        return {flag: self.text(f"{group}.{name}") for name, (flag, _) in _CREDENTIALS.items()}
 
     def selector(self) -> LabelSelector | None:
         if not self.text("selector"):

@@ -8,20 +8,23 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gazette.errors import Conflict, Invalid, Unavailable, not_installed
-from gazette.spark.cluster_url import require_reachable
+from gazette.spark.cluster_url import CONNECT, require_reachable
 from gazette.spark.java import ensure_java
 
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
 DEFAULTS: Final[dict[str, str]] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
+    _TIME_ZONE: "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
+_PY_FILES: Final = "spark.submit.pyFiles"
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
     # Without an address Spark looks the machine's name up, and warns of the result.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # On clusters the UI stays on: it is how their users find out what a job does.
+    "spark.ui.enabled": "false",
 }
 
 
@@ -35,9 +38,10 @@ def session(
 
     Find a Java (`gazette.spark.java.ensure_java`), and let workers run this same Python. ``conf``
     is further configuration, and goes first. Set ``JAVA_HOME``, ``PYSPARK_PYTHON`` and a few more
-    variables of this process, for its children.
+    variables of this process, for its children. With a server of Spark Connect (``sc://host``),
+    none of that is needed here.
 
-    Raise `Unavailable` if Spark has no Java, or a standalone master does not answer. Raise
+    Raise `Unavailable` if Spark has no Java, or a master or server does not answer. Raise
     `Invalid` if Spark is not installed, and for a text that is not a master. Raise `Conflict` if
     the process has a session with another master: it can have one only.
     """
@@ -45,6 +49,8 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise not_installed("Spark", str(error.name), "spark") from error
+    if master.startswith(CONNECT):
+        return _connected(master, app_name, conf or {})
     settings = {
         **DEFAULTS,
         **(_LOCAL_DEFAULTS if master.startswith("local") else {}),
@@ -67,12 +73,40 @@ def session(
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder: Any = SparkSession.builder
-    builder = builder.master(master).appName(app_name)
+    spark = started(_configured(builder.master(master).appName(app_name), settings))
+    if spark.conf.get(_PY_FILES, ""):
+        # Spark gives modules of --py-files to registered sources, and not to those that it finds.
+        from gazette.spark.source.source import GazetteDataSource
+
+        spark.dataSource.register(GazetteDataSource)
+    return spark
+
+
+def _configured(builder: Any, settings: Mapping[str, str]) -> Any:
     for name, value in settings.items():
         if not isinstance(value, str):
             raise Invalid(f"configuration is text ({value!r})", path=name)
         builder = builder.config(name, value)
-    return started(builder)
+    return builder
+
+
+def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
+    """Return a session on a server of Spark Connect."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    require_reachable(server)
+    settings = {_TIME_ZONE: DEFAULTS[_TIME_ZONE], **conf}
+    try:
+        from pyspark.sql.connect.session import SparkSession as _  # noqa: F401
+    except ImportError as error:  # PySpark raises it with a sentence for each missing package.
+        raise Invalid(
+            f"Spark Connect needs packages that are not installed ({error})",
+            path="master",
+            hint=f"Run `pip install 'pyspark[connect]=={pyspark.__version__}'`.",
+        ) from error
+    builder: Any = SparkSession.builder
+    return _configured(builder.remote(server).appName(app_name), settings).getOrCreate()
 
 
 def started(builder: Any) -> Any:

@@ -12,6 +12,8 @@ import hashlib
 import re
 from typing import Any, Final
 
+from pyspark.sql import types
+
 from gazette.errors import Invalid
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
@@ -47,12 +49,30 @@ def create_view(spark: Any, name: str, *, schema: Any = None, **options: Any) ->
         schema = spark.createDataFrame([], schema).schema
     digest = hashlib.sha256(schema.json().encode()).hexdigest()
     table = f"{_SCHEMA}.{_TABLE}{digest[:24]}"
-    if not spark.catalog.tableExists(table):
-        spark.catalog.createTable(table, source="gazette", schema=schema)
+    columns = ", ".join(f"{_name(field.name)} {_ddl(field.dataType)}" for field in schema.fields)
+    # By SQL: the catalog of Spark Connect reads a table that it has created, without our options.
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING gazette")
     said = ", ".join(f"{_literal(key)} = {_literal(text)}" for key, text in given.items())
     # The name is letters and digits, and all texts are escaped.
     query = f"SELECT * FROM {table} WITH ({said})"  # noqa: S608
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{name}` AS {query}")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {_name(name)} AS {query}")
+
+
+def _ddl(kind: types.DataType) -> str:
+    """Return a type as SQL. Spark's own text of a struct does not quote the names of its fields."""
+    if isinstance(kind, types.StructType):
+        fields = (f"{_name(field.name)}: {_ddl(field.dataType)}" for field in kind.fields)
+        return f"struct<{', '.join(fields)}>"
+    if isinstance(kind, types.ArrayType):
+        return f"array<{_ddl(kind.elementType)}>"
+    if isinstance(kind, types.MapType):
+        return f"map<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return str(kind.simpleString())
+
+
+def _name(name: str) -> str:
+    """Return a name as a quoted identifier of SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _literal(text: str) -> str:

@@ -28,11 +28,28 @@ def test_standalone_masters() -> None:
 
 @pytest.mark.parametrize(
     "master",
-    ["", "Local", "local[", "local[x]", "spark://", "spark://host", "spark://h:0", "http://h:1"],
+    [
+        "",
+        "Local",
+        "local[",
+        "local[x]",
+        "spark://",
+        "spark://host",
+        "spark://h:0",
+        "http://h:1",
+        "sc://",
+        "sc://h:x",
+    ],
 )
 def test_what_is_no_master(master: str) -> None:
     with raises(Invalid, path="--master", says=repr(master)):
         addresses_of(master)
+
+
+def test_servers_of_spark_connect() -> None:
+    assert addresses_of("sc://host") == (("host", 15002),)
+    assert addresses_of("sc://host:1/;token=a:b;user_id=me") == (("host", 1),)
+    assert addresses_of("sc://[::1]:2") == (("::1", 2),)
 
 
 def test_one_of_the_masters_has_to_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from gazette.auth import KeyedAuth, StaticToken
 from gazette.errors import Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
+from gazette.runtime.clock import SystemClock
 from gazette.spark.state import state
 from gazette.spark.state.source import GazetteStateDataSource
 from gazette.spark.state.state import StateOptions, StateReader, _type_of
@@ -163,6 +166,28 @@ def test_bad_options(given: dict[str, str], path: str) -> None:
     with raises(Invalid, path=path) as raised:
         StateOptions.parse({**addresses, **given})
     assert raised.value.hint
+
+
+def test_credentials_of_brokers_and_of_members() -> None:
+    files = {"trustedCaFile": "/ca.pem", "certFile": "/own.pem", "certKeyFile": "/own.key"}
+    given = {
+        "broker.address": "https://b",
+        "consumer.address": "https://c",
+        "broker.authKeys": base64.b64encode(bytes(32)).decode(),
+        "consumer.authToken": "token",
+        **{
+            f"{group}.{name}": text
+            for group in ("broker", "consumer")
+            for name, text in files.items()
+        },
+    }
+    options = StateOptions.parse(given)
+    for flags in (options.brokers, options.consumers):
+        assert (flags.trusted_ca_file, flags.cert_file, flags.cert_key_file) == tuple(
+            files.values()
+        )
+    assert options.consumers.signer(SystemClock()) == StaticToken("token")
+    assert isinstance(options.brokers.signer(SystemClock()), KeyedAuth)
 
 
 async def test_columns_that_a_state_does_not_have(start: Any) -> None:

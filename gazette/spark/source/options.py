@@ -19,7 +19,7 @@ from gazette.message.uuid import clock_at
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 from gazette.spark.message_class import message_class
-from gazette.spark.options import Options
+from gazette.spark.options import Options, credential_options
 
 T = TypeVar("T")
 
@@ -36,11 +36,7 @@ CONTENT_TYPE_OF: Final = {
 
 CONNECTION: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
-    "broker.authKeys": "base64 keys to sign tokens with",
-    "broker.authToken": "token to present",
-    "broker.trustedCaFile": "certificates to verify brokers with (PEM)",
-    "broker.certFile": "certificate to present to brokers (PEM)",
-    "broker.certKeyFile": "key of that certificate (PEM)",
+    **credential_options("broker"),
     "journal": "name of a journal, or several, separated by commas; also the path of load() and save()",
     "selector": "labels of journals, such as app.gazette.dev/message-type=Word or prefix=topic/",
     "contentType": "content type of journals that have no such label",
@@ -234,11 +230,7 @@ class SourceOptions(Options):
         return Access.of(
             address,
             file_root=self.text("fileRoot") or ("/" if direct else None),
-            auth_keys=self.text("broker.authKeys"),
-            auth_token=self.text("broker.authToken"),
-            trusted_ca_file=self.text("broker.trustedCaFile"),
-            cert_file=self.text("broker.certFile"),
-            cert_key_file=self.text("broker.certKeyFile"),
+            **self.credentials("broker"),
             direct=direct,
             fsspec_protocols=self.names("fsspecProtocols"),
             summaries=self._summaries(),

@@ -22,6 +22,7 @@ from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
 from gazette.spark.source.schema import table_schema
 from gazette.spark.source.table import check_isolation, warn_of_loss
+from gazette.spark.tasks import run_tasks
 from gazette.spark.worker_process import keep_imports
 
 _TASKS_MAX: Final = 4096
@@ -66,15 +67,10 @@ def fold_by_spark(
 
     Raise what reading raises, as on the driver.
     """
-    context = spark.sparkContext
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:
         # This function may be called again, with runs that begin elsewhere.
-        if not runs:
-            return []
-        tasks = context.parallelize(runs, min(len(runs), _TASKS_MAX))
-        found: list[Summary] = tasks.mapPartitions(partial(_summarise, access)).collect()
-        return found
+        return run_tasks(spark, runs, partial(_summarise, access), _TASKS_MAX)
 
     with access.open() as opened:
         return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)

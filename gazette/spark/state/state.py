@@ -32,15 +32,15 @@ from gazette.recoverylog.time_travel import NOW, Moment, open_at
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import LoopThread
 from gazette.spark.error_hints import with_hints
-from gazette.spark.options import Options
+from gazette.spark.options import Options, credential_options
 
 T = TypeVar("T")
 
 KNOWN: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
-    "broker.authKeys": "base64 keys to sign tokens with",
+    **credential_options("broker"),
     "consumer.address": "address of a member of the consumer",
-    "consumer.authKeys": "base64 keys to sign tokens with",
+    **credential_options("consumer"),
     "selector": "shards to read, such as id=shard-000 (default: all)",
     "table": "table of SQLite databases",
     "columnFamily": "column family of RocksDB databases (default: default)",
@@ -80,12 +80,8 @@ class StateOptions:
             if not given.text(name):
                 given.fail(name, "an address is required")
         return cls(
-            BrokerClientFlags(
-                address=given.text("broker.address"), auth_keys=given.text("broker.authKeys")
-            ),
-            ConsumerClientFlags(
-                address=given.text("consumer.address"), auth_keys=given.text("consumer.authKeys")
-            ),
+            BrokerClientFlags(given.text("broker.address"), **given.credentials("broker")),
+            ConsumerClientFlags(given.text("consumer.address"), **given.credentials("consumer")),
             given.selector() or LabelSelector.parse("id"),
             given.text("table"),
             given.text("columnFamily", "default"),
