@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
 
 setup: $(DEV_STAMP)
 
@@ -108,6 +108,16 @@ soak-stores: $(DEV_STAMP)
 FUZZ_MINUTES ?= 10
 fuzz-stores: $(DEV_STAMP)
 	$(BIN)/python -m tools.fuzz_stores --minutes $(FUZZ_MINUTES) $(ARGS)
+
+# Random histories, read as tables, streams and backfills, against the sequencer, the specification of JSON and full replays. Each suite tries
+# FUZZ (20) times as much as in `make test`. Hypothesis prints what fails, and how to repeat it; seeded tests begin at FUZZ_SEED.
+FUZZ ?= 20
+FUZZ_SEED ?= 0
+fuzz-spark: $(DEV_STAMP)
+	$(BIN)/python -m gazette.history.json_kernel
+	GAZETTE_FUZZ_HISTORIES=$(FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 3600 \
+	    tests/history/test_histories.py tests/history/test_summaries.py tests/history/test_tables.py tests/history/test_read.py \
+	    tests/history/test_json_lines.py tests/spark/test_stream.py tests/backfill/test_histories.py $(ARGS)
 
 # A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: 20 to 40 minutes.
 crash-matrix: $(DEV_STAMP)

@@ -29,6 +29,7 @@ from gazette.message.uuid import (
 )
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from tests.facts import raises
+from tests.fuzzing import examples
 
 JOURNAL = "a/journal"
 UNKNOWN_FLAGS = 0x2AA
@@ -161,7 +162,7 @@ histories = st.one_of(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(
     items=histories,
     middle=st.integers(0, 40),
@@ -292,7 +293,7 @@ def _fields(envelope: Envelope[Any], *, clock: int) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(
     items=histories,
     cuts=st.lists(st.integers(0, 60), min_size=1, max_size=4),

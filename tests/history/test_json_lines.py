@@ -26,6 +26,7 @@ from gazette.history.scanned_batches import ScannedBatch
 from gazette.history.snapshot import Piece, Run
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import build_uuid, uuid_text
+from tests.fuzzing import examples
 
 SCHEMA = pa.schema(
     [
@@ -268,14 +269,14 @@ def lines(draw: DrawFn) -> bytes:
     return b"".join(found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(buffer=lines())
 def test_what_is_accepted_is_what_the_specification_gives(buffer: bytes) -> None:
     if scanned(buffer) is not None:
         assert_same(buffer)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     buffer=lines(),
     edits=st.lists(

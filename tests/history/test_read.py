@@ -36,6 +36,7 @@ from gazette.protocol.fragment import Codec
 from gazette.runtime.clock import SystemClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.facts import raises
+from tests.fuzzing import seeds
 
 STORE = "file:///fragments/"
 JOURNAL = "topic/one"
@@ -362,7 +363,7 @@ def test_selections_are_checked() -> None:
         Access.of()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_columns_are_what_the_framing_finds(seed: int) -> None:
     """The fast path of lines that begin with their UUID, and the slow one, in any mixture."""
     rng = random.Random(seed)

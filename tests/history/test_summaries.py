@@ -39,6 +39,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
+from tests.fuzzing import examples
 from tests.history.test_histories import JOURNAL, Item, histories, sequenced
 
 URL: Final = "memory://store/"
@@ -151,7 +152,7 @@ class Stored:
             self.store.put(path, io.BytesIO(changed))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     items=histories,
     middle=st.integers(0, 40),

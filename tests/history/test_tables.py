@@ -42,6 +42,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
+from tests.fuzzing import examples
 from tests.history.test_histories import Item, histories, sequenced
 
 STORE, JOURNAL = "file:///fragments/", "a/journal"
@@ -71,7 +72,7 @@ class Chopped(OpenAccess):
                 at += size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     items=histories,
     cuts=st.sets(st.integers(1, 3000), max_size=6),

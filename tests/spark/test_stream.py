@@ -42,6 +42,7 @@ from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.facts import logged, raises
+from tests.fuzzing import seeds
 
 STORE = "file:///fragments/"
 NOON = clock_at(1_700_000_000 * 10**9)
@@ -296,7 +297,7 @@ def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
         Query(options(tmp_path), query.log).batch(*query.log[-2:])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 @pytest.mark.parametrize("driver_bytes", [0, 1 << 18])
 def test_any_batches_give_what_one_table_gives(
     tmp_path: Path, seed: int, driver_bytes: int, monkeypatch: pytest.MonkeyPatch
