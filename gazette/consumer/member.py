@@ -200,11 +200,12 @@ class ConsumerMember:
         methods: Iterable[str] = ("GET",),
     ) -> None:
         """See `ConsumerService.add_route`."""
+        methods = list(methods)
         if isinstance(endpoint, BoundShardRoute):
             if endpoint.by_key:
                 self._keyed_partitions()  # It lists them from now on, so that no query has to wait.
-            endpoint = self._http_queries.add(path, endpoint)
-        self._routes.append(HttpRoute(path, endpoint, methods=list(methods)))
+            endpoint = self._http_queries.add(path, endpoint, methods)
+        self._routes.append(HttpRoute(path, endpoint, methods=methods))
 
     def add_routes(self, instance: Any) -> None:
         """See `ConsumerService.add_routes`."""

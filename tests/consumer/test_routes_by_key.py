@@ -89,6 +89,10 @@ class Words(Application[Totals]):
     def count_of(self, store: Totals, request: ShardRequest) -> int:
         return store.read().get(request.query["w"].lower(), 0)
 
+    @shard_route("/counts/{word}", key="word", methods=["DELETE"])
+    def no_count(self, store: Totals, request: ShardRequest) -> str:
+        return f"{request.method} is not GET"
+
     @gather_route("/total", combine=sum)
     def total(self, store: Totals, request: ShardRequest) -> Any:
         if request.query.get("as") == "text":
@@ -138,6 +142,8 @@ async def test_a_key_finds_the_shard_of_its_messages(start: Start, broker: Broke
         async with httpx.AsyncClient(base_url=member.http) as http:
             for word in WORDS:
                 assert (await http.get(f"/counts/{word}")).json() == {"n": 1}
+                assert (await http.head(f"/counts/{word}")).status_code == 200
+                assert (await http.delete(f"/counts/{word}")).json() == "DELETE is not GET"
             assert (await http.get("/count", params={"w": "WORD-03"})).json() == 1
             assert (await http.get("/counts/unknown")).json() == {"n": 0}
         application: Any = member.service.application
@@ -224,6 +230,17 @@ class Keyless(Words):
     words = Source("words", Word, partitions=COUNT)
 
 
+class Twice(Words):
+    @shard_route("/total", key="word")
+    def another(self, store: Totals, request: ShardRequest) -> int:
+        return 0
+
+
+async def test_two_routes_at_one_place_are_refused(start: Start, broker: BrokerFixture) -> None:
+    with raises(Invalid, says="two routes are served at GET /total"):
+        await start(Twice())
+
+
 async def test_a_key_needs_a_source_with_a_key(start: Start, broker: BrokerFixture) -> None:
     with raises(Invalid, path="Keyless", says="no source has a key"):
         await start(Keyless())
@@ -249,7 +266,8 @@ def test_a_driver_knows_the_routes_of_an_application(tmp_path: Any) -> None:
     with AppDriver(application, tmp_path, [PARTS[0]]) as driver:
         driver.run()
         paths = [path for path, *_ in application.service.routes]
-    assert paths == ["/counts/{word}", "/count", "/counts", "/lengths", "/total"]
+    expected = ["/counts/{word}", "/count", "/counts", "/lengths", "/counts/{word}", "/total"]
+    assert paths == expected
 
 
 # --- Pages

@@ -257,11 +257,20 @@ class HttpQueries:
 
     def __init__(self, service: ShardCaller) -> None:
         self._service = service
-        self._routes: dict[str, BoundShardRoute] = {}
+        self._routes: dict[tuple[str, str], BoundShardRoute] = {}
 
-    def add(self, path: str, route: BoundShardRoute) -> Callable[[Request], Awaitable[Response]]:
-        """Return the Starlette endpoint of a route at a path."""
-        self._routes[path] = route
+    def add(
+        self, path: str, route: BoundShardRoute, methods: Iterable[str]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if another route is there."""
+        for method in _with_head(methods):
+            if (path, method) in self._routes:
+                raise Invalid(
+                    f"two routes are served at {method} {path}",
+                    path="add_route",
+                    hint="Give one of them another path, or other methods.",
+                )
+            self._routes[path, method] = route
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -303,10 +312,10 @@ class HttpQueries:
                 request = msgspec.msgpack.decode(data, type=ShardRequest)
             except msgspec.MsgspecError as error:
                 raise Invalid(f"not a ShardRequest: {error}") from error
-            route = self._routes.get(request.route)
+            route = self._routes.get((request.route, request.method))
             if route is None:
                 raise NotFound(
-                    f"this member has no route {request.route}",
+                    f"this member has no route {request.method} {request.route}",
                     hint="Members of one cluster must run the same version of the application.",
                 )
             answer = await self._answer_peer(route, request, context.invocation_metadata())
@@ -324,6 +333,12 @@ class HttpQueries:
             return await route.answer(service, request, values, claims)
         query = query_of(request.shard, values, claims)
         return await ask(service, route, request, query, route.timeout_s)
+
+
+def _with_head(methods: Iterable[str]) -> set[str]:
+    """Return methods as Starlette takes them: in capitals, and HEAD with GET."""
+    found = {method.upper() for method in methods}
+    return found | {"HEAD"} if "GET" in found else found
 
 
 async def _bounded_body(request: Request) -> bytes:
