@@ -77,9 +77,10 @@ class Checkpoint:
                         for entry in source.producers
                     },
                 )
-                for journal, source in pb.sources.items()
+                # Maps of protobuf have another order in each process.
+                for journal, source in sorted(pb.sources.items())
             },
-            ack_intents=dict(pb.ack_intents),
+            ack_intents=dict(sorted(pb.ack_intents.items())),
             application=pb.application,
         )
 

@@ -76,6 +76,17 @@ def test_encodings_do_not_depend_on_the_order_of_dictionaries(checkpoint: Checkp
     assert reordered.to_json() == checkpoint.to_json()
 
 
+def test_what_is_read_is_in_ascending_order() -> None:
+    """Recovered acknowledgements are appended in this order. Maps of protobuf have one in each process."""
+    names = [f"journal-{number}" for number in range(20)]
+    pb = Checkpoint(
+        sources={name: SourceCheckpoint(1) for name in names},
+        ack_intents=dict.fromkeys(names, b"ack"),
+    ).to_pb()
+    read = Checkpoint.from_pb(pb)
+    assert list(read.sources) == list(read.ack_intents) == sorted(names)
+
+
 def test_journals_and_producers_are_in_ascending_order() -> None:
     producers = {bytes([k] * 6): ProducerState(k, None) for k in (9, 200, 3)}
     pb = Checkpoint({"j": SourceCheckpoint(0, producers)}).to_pb()
