@@ -51,7 +51,8 @@ class RunningQueries:
     """The queries that this member answers now, so that all can be ended. Loop-bound."""
 
     def __init__(self) -> None:
-        self._deadlines: set[asyncio.Timeout] = set()
+        # Not a set: they end in the order in which they began.
+        self._deadlines: dict[asyncio.Timeout, None] = {}
         self._reason = ""
         self._until: float | None = None
 
@@ -63,12 +64,12 @@ class RunningQueries:
     @contextmanager
     def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
         """Count a query until the block ends. ``end`` moves its deadline."""
-        self._deadlines.add(deadline)
+        self._deadlines[deadline] = None
         try:
             self._bound(deadline)
             yield
         finally:
-            self._deadlines.discard(deadline)
+            del self._deadlines[deadline]
 
     def end(self, reason: str, within_s: float = 0.0) -> None:
         """End queries that run, and those that begin later, within ``within_s`` seconds."""
