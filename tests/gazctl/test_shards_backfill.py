@@ -272,7 +272,7 @@ async def test_a_master_that_does_not_answer_is_reported_at_once(scene: Scene) -
     pytest.importorskip("pyspark")
     found = await scene("--master=spark://127.0.0.1:9")
     assert found.code == 1
-    assert "cannot reach the Spark master at 127.0.0.1:9" in found.err
+    assert "cannot reach Spark at 127.0.0.1:9" in found.err
     assert scene.has_changed_nothing()
 
 

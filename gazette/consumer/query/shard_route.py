@@ -335,10 +335,10 @@ class HttpQueries:
         return await ask(service, route, request, query, route.timeout_s)
 
 
-def _with_head(methods: Iterable[str]) -> set[str]:
+def _with_head(methods: Iterable[str]) -> list[str]:
     """Return methods as Starlette takes them: in capitals, and HEAD with GET."""
     found = {method.upper() for method in methods}
-    return found | {"HEAD"} if "GET" in found else found
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 async def _bounded_body(request: Request) -> bytes:
