@@ -19,8 +19,14 @@ CALLS = {"eval", "exec", "compile", "unsafe_load", "full_load", "read_pickle"}
 """Functions that do. Of modules: ``re.compile`` is not one of them."""
 ALLOWED = {
     "gazette/backfill/local.py": ("pickle", "pipes to the processes that a backfill started"),
-    "gazette/backfill/content.py": ("pickle", "a temporary file without a name, read by its writer"),
-    "gazette/spark/tasks.py": ("pyspark.cloudpickle", "tasks of a job's own session, as Spark's RDDs"),
+    "gazette/backfill/content.py": (
+        "pickle",
+        "a temporary file without a name, read by its writer",
+    ),
+    "gazette/spark/tasks.py": (
+        "pyspark.cloudpickle",
+        "tasks of a job's own session, as Spark's RDDs",
+    ),
 }
 """Modules that may, with what they use, and where the bytes come from."""
 
