@@ -87,7 +87,8 @@ class Taken:
 
     @property
     def rate_per_core(self) -> float:
-        return self.messages / self.cpu_seconds
+        # The kernel counts in hundredths of a second: a short pass may have taken none.
+        return self.messages / max(self.cpu_seconds, 0.01)
 
 
 def tree() -> list[psutil.Process]:
