@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +21,21 @@ def test_no_outgoing_connection_is_given_such_a_port() -> None:
 def test_a_port_is_given_once() -> None:
     given = [free_port() for _ in range(50)]
     assert len(set(given)) == 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserved on Linux only")
+def test_no_other_process_is_given_a_port() -> None:
+    # Regression: two workers of the tests chose the same port, and neither had begun to listen.
+    port = free_port()
+    script = (
+        "from gazette.runtime import ports\n"
+        f"ports._FIRST = {port}\nports._LAST = {port + 1}\n"
+        "print([ports.free_port() for _ in range(5)])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert port not in json.loads(result.stdout)
 
 
 def test_a_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:

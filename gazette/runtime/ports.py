@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from typing import Final
 
 _FIRST: Final = 10_000
@@ -14,19 +15,20 @@ process may take those at any moment.
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()
-_given: set[int] = set()
+_given: dict[int, socket.socket | None] = {}
+"""Ports that this process was given, each with the socket whose name reserves it."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free now, and that no later connection takes by chance.
 
-    The port is not in the range of outgoing connections, and this process was not given it before. If many
-    attempts find no such port, or it is not permitted, return any that is free now.
+    The port is not in the range of outgoing connections, and this process was not given it before. On
+    Linux, no other process of this function is given it while this one lives. If many attempts find no
+    such port, or it is not permitted, return any that is free now.
     """
     for _ in range(_ATTEMPTS):
         port = _rng.randint(_FIRST, _LAST)
-        if port not in _given and port_is_free(port, host):
-            _given.add(port)
+        if port not in _given and port_is_free(port, host) and _reserve(port):
             return port
     with _socket(host) as probe:
         probe.bind((host, 0))
@@ -47,6 +49,22 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 def bracketed(host: str) -> str:
     """Return a host in the form of addresses and URLs: IPv6 in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _reserve(port: int) -> bool:
+    """Keep other processes from being given a port, until this one ends. Return False if one has it."""
+    if sys.platform != "linux":
+        _given[port] = None
+        return True
+    # Names in the abstract namespace end with their process. A lock file would outlive it.
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        name.bind(f"\0gazette-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _given[port] = name
+    return True
 
 
 def _socket(host: str) -> socket.socket:
