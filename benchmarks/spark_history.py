@@ -29,7 +29,7 @@ Spread = Any
 
 @dataclass(frozen=True)
 class Shape:
-    """What messages hold beside a word and a count, and a query that reads all of it."""
+    """Fields of messages beside a word and a count, and a query that reads all of them."""
 
     members: Callable[[Spread], pa.StringArray]
     """Makes the further members of messages, as JSON."""

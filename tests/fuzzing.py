@@ -1,4 +1,4 @@
-"""How much the random tests of histories try. `make fuzz-spark` tries more than `make test`."""
+"""Effort of the random tests of histories. `make fuzz-spark` tries more than `make test`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gazette.client.rpc.credentials import (
     shard_claims,
 )
 from gazette.client.rpc.errors import answered, map_errors, shard_status_error
-from gazette.errors import GazetteError
+from gazette.errors import GazetteError, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
@@ -145,13 +145,19 @@ class ShardClient(ClusterAccess):
         """Return all shards that match, of those that the caller may list. Raise ``NotAllowed`` …"""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
-        with map_errors("List", self.channels, endpoint=self.address):
-            stub = await self._connected_stub()
-            response = await stub.List(
-                request,
-                metadata=self._metadata(list_claims(selector)),
-                wait_for_ready=self.addresses.wait_for_ready,
-            )
+        for others in reversed(range(self.addresses.attempts)):
+            try:
+                with map_errors("List", self.channels, endpoint=self.address):
+                    stub = await self._connected_stub()
+                    response = await stub.List(
+                        request,
+                        metadata=self._metadata(list_claims(selector)),
+                        wait_for_ready=self.addresses.wait_for_ready,
+                    )
+                break
+            except Unavailable:
+                if not others:
+                    raise
         with answered("List"):
             validate_shard_list_response(response)
         _require_ok(response.status)

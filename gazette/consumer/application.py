@@ -269,7 +269,7 @@ class Application(ABC, Generic[StoreT]):
     """True to deliver transaction acknowledgements of producers as messages."""
 
     event_time: ClassVar[EventTime | None] = None
-    """How the watermark follows from messages, for timers of event time. None: there are none."""
+    """Rules by which the watermark follows from messages. None: there are no timers of event time."""
 
     async def initialize(self, service: ConsumerService) -> None:
         """Prepare the application. Called once on the event loop, before this member takes any shard.

@@ -38,6 +38,7 @@ from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
+from gazette.consumer.query.keyed_shard import one_reader
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_router import QueryRouter, RunningQueries
 from gazette.consumer.query.shard_route import (
@@ -55,7 +56,7 @@ from gazette.consumer.shard.journals import retried
 from gazette.consumer.shard.restarts import Restarts
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.shard.thread import ShardThread, WorkerFactory
-from gazette.errors import Bug, GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import Bug, GazetteError, Invalid, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
 from gazette.keyspace.key_space import KeySpace
@@ -277,47 +278,37 @@ class ConsumerMember:
         begun = self.clock.monotonic()
         await self._await_start(seconds)
         if self._queries_running.ended:
-            raise self._queries_running.leaving(query.shard)
+            raise self._queries_running.leaving(shard=query.shard)
         router = QueryRouter(
             self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
         )
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await router.ask(query, serve, proxy, left_s)
 
-    async def shard_of_key(self, key: bytes | str) -> str:
+    async def shard_of_key(self, key: bytes | str, *, timeout_s: float | None = None) -> str:
         """See `ShardCaller.shard_of_key`."""
-        partitions, seconds = self._keyed_partitions(), self.settings.query_timeout_s
+        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
+        begun = self.clock.monotonic()
+        partitions = self._keyed_partitions()
         await self._await_start(seconds)
+        left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         try:
-            async with asyncio.timeout(seconds):
-                await partitions.ready()
+            async with asyncio.timeout(left_s) as deadline:
+                with self._queries_running.query(deadline):
+                    await partitions.ready()
         except TimeoutError as error:
+            if self._queries_running.ended:
+                raise self._queries_running.leaving() from None
             raise Unavailable(
                 f"no broker has listed the partitions of keys within {seconds:g} s",
                 hint="Check that brokers run at --broker.address.",
             ) from error
         journal = modulo_mapping(partitions, lambda one: one)(key).journal
-        # One that is disabled makes way for another, which has the state of the key.
-        shards = [one.id for one in self.shards_with_source(journal) if not one.disable]
-        match shards:
-            case [shard]:
-                return shard
-            case []:
-                raise NotFound(
-                    f"no shard reads {journal}, which has the messages of this key",
-                    hint="Apply specifications of shards, and enable them.",
-                )
-            case _:
-                raise Invalid(
-                    f"{len(shards)} shards read {journal}, which has the messages of this key: "
-                    f"{', '.join(shards)}",
-                    path="key",
-                    hint="Let the request name the shard.",
-                )
+        return one_reader(journal, self.shards_with_source(journal))
 
-    async def all_shards(self) -> Sequence[ShardSpec]:
+    async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """See `ShardCaller.all_shards`."""
-        await self._await_start(self.settings.query_timeout_s)
+        await self._await_start(self.settings.query_timeout_s if timeout_s is None else timeout_s)
         return self.resolver.shards(LabelSelector())
 
     def _keyed_partitions(self) -> PartitionWatch:

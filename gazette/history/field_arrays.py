@@ -95,7 +95,7 @@ class FieldsBuilder:
     def __init__(self, schema: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
         """Make a builder. Raise ``Invalid`` for a type that no JSON value converts to."""
         self.fields = scannable(schema)
-        """What a scanner is to look for."""
+        """Fields that a scanner looks for."""
         self._schema = schema
         self._encode_variant = encode_variant
 

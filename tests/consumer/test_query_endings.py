@@ -136,7 +136,7 @@ async def test_the_sooner_end_counts() -> None:
                 running.end("it failed")
                 await asyncio.Event().wait()
     assert running.ended
-    assert "it failed" in str(running.leaving("a"))
+    assert "it failed" in str(running.leaving(shard="a"))
 
 
 # --- Standbys

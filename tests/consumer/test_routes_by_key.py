@@ -288,7 +288,7 @@ def test_pages_have_every_item_once(shards: list[set[int]], limit: int, order: A
         order.shuffle(answers)
         for number, keys in answers:
             items = [(key, number) for key in sorted(keys) if key > after][:limit]
-            page.add(number, f"shard-{number}", msgspec.json.encode(items))
+            page.add(number, msgspec.json.encode(items))
         result = page.result()
         items = [(item["key"], int(bytes(item["value"]))) for item in result["items"]]
         assert {key for key, _ in items}.isdisjoint(key for key, _ in found)

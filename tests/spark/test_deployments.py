@@ -1,4 +1,4 @@
-"""How users run Spark elsewhere: a server of Spark Connect, and jobs submitted to a standalone cluster."""
+"""Ways to run Spark elsewhere: a server of Spark Connect, and jobs submitted to a standalone cluster."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]
 
 
 class Model:
-    """What a table of timers has to do."""
+    """Demands on a table of timers, for each store."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[TimeDomain, str], TimerRow] = {}

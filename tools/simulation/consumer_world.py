@@ -217,7 +217,7 @@ class ConsumerWorld(World):
         self.sqlite: set[str] = set()
         """Shards whose state is in SQLite."""
         self.timers = False
-        """Whether the application publishes by timers."""
+        """True if the application publishes by timers."""
         self.redo: dict[str, int] = {}
         """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0

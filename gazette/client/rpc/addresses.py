@@ -41,7 +41,7 @@ class Addresses:
 
     @property
     def attempts(self) -> int:
-        """How often to begin a call that only reads, until every endpoint had a chance to answer."""
+        """Number of times to begin a call that only reads. So every endpoint has a chance to answer."""
         return 1 if self.wait_for_ready else len(self._endpoints) + 1
 
     async def connected(self) -> str:

@@ -19,7 +19,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -36,7 +37,7 @@ from gazette.consumer.query.shard_route import (
     encoded,
     path_of,
 )
-from gazette.consumer.query.shard_rpc import ShardCaller
+from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Broken, Invalid, NotFound, Unavailable
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import parse_integer
@@ -129,12 +130,10 @@ class _AllShards(BoundShardRoute):
     ) -> QueryResult[HttpAnswer]:
         """Have all shards answer, and make one answer of theirs."""
         collected = self.collect(request)
-        shards = await service.all_shards()
+        deadline = Deadline(service, self.timeout_s)
+        shards = await service.all_shards(timeout_s=deadline.left_s)
         whole = query_of("all", values, claims)
         _check(shards, whole.read_through)
-        seconds = service.query_timeout_s if self.timeout_s is None else self.timeout_s
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
         gate = asyncio.Semaphore(_AT_ONCE)
         staleness_s = 0.0
 
@@ -144,10 +143,9 @@ class _AllShards(BoundShardRoute):
                 own = {source.journal for source in spec.sources}
                 offsets = {name: at for name, at in whole.read_through.items() if name in own}
                 query = replace(whole, shard=spec.id, read_through=offsets)
-                left_s = max(0.0, deadline - loop.time())
-                found = await ask(service, self, request, query, left_s)
+                found = await ask(service, self, request, query, deadline.left_s)
                 staleness_s = max(staleness_s, found.staleness_s)
-                collected.add(number, spec.id, found.value.body)
+                collected.add(number, found.value.body)
 
         async with TaskScope("all shards") as scope:
             for number, spec in enumerate(shards):
@@ -159,14 +157,16 @@ class _AllShards(BoundShardRoute):
         """Return an empty collection for the answers to a request. Raise ``Invalid``."""
 
 
-class _Collected:
-    """Answers of shards. ``add`` gets them in any order."""
+class _Collected(Protocol):
+    """Answers of shards."""
 
-    def add(self, number: int, shard: str, body: bytes) -> None:
-        raise NotImplementedError
+    def add(self, number: int, body: bytes) -> None:
+        """Take the answer of the shard of that number. They come in any order."""
+        ...
 
     def result(self) -> Any:
-        raise NotImplementedError
+        """Return the answer of all."""
+        ...
 
 
 class _Gathered(_AllShards):
@@ -193,12 +193,12 @@ class _Gathered(_AllShards):
         return encoded(value)
 
 
-class _Values(_Collected):
+class _Values:
     def __init__(self, combine: Callable[[list[Any]], Any]) -> None:
         self._combine = combine
         self._values: dict[int, Any] = {}
 
-    def add(self, number: int, shard: str, body: bytes) -> None:
+    def add(self, number: int, body: bytes) -> None:
         self._values[number] = msgspec.json.decode(body)
 
     def result(self) -> Any:
@@ -225,7 +225,8 @@ class _Listed(_AllShards):
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
         page = self._page(request)
-        items = [(key, value) for key, value in self._method(store, page)]
+        # One more shows that there are too many, however many there are.
+        items = [(key, value) for key, value in islice(self._method(store, page), page.limit + 1)]
         self._check_order(items, page)
         return encoded(items)
 
@@ -233,7 +234,7 @@ class _Listed(_AllShards):
         """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
         problem = ""
         if len(items) > page.limit:
-            problem = f"{len(items)} items were returned, and {page.limit} asked for"
+            problem = f"more than the {page.limit} items that were asked for"
         before = page.after
         for key, _ in items:
             if type(key) is not self._key:
@@ -265,7 +266,7 @@ class _Listed(_AllShards):
         return ListPage(after, limit, request)
 
 
-class _Page(_Collected):
+class _Page:
     """The items with the smallest keys, of all shards that have answered."""
 
     def __init__(self, key: type[ItemKey], limit: int) -> None:
@@ -275,7 +276,7 @@ class _Page(_Collected):
         self._items: list[tuple[Any, int, msgspec.Raw]] = []
         self._is_cut = False
 
-    def add(self, number: int, shard: str, body: bytes) -> None:
+    def add(self, number: int, body: bytes) -> None:
         found = self._decoder.decode(body)
         # A shard that has returned as many as it may can have more.
         self._is_cut = self._is_cut or len(found) >= self._limit

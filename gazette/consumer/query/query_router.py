@@ -84,12 +84,12 @@ class RunningQueries:
         if self._until is not None and (present is None or self._until < present):
             deadline.reschedule(self._until)
 
-    def leaving(self, shard: str) -> Unavailable:
+    def leaving(self, **facts: Any) -> Unavailable:
         """Return the error of a query that was ended."""
         return Unavailable(
             f"this member leaves its cluster: {self._reason}",
             hint="Ask again: another member answers.",
-            shard=shard,
+            **facts,
         )
 
 
@@ -130,7 +130,7 @@ class QueryRouter:
             if not deadline.expired():
                 raise
             if self.running.ended:
-                raise self.running.leaving(query.shard) from None
+                raise self.running.leaving(shard=query.shard) from None
             raise Unavailable(
                 f"shard {query.shard} did not answer within {timeout_s:g} s: {attempts.describe()}",
                 hint="See `gazctl shards list` for its status.",

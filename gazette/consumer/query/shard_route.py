@@ -38,7 +38,7 @@ from gazette.consumer.query.query_codec import (
     result_of,
     values_of,
 )
-from gazette.consumer.query.shard_rpc import ShardCaller
+from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -161,7 +161,7 @@ class BoundShardRoute(ABC):
         """Path that the decorator gives; empty if ``add_route`` does."""
         self.methods = tuple(methods)
         self.capability = capability
-        """What the token of a caller has to allow."""
+        """Capability that the token of a caller needs."""
         self.timeout_s = timeout_s
         self.by_key = False
         """True if keys of messages say which shard is asked."""
@@ -196,11 +196,13 @@ class _OneShard(BoundShardRoute):
     async def answer(
         self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
     ) -> QueryResult[HttpAnswer]:
+        deadline = Deadline(service, self.timeout_s)
         if self._key is None:
             shard = self._shard(request)
         else:
-            shard = await service.shard_of_key(key_of(self._key, request))
-        return await ask(service, self, request, query_of(shard, values, claims), self.timeout_s)
+            key = key_of(self._key, request)
+            shard = await service.shard_of_key(key, timeout_s=deadline.left_s)
+        return await ask(service, self, request, query_of(shard, values, claims), deadline.left_s)
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
         return encoded(self._method(store, request))

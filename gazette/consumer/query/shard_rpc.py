@@ -15,6 +15,7 @@ waits through a fail-over.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
@@ -77,20 +78,36 @@ class ShardCaller(Protocol):
         """
         ...
 
-    async def shard_of_key(self, key: bytes | str) -> str:
+    async def shard_of_key(self, key: bytes | str, *, timeout_s: float | None = None) -> str:
         """Return the id of the shard that reads messages with a key.
 
         The key is mapped to a partition of `Application.keyed_journals` as publishers do. Raise
         ``Invalid`` if the application has none, or if several shards read that partition. Raise
-        ``NotFound`` if no shard does. Raise ``Unavailable`` if no broker lists them in time.
+        ``NotFound`` if no shard does. Raise ``Unavailable`` if no broker lists them in time, or this
+        member leaves. ``timeout_s`` defaults to ``query_timeout_s``.
         """
         ...
 
-    async def all_shards(self) -> Sequence[ShardSpec]:
-        """Return the specifications of all shards, by id. Raise ``Unavailable`` if the member does not
-        know them in time.
+    async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
+        """Return the specifications of all shards, by id.
+
+        Raise ``Unavailable`` if the member does not know them in time. ``timeout_s`` defaults to
+        ``query_timeout_s``.
         """
         ...
+
+
+class Deadline:
+    """The time of one query: to find its shard, and to have that answer."""
+
+    def __init__(self, service: ShardCaller, timeout_s: float | None) -> None:
+        seconds = service.query_timeout_s if timeout_s is None else timeout_s
+        self._at = asyncio.get_running_loop().time() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._at - asyncio.get_running_loop().time())
 
 
 def shard_rpc(
@@ -123,8 +140,10 @@ def shard_rpc(
     of_key = attrgetter(key) if isinstance(key, str) else key
     of_shard = attrgetter("shard") if shard is None else shard
 
-    async def find(service: ShardCaller, request: Any) -> Any:
-        return of_shard(request) if of_key is None else await service.shard_of_key(of_key(request))
+    async def find(service: ShardCaller, request: Any, timeout_s: float) -> Any:
+        if of_key is None:
+            return of_shard(request)
+        return await service.shard_of_key(of_key(request), timeout_s=timeout_s)
 
     def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
         return ShardRpc(method, stub, find, capability, timeout_s)
@@ -139,7 +158,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         self,
         method: Callable[[Any, Any, RequestT], ResponseT],
         stub: Callable[[Any], Any],
-        shard: Callable[[ShardCaller, Any], Awaitable[Any]],
+        shard: Callable[[ShardCaller, Any, float], Awaitable[Any]],
         capability: int,
         timeout_s: float | None,
     ) -> None:
@@ -177,8 +196,10 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             claims = service.verifier.verify(
                 authorization_of(context.invocation_metadata()), self._rpc.capability
             )
-            query = query_of(await self._rpc.shard(service, request), values, claims)
-            answer = await self._answer(service, request, _with_field(query, request))
+            deadline = Deadline(service, self._rpc.timeout_s)
+            shard = await self._rpc.shard(service, request, deadline.left_s)
+            query = _with_field(query_of(shard, values, claims), request)
+            answer = await self._answer(service, request, query, deadline)
             context.set_trailing_metadata(tuple(result_headers(answer).items()))
             return answer.value
         raise AssertionError("unreachable: the context was aborted")
@@ -194,12 +215,14 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
     ) -> QueryResult[ResponseT]:
         """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
         service = service_of(self._instance)
-        chosen = await self._rpc.shard(service, request) if shard is None else shard
-        query = ShardQuery(chosen, read_through or {}, max_staleness_s, None, claims)
-        return await self._answer(service, request, query)
+        deadline = Deadline(service, self._rpc.timeout_s)
+        if shard is None:
+            shard = await self._rpc.shard(service, request, deadline.left_s)
+        query = ShardQuery(shard, read_through or {}, max_staleness_s, None, claims)
+        return await self._answer(service, request, query, deadline)
 
     async def _answer(
-        self, service: ShardCaller, request: RequestT, query: ShardQuery
+        self, service: ShardCaller, request: RequestT, query: ShardQuery, deadline: Deadline
     ) -> QueryResult[ResponseT]:
         rpc = self._rpc
 
@@ -217,7 +240,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             query,
             lambda store: rpc.method(self._instance, store, request),
             forward,
-            timeout_s=rpc.timeout_s,
+            timeout_s=deadline.left_s,
         )
 
 

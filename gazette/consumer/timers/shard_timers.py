@@ -7,6 +7,7 @@ the first time of each domain, and the position up to which the present pass has
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import Any, Final
@@ -385,12 +386,12 @@ def open_timers(
     return ShardTimers(lambda: store.timer_table(shard), event_time, sources, clock, shard.id)
 
 
-class WithTimers:
+class WithTimers(ABC):
     """The methods of a shard that set timers: a base of what callbacks get as their shard."""
 
+    @abstractmethod
     def _open_timers(self) -> ShardTimers:
         """Return the timers. Raise ``NotAllowed`` if there are none."""
-        raise NotImplementedError
 
     @property
     def now(self) -> datetime:

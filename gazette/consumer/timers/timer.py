@@ -61,7 +61,7 @@ BEFORE_ALL: Final[Position] = (-(1 << 63), "")
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """How an application derives its watermark from the times of messages.
+    """Rules by which an application derives its watermark from the times of messages.
 
     The time of a message is the clock in its UUID, which is the wall time of its publisher. The watermark
     is the least of the greatest times of all sources, less ``lateness``. A message before the

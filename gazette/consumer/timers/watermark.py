@@ -20,7 +20,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class _State(msgspec.Struct):
-    """What is committed: the watermark, and the greatest time of each source."""
+    """Committed state: the watermark, and the greatest time of each source."""
 
     watermark: int | None = None
     sources: dict[str, int] = {}
