@@ -103,7 +103,7 @@ class Replica:
         self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
-        self.upload_gate = UploadGate(context.persister, life, self.head.note)
+        self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self.first_commit = asyncio.Event()
         """Set when this replica, as primary, commits content to the first fragment of the journal."""
@@ -113,7 +113,7 @@ class Replica:
         self._daemons: tuple[asyncio.Task[None], ...] = ()
         spool = Spool(
             journal,
-            _SpoolEvents(self.index, self.upload_gate, self.first_commit),
+            _SpoolEvents(self.index, self._upload_gate, self.first_commit),
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
@@ -198,14 +198,27 @@ class Replica:
             self.index.known_head = self.head.offset
         self.others.clear()
         # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
-        self.upload_gate.agree(end)
+        self._upload_gate.agree(end)
+
+    @property
+    def leads(self) -> bool:
+        """True once this replica has led the journal as its primary."""
+        return self._upload_gate.end is not None
+
+    def lead(self, end: Offset, tenure: Revision) -> None:
+        """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``."""
+        self._upload_gate.lead(end, tenure)
+
+    def follow(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
+        """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
+        self._upload_gate.confirm(fragment, reassigned, tenure)
 
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
 
         The end was committed and not acknowledged by all, or this replica begins to lead.
         """
-        agreed = self.upload_gate.end
+        agreed = self._upload_gate.end
         if not fragment.length or fragment.end == self.refused_to:
             return False
         return agreed is None or agreed < fragment.end
@@ -220,10 +233,10 @@ class Replica:
         journal, and have begun at an earlier offset.
         """
         self._context.lease.check()
-        if self.head.names(self.upload_gate.tenure):
-            self.upload_gate.agree(end)
+        if self.head.names(self._upload_gate.tenure):
+            self._upload_gate.agree(end)
         else:
-            self.upload_gate.acknowledge(end)
+            self._upload_gate.acknowledge(end)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
@@ -322,11 +335,11 @@ class Replica:
         if self._gathering:
             # Appends whose answers still arrive are answered before the spool is completed.
             await asyncio.wait(self._gathering)
-        led = self.upload_gate.end is not None
+        led = self.leads
         await roll_back(spool, primary=led)
-        agreed = spool.fragment.end == self.upload_gate.end
+        agreed = spool.fragment.end == self._upload_gate.end
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
-        self.upload_gate.finish()
+        self._upload_gate.finish()
         if agreed and self.spec is not None:
             self.head.close(spool.fragment.end, spool.registers)
         await self.head.settle(_HEAD_WRITE_S)

@@ -25,6 +25,9 @@ _OFFSET_OF_READ_TAG: Final = b"\x18"
 _CONTENT_OF_READ: Final = 0x3A  # field 7 of ReadResponse, length-delimited
 _CONTENT_OF_READ_TAG: Final = b"\x3a"
 
+TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
+"""A broker's answer to an append whose content came too slowly. The journal has nothing of it."""
+
 COMMIT: Final = b""
 """The message that commits an append: one without any field."""
 

@@ -17,6 +17,7 @@ from gazette.broker.append.events import (
     SpoolView,
     SuspendControl,
 )
+from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.fsm import STORE_CHECKS_MAX, SYNC_ROUNDS_MAX, AppendFSM, State
 from gazette.broker.append.rules import REGISTERS_BYTES_MAX, judge_sync
 from gazette.errors import Broken, Bug, Closed, TooLarge, Unavailable
@@ -94,8 +95,8 @@ class Story:
 
     asks = False
 
-    def __init__(self, terms: AppendTerms | None = None) -> None:
-        self.fsm = AppendFSM(terms or AppendTerms(JOURNAL))
+    def __init__(self, terms: AppendTerms | None = None, rate_min: int = 0) -> None:
+        self.fsm = AppendFSM(terms or AppendTerms(JOURNAL), rate_min=rate_min)
         self.wants = self.fsm.start()
 
     def tell(self, *events: ev.Event) -> tuple[ev.Effect, ...]:
@@ -921,6 +922,71 @@ def test_failed_barrier_is_not_uncertain() -> None:
     assert not story.outcome.uncertain
 
 
+# Rates.
+
+ROLLED_BACK = spool(4, 9).fragment, EMPTY_LABELS
+
+
+def limited(rate_max: int, balance: RateBalance, rate_min: int = 0) -> Story:
+    """Return a story whose content is read next, at tick 0 of a new balance."""
+    story = Story(rate_min=rate_min)
+    spec = replace(SPEC, max_append_rate=rate_max)
+    held = spool(4, 9)
+    story.tell(resolved(spec=spec), ev.PipelineTaken(AB, held, balance), ready(-1, 9))
+    return story
+
+
+def test_content_above_the_rate_is_held_back_and_then_sent() -> None:
+    balance = RateBalance()
+    story = limited(100, balance)
+    # Case: a burst is let through, in debt.
+    assert story.tell(ev.ContentRead(b"x" * 150, now=0))[0] == ev.SendContent(b"x" * 150, 0)
+    assert story.tell(ev.ContentRead(b"y", now=0)) == (ev.HoldContent(501),)
+    # Case: woken too early, it is held back for the rest.
+    assert story.tell(ev.ContentHeld(500)) == (ev.HoldContent(1),)
+    assert story.tell(ev.ContentHeld(501))[0] == ev.SendContent(b"y", 150)
+    flow = story.fsm.flow
+    assert flow is not None
+    assert (flow.total_chunks, flow.delayed_chunks) == (2, 1)
+    # Case: the next append of the journal has the same balance.
+    later = limited(100, balance)
+    assert later.tell(ev.ContentRead(b"z", now=501)) == (ev.HoldContent(10),)
+
+
+def test_content_is_held_back_no_longer_when_the_route_changes() -> None:
+    story = limited(100, RateBalance())
+    story.tell(ev.ContentRead(b"x" * 1000, now=0))
+    assert isinstance(story.tell(ev.ContentRead(b"y", now=0))[0], ev.HoldContent)
+    assert story.tell(ev.ContentHeld(1, superseded=True))[0] == ev.SendContent(b"y", 1000)
+    assert story.tell(ev.ContentRead(b"z", now=2))[0] == ev.SendContent(b"z", 1001)
+
+
+def test_interrupted_while_content_is_held_back() -> None:
+    story = limited(100, RateBalance())
+    story.tell(ev.ContentRead(b"x" * 1000, now=0), ev.ContentRead(b"y", now=0))
+    error = Broken("gone")
+    assert story.tell(ev.StreamFailed(error))[0] == ev.SendFinal(*ROLLED_BACK)
+    story.tell(ev.AcksGathered(ok()))
+    assert story.outcome.error is error
+
+
+def test_a_caller_that_sends_too_little_is_rolled_back() -> None:
+    story = limited(0, RateBalance(), rate_min=1000)
+    # Case: it is given a second first, and then what it earns.
+    assert story.wants == (ev.ReadContent(1000),)
+    assert story.tell(ev.ContentRead(b"x" * 100, waited=500))[-1] == ev.ReadContent(600)
+    assert story.tell(ev.ContentLate())[0] == ev.SendFinal(*ROLLED_BACK)
+    story.tell(ev.AcksGathered(ok()))
+    assert (story.outcome.ending, story.outcome.uncertain) == (Ending.FAILED, False)
+    assert story.outcome.error is not None
+    assert story.outcome.error.facts["rate_min"] == 1000
+    # Case: a read ended a little later than its timer. If the broker stood still, no caller is refused.
+    for stalled in (False, True):
+        story = limited(0, RateBalance(), rate_min=1000)
+        story.tell(ev.ContentRead(b"x", waited=1001, stalled=stalled))
+        assert isinstance(story.wants[0], ev.SendContent if stalled else ev.SendFinal)
+
+
 # Leaving.
 
 
@@ -947,3 +1013,9 @@ def test_event_that_cannot_be_is_a_bug() -> None:
         Story().tell(ev.AcksGathered(ok()))
     with raises(Bug, "event", state="STREAM_CONTENT"):
         Story().until_stream(spool(0, 9)).tell(ev.AcksGathered(ok()))
+    # Case: nothing is held back; a message is read while another one is.
+    with raises(Bug, "event", state="STREAM_CONTENT"):
+        Story().until_stream(spool(0, 9)).tell(ev.ContentHeld(0))
+    with raises(Bug, "event", state="STREAM_CONTENT"):
+        content = ev.ContentRead(b"x" * 1000, now=0)
+        limited(100, RateBalance()).tell(content, content, content)

@@ -606,7 +606,7 @@ async def test_nothing_is_acknowledged_without_a_lease(
     assert isinstance(outcome.error, GazetteError)
     assert "late_s" in outcome.error.facts
     # Case: what it holds beyond is not agreed, and is not uploaded.
-    assert cluster["a"].replica(JOURNAL).upload_gate.end == 5
+    assert cluster["a"].replica(JOURNAL)._upload_gate.end == 5
 
 
 async def test_append_without_a_peer_s_acknowledgement_under_its_lease_fails(

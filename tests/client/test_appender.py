@@ -11,9 +11,8 @@ import pytest
 from gazette.auth import Capability, KeyedAuth
 from gazette.client.append.appender import Appender, AppendParams, SuspendControl, backoff_s
 from gazette.client.client import Client
-from gazette.client.rpc.errors import TOO_SLOW
 from gazette.errors import Broken, Closed, Conflict, Fenced, Invalid, NotAllowed, Unavailable
-from gazette.protocol.content import CHUNK_BYTES
+from gazette.protocol.content import CHUNK_BYTES, TOO_SLOW
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route

@@ -224,7 +224,7 @@ class _Stream:
         result = await self.local.propose(proposal)
         if result.status is Status.OK:
             replica, at = self.replica, self.at
-            replica.upload_gate.confirm(result.fragment, at.reassigned, at.tenure)
+            replica.follow(result.fragment, at.reassigned, at.tenure)
             if self.has_content:
                 self.has_content = False
                 replica.others.committed(self.others)

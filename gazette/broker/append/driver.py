@@ -18,11 +18,10 @@ from gazette.auth import Claims
 from gazette.blobs.registry import HealthStatus
 from gazette.broker.append import events as ev
 from gazette.broker.append.events import PeerAnswer
-from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow, effective_rate_max
+from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow
 from gazette.broker.append.fsm import AppendFSM
-from gazette.broker.append.idle_timeout import IdleTimeout
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
-from gazette.broker.append.line import ContentAhead, ContentSource, too_slow
+from gazette.broker.append.line import ContentAhead, ContentSource
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.journal_updates import put_assignments, put_suspend
 from gazette.broker.replication.pipeline import Pipeline, Turn, open_pipeline, roll_back
@@ -44,8 +43,6 @@ T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
 """Most bytes that one read takes from the spool, while a peer is sent the bytes that it lacks."""
-_QUANTUM_S: Final = 0.05
-"""Longest sleep of a throttled append, in seconds, before it checks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,14 @@ class AppendDriver:
         self._call = call
         self.content = ContentAhead(source)
         """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
-        wait_s = context.settings.store_check_timeout_s
-        self._fsm = AppendFSM(call.terms, read_through=call.min_revision, store_wait_s=wait_s)
+        settings = context.settings
+        self._fsm = AppendFSM(
+            call.terms,
+            read_through=call.min_revision,
+            store_wait_s=settings.store_check_timeout_s,
+            rate_min=settings.min_append_rate,
+            rate_max=settings.max_append_rate,
+        )
         self._resolution: Resolution | None = None
         self._replica: Replica | None = None
         """The replica that this append uses: its pipeline is held, or waited for, or owes this
@@ -95,7 +98,6 @@ class AppendDriver:
         self._turn: Turn | None = None
         self._sessions: SessionLedger | None = None
         """The ledger that admitted the append. None without a session."""
-        self._flow: AppendFlow | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._store_seen: HealthStatus | None = None
         self._committing = (0, 0)
@@ -121,7 +123,7 @@ class AppendDriver:
     @property
     def flow(self) -> AppendFlow | None:
         """The flow of content; None until content is read."""
-        return self._flow
+        return self._fsm.flow
 
     async def run(self) -> ev.Outcome:
         """Run the append to its end and return its outcome, which holds errors of the append.
@@ -159,8 +161,10 @@ class AppendDriver:
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
-            case ev.ReadContent():
-                return await self._read_content()
+            case ev.ReadContent(ticks):
+                return await self._read_content(ticks)
+            case ev.HoldContent(ticks):
+                return await self._hold_content(ticks)
             case ev.SendContent(content, delta):
                 return await self._send_content(content, delta)
             case ev.Resolve(min_revision):
@@ -282,8 +286,8 @@ class AppendDriver:
             or pipeline.reassigned.is_set()
             or not pipeline.usable(self._context.clock.monotonic())
         ):
-            return ev.PipelineTaken(None, None)
-        return ev.PipelineTaken(pipeline.route, pipeline.view())
+            return ev.PipelineTaken(None, None, replica.rate)
+        return ev.PipelineTaken(pipeline.route, pipeline.view(), replica.rate)
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
         """Wait for the pipeline. First read content ahead: a holder without content would keep all
@@ -308,7 +312,7 @@ class AppendDriver:
         pipeline: Pipeline | None = None
         try:
             await roll_back(spool, primary=True)  # The last holder may have left pending content.
-            if replica.upload_gate.end is None:
+            if not replica.leads:
                 # Read the known head again: it may have grown while this replica followed.
                 replica.head.loaded = False
             pipeline = open_pipeline(
@@ -325,7 +329,7 @@ class AppendDriver:
             failed = await self._catch_up(replica, pipeline)
             if failed is not None:
                 return failed
-        replica.upload_gate.lead(spool.fragment.end, at.tenure)
+        replica.lead(spool.fragment.end, at.tenure)
         now = self._context.clock.now()
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
@@ -420,57 +424,33 @@ class AppendDriver:
 
     # Content.
 
-    async def _read_content(self) -> ev.Event:
-        flow = self._flow or self._begin_flow()
-        if self._interruption is not None:
-            return ev.StreamFailed(self._interruption)
-        clock, idle = self._context.clock, flow.idle_ticks()
-        began = clock.monotonic()
-        self._interruptible = True
+    async def _read_content(self, ticks: int | None) -> ev.Event:
+        clock = self._context.clock
+        began = _ticks(clock.monotonic())
         try:
-            async with IdleTimeout(None if idle is None else idle / TICKS_PER_S) as waiting:
-                content = await self.content.next()
+            content, stalled = await self._wait(
+                self.content.read(None if ticks is None else ticks / TICKS_PER_S)
+            )
         except TimeoutError:
-            return ev.StreamFailed(too_slow(flow.rate_min))
+            return ev.ContentLate()
+        except _Interrupted as interrupted:
+            return ev.StreamFailed(interrupted.reason)
         except GazetteError as error:
             return ev.StreamFailed(error)
-        except asyncio.CancelledError:
-            return ev.StreamFailed(self._uncancel())
-        finally:
-            self._interruptible = False
-        if not waiting.stalled and not flow.waited(_ticks(clock.monotonic()) - _ticks(began)):
-            return ev.StreamFailed(too_slow(flow.rate_min))
         if content is None:
             return await self._stream_ended()
-        flow.received(len(content))
-        delayed = flow.delay(_ticks(clock.monotonic())) > 0
-        if delayed:
-            try:
-                await self._throttle(flow)
-            except _Interrupted as interrupted:
-                return ev.StreamFailed(interrupted.reason)
-        flow.take(len(content), delayed=delayed)
-        return ev.ContentRead(content)
+        now = _ticks(clock.monotonic())
+        return ev.ContentRead(content, now - began, now, stalled)
 
-    def _begin_flow(self) -> AppendFlow:
-        assert self._replica is not None
-        spec, settings = self._at.spec, self._context.settings
-        assert spec is not None
-        self._flow = AppendFlow(
-            self._replica.rate,
-            rate_min=settings.min_append_rate,
-            rate_max=effective_rate_max(spec.max_append_rate, settings.max_append_rate),
-        )
-        return self._flow
-
-    async def _throttle(self, flow: AppendFlow) -> None:
-        """Hold content back for as long as the journal's rate demands."""
-        clock = self._context.clock
-        while ticks := flow.delay(_ticks(clock.monotonic())):
-            if self._at.invalidated.is_set():
-                flow.unlimit()  # Other appends wait, to change the pipeline.
-                break
-            await self._wait(clock.sleep(min(ticks / TICKS_PER_S, _QUANTUM_S)))
+    async def _hold_content(self, ticks: int) -> ev.Event:
+        clock, superseded = self._context.clock, False
+        try:
+            await self._wait(changed(self._at.invalidated, clock.sleep(ticks / TICKS_PER_S)))
+        except Superseded:
+            superseded = True
+        except _Interrupted as interrupted:
+            return ev.StreamFailed(interrupted.reason)
+        return ev.ContentHeld(_ticks(clock.monotonic()), superseded)
 
     async def _stream_ended(self) -> ev.Event:
         try:

@@ -6,10 +6,11 @@ All parts are values. Offsets are bytes of the journal; times are Unix seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TypeAlias
 
+from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.sessions import ADMITTED, Admission
 from gazette.errors import GazetteError
 from gazette.protocol.fragment import Fragment
@@ -149,10 +150,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTaken:
-    """The pipeline was taken. ``route`` is the pipeline's, or None if there is no usable pipeline."""
+    """The pipeline was taken. ``route`` is the pipeline's, or None if there is no usable pipeline.
+
+    ``balance`` is that of the replica. Only the holder of its pipeline uses it.
+    """
 
     route: Route | None
     spool: SpoolView | None
+    balance: RateBalance = field(default_factory=RateBalance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +242,31 @@ class RollSent:
 
 @dataclass(frozen=True, slots=True)
 class ContentRead:
-    """A message of the caller's stream. Empty content means: commit if the stream ends here."""
+    """A message of the caller's stream. Empty content means: commit if the stream ends here.
+
+    ``waited`` and ``now`` are in ticks of a monotonic clock: the time that the read took, and its end.
+    ``stalled``: the broker itself stood still meanwhile, so that the caller's speed is not known.
+    """
 
     content: bytes
+    waited: int = 0
+    now: int = 0
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContentLate:
+    """The caller has sent nothing for as long as it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentHeld:
+    """Content was held back until ``now``, in ticks. ``superseded``: the resolution no longer holds, so
+    that other appends wait to change the pipeline.
+    """
+
+    now: int
+    superseded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +281,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed:
-    """The caller's stream broke, was abandoned, is malformed or too slow."""
+    """The caller's stream broke, was abandoned, or is malformed."""
 
     error: GazetteError
 
@@ -280,6 +307,8 @@ Event: TypeAlias = (
     | AllAcknowledged
     | RollSent
     | ContentRead
+    | ContentLate
+    | ContentHeld
     | StreamEnded
     | StreamFailed
     | AcksGathered
@@ -396,7 +425,20 @@ class SendRoll:
 
 @dataclass(frozen=True, slots=True)
 class ReadContent:
-    """Read the next message of the caller's stream. → ContentRead, StreamEnded, StreamFailed."""
+    """Read the next message of the caller's stream, for at most ``ticks``; None: for ever.
+    → ContentRead, ContentLate, StreamEnded, StreamFailed.
+    """
+
+    ticks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldContent:
+    """Hold the last content back for ``ticks``, or until the resolution is superseded.
+    → ContentHeld, StreamFailed.
+    """
+
+    ticks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +485,7 @@ Effect: TypeAlias = (
     | AwaitAcks
     | SendRoll
     | ReadContent
+    | HoldContent
     | SendContent
     | SendFinal
     | HandOver

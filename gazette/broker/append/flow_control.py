@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from gazette.errors import Broken
+from gazette.protocol.content import TOO_SLOW
+
 TICKS_PER_S: Final = 1000
 BURST_S: Final = 1
 """Initial credit of a replica, and initial idle time of an append, in seconds' worth of its rate."""
@@ -25,6 +28,15 @@ def effective_rate_max(journal_rate: int, broker_rate: int) -> int:
         min(journal_rate, broker_rate)
         if journal_rate and broker_rate
         else journal_rate or broker_rate
+    )
+
+
+def too_slow(rate_min: int) -> Broken:
+    """Return the error of an append whose client sends too little."""
+    return Broken(
+        TOO_SLOW,
+        hint="Buffer the content before the append begins, or append smaller batches.",
+        rate_min=rate_min,
     )
 
 

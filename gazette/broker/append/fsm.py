@@ -27,6 +27,12 @@ from gazette.broker.append.events import (
     SpoolView,
     SuspendControl,
 )
+from gazette.broker.append.flow_control import (
+    AppendFlow,
+    RateBalance,
+    effective_rate_max,
+    too_slow,
+)
 from gazette.broker.append.rules import (
     check_terms,
     is_dirty,
@@ -49,7 +55,6 @@ STORE_CHECKS_MAX: Final = 5
 SYNC_ROUNDS_MAX: Final = 6
 """Proposals of one synchronization. Three are enough for replicas that can agree at all."""
 
-_READ: Final[tuple[Effect, ...]] = (ev.ReadContent(),)
 _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
 _WITHOUT_CONTENT: Final = frozenset({*_SUSPENDS, SuspendControl.KEEP})
@@ -107,9 +112,16 @@ class AppendFSM:
     read_through: Revision = 0
     store_wait_s: float = 60.0
     """Seconds for which the append waits for a store to be listed, or healthy."""
+    rate_min: int = 0
+    """Least rate of the caller's content, in bytes/s; 0: no limit."""
+    rate_max: int = 0
+    """Greatest rate of any journal, in bytes/s; 0: no limit but that of the journal."""
+    flow: AppendFlow | None = None
+    """The flow of content; None until content is read."""
     roll_to: Offset = 0
     """Offset to which the next proposal must roll the spool; 0 if it need not roll."""
 
+    _balance: RateBalance = field(default_factory=RateBalance)
     _spool: SpoolView | None = None
     _pipeline_route: Route | None = None
     _opening: bool = False
@@ -122,6 +134,8 @@ class AppendFSM:
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
+    _content: bytes | None = None
+    """The message that was read last, while the journal's rate holds it back."""
     _intent: bool = False
     _pending: Outcome | None = field(default=None)
     """The outcome of this append once its roll-back or commit is acknowledged."""
@@ -153,8 +167,9 @@ class AppendFSM:
         match self.state, event:
             case State.RESOLVE, ev.Resolved():
                 return self._on_resolved(event)
-            case State.ACQUIRE_PIPELINE, ev.PipelineTaken(route, spool):
+            case State.ACQUIRE_PIPELINE, ev.PipelineTaken(route, spool, balance):
                 self.holds, self._pipeline_route, self._spool = True, route, spool
+                self._balance = balance
                 return self._start_pipeline()
             case State.START_PIPELINE, ev.PipelineBuilt(spool, now, caught_up):
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
@@ -413,41 +428,67 @@ class AppendFSM:
             return self._fail(error)
         self.state = State.STREAM_CONTENT
         self._begin = spool.fragment.end
+        rate_max = effective_rate_max(self._spec.max_append_rate, self.rate_max)
+        self.flow = AppendFlow(self._balance, self.rate_min, rate_max)
         proposal = self._rolled(now)
         if proposal == spool.fragment:
-            return _READ
+            return self._read()
         if self._completes(proposal):
             return (ev.AwaitAcks(),)
         return (ev.SendRoll(proposal, spool.registers),)
 
     def _on_stream(self, event: Event) -> tuple[Effect, ...]:
         match event:
-            case ev.ContentRead(content):
-                return self._on_content(content)
+            case ev.ContentRead() if self._content is None:
+                return self._on_read(event)
+            case ev.ContentHeld(now, superseded) if self._content is not None:
+                if superseded:
+                    self._flow.unlimit()
+                return self._pass_on(self._content, now)
+            case ev.ContentLate():
+                return self._roll_back(self._failure(too_slow(self.rate_min)))
             case ev.StreamEnded():
                 return self._on_stream_end(event)
             case ev.AllAcknowledged(now):
                 return (ev.SendRoll(self._rolled(now), self._held.registers),)
             case ev.RollSent(spool):
                 self._spool = spool
-                return _READ
+                return self._read()
             case ev.SendFailed(error):
                 return self._fail(error, broken=True)
             case ev.StreamFailed(error) | ev.Failed(error) | ev.Abandoned(error):
                 return self._roll_back(self._failure(error))
         raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
 
+    def _read(self) -> tuple[Effect, ...]:
+        return (ev.ReadContent(self._flow.idle_ticks()),)
+
+    def _on_read(self, read: ev.ContentRead) -> tuple[Effect, ...]:
+        if not read.stalled and not self._flow.waited(read.waited):
+            return self._roll_back(self._failure(too_slow(self.rate_min)))
+        self._flow.received(len(read.content))
+        return self._pass_on(read.content, read.now)
+
+    def _pass_on(self, content: bytes, now: int) -> tuple[Effect, ...]:
+        """Accept a message, or hold it back for as long as the journal's rate demands."""
+        if ticks := self._flow.delay(now):
+            self._content = content
+            return (ev.HoldContent(ticks),)
+        self._flow.take(len(content), delayed=self._content is not None)
+        self._content = None
+        return self._on_content(content)
+
     def _on_content(self, content: bytes) -> tuple[Effect, ...]:
         if self._intent:
             return self._roll_back(self._failure(Invalid("expected EOF after empty Content chunk")))
         if not content:
             self._intent = True
-            return _READ
+            return self._read()
         if not self._spec.may_write or self.terms.suspend in _WITHOUT_CONTENT:
             return self._roll_back(Outcome(Ending.REFUSED, Status.NOT_ALLOWED))
         delta = self._length
         self._length += len(content)
-        return (ev.SendContent(content, delta), *_READ)
+        return (ev.SendContent(content, delta), *self._read())
 
     def _on_stream_end(self, event: ev.StreamEnded) -> tuple[Effect, ...]:
         if not self._intent:
@@ -557,6 +598,11 @@ class AppendFSM:
     def _held(self) -> SpoolView:
         assert self._spool is not None
         return self._spool
+
+    @property
+    def _flow(self) -> AppendFlow:
+        assert self.flow is not None
+        return self.flow
 
     def _rolled(self, now: float) -> Fragment:
         spool, spec = self._held, self._spec.fragment

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from gazette.broker.append.flow_control import too_slow
 from gazette.broker.append.idle_timeout import IdleTimeout
-from gazette.client.rpc.errors import TOO_SLOW
-from gazette.errors import Broken, GazetteError, Unavailable
+from gazette.errors import GazetteError, Unavailable
 
 AHEAD_BYTES: Final = 1 << 18
 """Bytes that are read ahead. A client must send as many before it can hold up a journal."""
@@ -63,6 +63,16 @@ class ContentAhead:
         except GazetteError as error:
             self._error = error
 
+    async def read(self, seconds: float | None) -> tuple[bytes | None, bool]:
+        """Return the next chunk, and True if the broker itself stood still meanwhile.
+
+        Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Raise and cancel as
+        ``ContentSource.next``.
+        """
+        async with IdleTimeout(seconds) as waiting:
+            chunk = await self.next()
+        return chunk, waiting.stalled
+
     async def next(self) -> bytes | None:
         """Return the next chunk, as ``ContentSource.next`` does."""
         if self._ahead:
@@ -101,12 +111,3 @@ class Line:
             yield
         finally:
             del self._waiting[content]
-
-
-def too_slow(rate_min: int) -> Broken:
-    """Return the error of an append whose client sends too little."""
-    return Broken(
-        TOO_SLOW,
-        hint="Buffer the content before the append begins, or append smaller batches.",
-        rate_min=rate_min,
-    )

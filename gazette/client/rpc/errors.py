@@ -26,13 +26,11 @@ from gazette.errors import (
 )
 from gazette.net.error_codes import error_of
 from gazette.protocol.append_session import ledger_of
+from gazette.protocol.content import TOO_SLOW
 from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """Value that a read from a call returns after a successful end."""
-
-TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
-"""A broker's answer to an append whose content came too slowly. The journal has nothing of it."""
 
 _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
