@@ -66,18 +66,15 @@ fmt: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# A test that fails is run once more, and both are reported: real processes on shared machines time out.
-# `make test RERUNS=0` is what to run when hunting one that is not reliable.
-RERUNS ?= 1
-
+# No test is run again when it fails: one that is not reliable is a defect.
 test: $(DEV_STAMP)
 	$(BIN)/python -m gazette.history.json_kernel
-	$(BIN)/python -m pytest -m 'not faults and not spark and not long' $(PARALLEL) --reruns $(RERUNS) $(ARGS)
-	$(BIN)/python -m pytest -m 'spark and not faults and not long' tests/spark tests/examples --reruns $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest -m 'not faults and not spark and not long' $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m 'spark and not faults and not long' tests/spark tests/examples $(ARGS)
 
 # Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
 test-long: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --reruns $(RERUNS) --timeout 600 $(ARGS)
+	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --timeout 600 $(ARGS)
 
 # Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
 # refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7.

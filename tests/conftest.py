@@ -34,8 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _watch(item: pytest.Item) -> None:
     """End the process if the item still runs long after its timeout, and print every thread's stack.
 
-    The timeout needs the interpreter's lock, and counts once for a test and its reruns. A call that never
-    returns would hang the whole run.
+    The timeout needs the interpreter's lock. A call that never returns would hang the whole run.
     """
     marker = item.get_closest_marker("timeout")
     option = item.config.getoption("timeout") or item.config.getini("timeout")
