@@ -12,19 +12,22 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 
+from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import Mapping, Partition, Partitions, modulo_mapping
 from gazette.message.message import Message
-from gazette.message.publisher import Publisher
+from gazette.message.publisher import Appends, Publisher
 from gazette.message.uuid import Clock, clock_at
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.tasks import BlockingPool, resolved
+from gazette.runtime.tasks import BlockingPool, OpFuture, resolved
 from gazette.testing.stub_broker import StubBroker
 
 BATCH = 1000
@@ -39,29 +42,34 @@ class Dropping:
     """An append service that drops everything."""
 
     class Txn:
-        def write(self, content):
+        def write(self, content: bytes) -> None:
             pass
 
-        def release(self):
+        def release(self) -> OpFuture[Any]:
             return DONE
 
-        def roll_back(self):
+        def roll_back(self) -> None:
             pass
 
-    def start_append(self, params, dependencies=()):
+    def start_append(self, params: AppendParams, dependencies: Collection[Any] = (), /) -> Any:
+        return self.TXN
+
+    async def begin_append(
+        self, params: AppendParams, dependencies: Collection[Any] = (), /
+    ) -> Any:
         return self.TXN
 
     TXN = Txn()
 
 
-DONE = resolved(None)
+DONE: OpFuture[Any] = resolved(None)
 
 
 def words_of(count: int) -> list[Word]:
     return [Word(f"message-{number % 5000:05d}-text", number) for number in range(count)]
 
 
-def publisher_of(appends: object) -> Publisher:
+def publisher_of(appends: Appends) -> Publisher:
     clock = Clock(clock_at(1_700_000_000 * 10**9))
     return Publisher(appends, producer=b"\x01bench", clock=clock)
 
@@ -92,14 +100,15 @@ def in_batches(publisher: Publisher, mapping: Mapping[Word], messages: list[Word
         publisher.publish_committed_batch(mapping, messages[begin : begin + BATCH])
 
 
-WAYS = {
+Way: TypeAlias = Callable[[Publisher, Mapping[Word], list[Word]], None]
+WAYS: dict[str, Way] = {
     "publish_uncommitted": uncommitted,
     "publish_committed": committed,
     f"publish_committed_batch of {BATCH}": in_batches,
 }
 
 
-def best(repeat: int, work: Callable[[], None]) -> float:
+def best(repeat: int, work: Callable[[], object]) -> float:
     """Return the seconds of the fastest run."""
     times = []
     for _ in range(repeat):
@@ -138,7 +147,12 @@ async def through_broker(arguments: argparse.Namespace, messages: list[Word]) ->
                 publisher = publisher_of(service)
                 mapping = mapping_of(arguments.partitions)
 
-                def work(way=way, service=service, publisher=publisher, mapping=mapping):
+                def work(
+                    way: Way = way,
+                    service: AppendService = service,
+                    publisher: Publisher = publisher,
+                    mapping: Mapping[Word] = mapping,
+                ) -> None:
                     way(publisher, mapping, messages)
                     for future in service.pending_except(""):
                         future.result(120)
@@ -170,10 +184,10 @@ def main() -> None:
     encode = msgspec.json.Encoder().encode
     figures = {
         "encode only": count
-        / best(arguments.repeat, lambda: [encode(message) for message in messages] and None)
+        / best(arguments.repeat, lambda: [encode(message) for message in messages])
     }
     for name, way in WAYS.items():
-        seconds = best(arguments.repeat, lambda way=way: way(publisher, mapping, messages))
+        seconds = best(arguments.repeat, partial(way, publisher, mapping, messages))
         figures[f"{name}, dropped"] = count / seconds
     for name, seconds in asyncio.run(through_broker(arguments, messages)).items():
         figures[f"{name}, to a broker"] = count / seconds

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -130,7 +131,7 @@ def main() -> None:
         "msgspec decode_lines only": rate(arguments.repeat, count, lambda: decode_only(plain))
     }
     for name, journal in journals.items():
-        figures[name] = rate(arguments.repeat, count, lambda journal=journal: sequence(journal))
+        figures[name] = rate(arguments.repeat, count, partial(sequence, journal))
     figures["one by one, outside of transactions"] = rate(
         arguments.repeat, count, lambda: sequence_one_by_one(plain)
     )

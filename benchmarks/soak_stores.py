@@ -55,7 +55,8 @@ def row(key: int, version: int) -> bytes:
 class Rows(Protocol):
     """A store as a map of numbered rows."""
 
-    store: SQLiteStore | RocksDBStore
+    @property
+    def store(self) -> SQLiteStore | RocksDBStore: ...
 
     def put(self, key: int, value: bytes) -> None: ...
 
@@ -75,7 +76,7 @@ class SQLiteRows:
         self.store.execute("DELETE FROM kv WHERE k = ?", (key,))
 
     def items(self) -> Iterator[tuple[int, bytes]]:
-        return iter(self.store.query("SELECT k, v FROM kv"))  # type: ignore[arg-type]
+        return iter(self.store.query("SELECT k, v FROM kv"))
 
 
 class RocksDBRows:

@@ -1,4 +1,4 @@
-"""Conversion of the state to the solver's problem, and of its solution to members by name."""
+"""The solver's problem, made from the state, and the solution, converted from indices to names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Drain of a member that leaves: announce it, then wait while others can take over its items.
+"""Drain of a member that leaves: announce it, then wait until other members have taken over its items.
 
-The log, metrics and ``/debug/ready`` show what the drain waits for.
+The wait ends early if no other member can take them. The log, metrics and ``/debug/ready`` show what the
+drain waits for.
 """
 
 from __future__ import annotations

@@ -125,11 +125,11 @@ class Backfill:
     """Columns that order the rows of ``load``. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """Combine rows of one journal before ``fold``, on Spark, where the result stays the same.
+        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must stay the same.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too,
-        for example with sums instead of summands. The method is called with any rows, also with its
-        own results. Without it, all rows of a task go to Java, which is most of the cost of a fold.
+        for example with sums instead of summands. Spark may pass any of the rows, and earlier results of
+        this method. Without it, all rows of a task go to Java, which is most of the cost of a fold.
         """
         return rows
 

@@ -196,10 +196,10 @@ def require_published(
     )
     offsets = {split_journal_meta(journal)[0]: before for journal, before, _ in gaps}
     raise NotAllowed(
-        f"the shards publish, and would not continue where they ended: {listed}",
+        f"messages would be lost or published twice: {listed}",
         hint="End the history where they ended, by "
-        f"--offsets='{json.dumps(offsets, sort_keys=True)}'. Shards of one source that ended "
-        "at different offsets need a run each. If these messages do not matter, give "
+        f"--offsets='{json.dumps(offsets, sort_keys=True)}'. Run one backfill for each of the shards "
+        "that ended at different offsets of one source. If these messages do not matter, give "
         "--forget-publications.",
     )
 

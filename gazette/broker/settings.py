@@ -70,8 +70,8 @@ class BrokerSettings:
     blob_threads: int = 16
     """Most calls of one blob store at a time."""
     store_hung_after_s: float = 60.0
-    """Seconds without progress after which a call of a blob store hangs. While all threads of a store
-    hang, the store is unhealthy, and new calls fail at once.
+    """Seconds without progress after which a call of a blob store counts as hung. While such calls hold
+    all threads of a store, the store is unhealthy, and new calls fail at once.
     """
     kept_spools: int = 256
     """Most files of stored fragments that stay open for readers until the next listing."""

@@ -197,7 +197,7 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     finally:
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
-        # Names of parts are not redacted, so the user of a URL must not appear in them.
+        # File names are not redacted, so user and password of the URL must not be in them.
         place = urlsplit(endpoint).netloc.rpartition("@")[2]
         directory = f"members/{place.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):

@@ -74,7 +74,7 @@ _UNITS_DIGITS_MAX: Final = 18
 _SECONDS_DIGITS_MAX: Final = 12
 """Number of digits of seconds whose microseconds always fit a signed integer of 64 bits."""
 _EXPONENT_MAX: Final = 1000
-"""Exponent at which reading of further digits of it ends."""
+"""Greatest exponent of a number. The scanner reads no further digits of a greater one."""
 _MICROS: Final = 1_000_000
 _DAY_MICROS: Final = 86_400 * _MICROS
 _OFFSET_MAX_MINUTES: Final = 18 * 60
@@ -160,7 +160,7 @@ class Arrays(NamedTuple):
     numbers: Any
     """By row of ``Wanted.rows`` and slot: the value, if it has no text."""
     offsets: Any
-    """By node: bounds of the slots in ``texts``, or for lists in the slots of their items."""
+    """By node: the bounds in ``texts`` of each slot. For a list: the bounds of its items' slots."""
     texts: Any
     """By row of ``Wanted.rows``: the texts of all slots."""
 

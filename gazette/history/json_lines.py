@@ -80,8 +80,8 @@ class Texts(NamedTuple):
 class FieldColumn(NamedTuple):
     """Values of a field. Where ``present`` is false, the value is null or absent.
 
-    A decimal is a count of its units, a time of microseconds since 1970, a date of days. A list is
-    the positions of its items, between two ``values``. A struct has no values.
+    A decimal is an integer of its smallest unit. A time is in microseconds since 1970, a date in days.
+    For a list, two consecutive ``values`` are the bounds of its items. A struct has no values.
     """
 
     present: npt.NDArray[np.bool_]

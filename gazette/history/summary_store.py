@@ -38,7 +38,7 @@ DIRECTORY: Final = ".gazette-summaries"
 """Directory of the objects, at the root of a store. It is beside the directories of journals, which
 brokers list, and in none of them."""
 VERSION: Final = 1
-"""Version of the format, and of what summaries say. Raise it whenever another summary would be made
+"""Version of the format, and of what summaries say. Raise it when the code makes a different summary
 of the same bytes."""
 BYTES_MAX: Final = 16 << 20
 """Greatest size of an object, in bytes: about 200,000 producers. A greater one is not kept."""

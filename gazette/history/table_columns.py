@@ -93,9 +93,9 @@ def _value_of(content_type: str) -> str:
 
 
 def infer_fields(access: OpenAccess, snapshot: Snapshot, value: str, bytes_max: int) -> pa.Schema:
-    """Return the fields of some messages of JSON or CSV, of about ``bytes_max`` bytes.
+    """Read the fields of messages of JSON or CSV from a sample of about ``bytes_max`` bytes.
 
-    Raise `Invalid` if there are no messages, and what reading raises.
+    Raise `Invalid` if there are no messages. Raise as reading does.
     """
     lines: list[bytes] = []
     for journal in snapshot.journals[:_INFER_JOURNALS]:

@@ -47,7 +47,8 @@ class TableOptions(TypedDict, total=False):
     path_postfix: str
     """Template ``path_postfix_template`` of the journals, with ``store``."""
     begin: int | Mapping[str, int]
-    """Offset at which to begin: of all journals, or by journal. Producers are unknown before it."""
+    """Offset at which to begin: of all journals, or by journal. Of a transaction that began before it,
+    only the messages behind it are returned."""
     end: int | Mapping[str, int]
     """Offset at which to end. The default is the head, as of the call."""
     begin_time: Time

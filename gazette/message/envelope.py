@@ -36,7 +36,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """
 
     journal: JournalName
-    """Name of the journal, with the metadata segment of the read, if it had one."""
+    """Name by which the journal was read: ``name``, or ``name;meta`` if the reader gave metadata."""
     begin: Offset
     """Offset of the message's first byte."""
     end: Offset

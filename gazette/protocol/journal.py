@@ -258,7 +258,7 @@ class JournalSpec:
         )
 
     def template_data(self) -> Struct:
-        """Return the specification as templates of path postfixes see it."""
+        """Return the specification in the form that a template of path postfixes reads."""
         labels = label_data(self.labels)
         part, flags, suspend = self.fragment, self.flags, self.suspend
         flag = next((one.name for one in JournalFlag if one == flags), str(int(flags)))

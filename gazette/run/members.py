@@ -147,7 +147,8 @@ class RunMembers:
         while not await asyncio.to_thread(_is_ready, member):
             if not member.running:
                 raise Broken(
-                    f"{member.name} ended at its start ({_how(member)})", hint="See above."
+                    f"{member.name} ended before it was ready ({_how(member)})",
+                    hint="What it wrote before is above.",
                 )
             if self._clock.monotonic() > deadline:
                 raise Unavailable(

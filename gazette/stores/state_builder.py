@@ -298,7 +298,7 @@ class StateBuilder:
         if self._recorder is not None:
             return HeldState(0, store.restore_checkpoint(self.shard))
         if self._claim is None:
-            raise Bug("a state in a database is built with a claim", shard=self.shard.id)
+            raise Bug("a state in a database was begun without a claim", shard=self.shard.id)
         return claimable(store, self.shard.id).claim(self.shard, self._claim)
 
     @property

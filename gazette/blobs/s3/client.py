@@ -101,8 +101,8 @@ def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
             "addressing_style": "path" if own else "virtual",
             "payload_signing_enabled": own,
         },
-        # S3 checks a CRC of each upload. Many other stores do not understand its trailers. There, the SHA-256
-        # of a signed payload takes its place, which all must check.
+        # S3 checks a CRC of each upload, which is sent in a trailer. Many other stores do not understand
+        # trailers. For those, the SHA-256 of the payload is signed: every store must check that.
         request_checksum_calculation="when_required" if own else "when_supported",
         # Fragments have a checksum of their own.
         response_checksum_validation="when_required",

@@ -64,7 +64,7 @@ class OtherFollowers:
         return self._known is None or not self._known <= present
 
     def forget(self) -> None:
-        """Record that any broker may have other bytes: this replica goes on without some."""
+        """Record that any broker may have other bytes: this replica goes on without some of its bytes."""
         self._known = None
 
     def clear(self) -> None:

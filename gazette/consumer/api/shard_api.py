@@ -233,7 +233,7 @@ class ShardApi:
             self._hint_keys.require(spec)
 
     async def _get_hints(self, request: pb.GetHintsRequest, claims: Claims) -> pb.GetHintsResponse:
-        """Return the stored hints. Raise ``Corrupt`` that names the key if a slot is damaged."""
+        """Return the stored hints. Raise ``Corrupt``, with the key in etcd, if some are damaged."""
         validate_get_hints_request(request)
         response = pb.GetHintsResponse(header=self._resolver.unrouted_header().to_pb())
         item = self._state.item(request.shard)

@@ -32,9 +32,10 @@ Its member stops it when the change arrives. A member that gets no changes loses
 
 
 class Ownership:
-    """Ownership of one shard on one member. Loop-bound.
+    """Checks in etcd that this member still owns a shard. Loop-bound.
 
-    ``assignment_of`` gives the assignment as the member knows it. ``ended`` is set when the shard ended.
+    ``assignment_of`` returns the last assignment that the member has seen. ``ended`` is set when the shard
+    has ended.
     """
 
     def __init__(

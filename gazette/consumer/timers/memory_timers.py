@@ -28,7 +28,7 @@ class _Encoded(msgspec.Struct, omit_defaults=True):
 
 
 class MemoryTimers(TimerTable):
-    """Timers in sorted lists. They know no transaction: their store writes them with its state."""
+    """Timers in sorted lists, without transactions: the store writes them together with its state."""
 
     def __init__(self, data: bytes = b"") -> None:
         """Read the result of `to_json`. Raise ``Corrupt``."""

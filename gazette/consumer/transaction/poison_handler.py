@@ -87,9 +87,9 @@ class PoisonSkipper:
         self._publish(letter, envelope.journal, "application", error)
 
     def skip_timer(self, timer: Timer, error: BaseException) -> None:
-        """Publish the timer for which the application raised ``error``.
+        """Publish the timer for which the application raised ``error``, as a dead letter.
 
-        Raise ``TooMuchPoison``, caused by ``error``.
+        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more of them.
         """
         letter = DeadTimer(
             raw=timer.payload,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -269,9 +269,11 @@ class PublishingService:
         try:
             async with self._in_time("acknowledgements were not appended", deadline):
                 for journal, future in futures.items():
-                    with suppress(GazetteError):
+                    try:
                         await await_future(future)
-                        await reach("publish.acknowledged", journal, self._client.clock)
+                    except GazetteError:
+                        continue  # Raised below, together with what became of the others.
+                    await reach("publish.acknowledged", journal, self._client.clock)
         except Unavailable as error:
             first = error
         ends: dict[JournalName, int] = {}

@@ -255,7 +255,7 @@ class Http2Channel:
         host, _, port = self.target.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not port.isdecimal() or int(port) > _PORT_MAX:
-            raise ValueError(f"its port must be a number of at most {_PORT_MAX}, and not {port!r}")
+            raise ValueError(f"the port must be a number up to {_PORT_MAX}: got {port!r}")
         transport, _ = await loop.create_connection(
             make, host, int(port), ssl=self._tls, happy_eyeballs_delay=0.25
         )

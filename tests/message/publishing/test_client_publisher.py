@@ -449,6 +449,18 @@ async def test_a_crash_leaves_nothing_or_all(
     assert sorted(found) == sorted([*then, "or", "not"])
 
 
+async def test_an_error_between_acknowledgements_names_both_journals(
+    broker: BrokerFixture, tmp_path: Path
+) -> None:
+    # Regression: the failpoint's error was taken for that of the append, and dropped.
+    result = await asyncio.to_thread(
+        script, broker, str(tmp_path), "to", "be", failpoint="publish.acknowledged=error"
+    )
+    assert result.returncode == 1
+    assert "CommitFailed" in result.stderr
+    assert "publish.acknowledged" in result.stderr
+
+
 async def test_a_directory_of_commits_has_one_publisher(
     broker: BrokerFixture, tmp_path: Path
 ) -> None:
