@@ -31,6 +31,7 @@ from gazette.protocol.ids import split_journal_meta
 from gazette.spark.cluster_url import CONNECT, require_reachable
 from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
+from gazette.spark.progress import reporting
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
 from gazette.spark.source.planning import fold_by_spark
@@ -98,9 +99,8 @@ class SparkRunner:
         """
         combine = None if backfill is None else _combine(backfill, access, snapshot)
         with wrap_spark_errors():
-            folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes)
+            folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes, on_read)
         self._first_pass = _FirstPass(snapshot, Plan(folded.runs), combine)
-        on_read(sum(run.run.length for run in folded.runs))
         return folded
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
@@ -108,13 +108,19 @@ class SparkRunner:
         if not tasks:
             return []
         backfill = tasks[0].load()
+        length = sum(run.run.length for task in tasks for run in task.runs)
+        work = partial(map, run_task)
         with wrap_spark_errors():
-            if type(backfill).fold is Backfill.fold:
-                attempts = run_tasks(self.spark, tasks, partial(map, run_task), len(tasks))
-            else:
-                attempts = self._build_folded(backfill, tasks)
-        on_read(sum(run.run.length for task in tasks for run in task.runs))
-        return attempts
+            if type(backfill).fold is not Backfill.fold:
+                with reporting(self.spark, self._reads, length, on_read):
+                    return self._build_folded(backfill, tasks)
+            return run_tasks(self.spark, tasks, work, len(tasks), length=length, on_read=on_read)
+
+    @property
+    def _reads(self) -> int:
+        """Number of tasks that read the history of a fold."""
+        runs = () if self._first_pass is None else self._first_pass.plan.runs
+        return sum(not run.empty for run in runs)
 
     def _build_folded(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> list[Attempt]:
         frame = backfill.fold(self._with_shards(backfill, tasks))
@@ -144,7 +150,7 @@ class SparkRunner:
             for number, task in enumerate(tasks)
             for source in task.spec.sources
         ]
-        table = self.spark.createDataFrame(pairs, f"{_JOURNAL} string, {SHARD} int")
+        table = self.spark.createDataFrame(pairs, f"{_JOURNAL} string, {SHARD} int").coalesce(1)
         joined = rows.join(table.hint("broadcast"), _JOURNAL)
         return joined.drop(_JOURNAL) if _adds_journal(backfill) else joined
 

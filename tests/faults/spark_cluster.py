@@ -36,7 +36,10 @@ async def until(condition: Callable[[], Any], driver: Driver | None = None) -> A
     """Wait for it, as long as the driver runs. The test's timeout is its bound."""
     while not (found := condition()):
         if driver is not None and driver.process.returncode is not None:
-            raise AssertionError(f"the driver ended before that:\n{driver.output()[-4000:]}")
+            code = driver.process.returncode
+            raise AssertionError(
+                f"the driver ended before that (code {code}):\n{driver.output()[-4000:]}"
+            )
         await CLOCK.sleep(POLL_S)
     return found
 

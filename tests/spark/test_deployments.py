@@ -10,6 +10,7 @@ import sys
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at
 from gazette.runtime.ports import free_port
 from gazette.spark import create_view, read, session, stream_lag
 from gazette.spark.java import ensure_java
+from gazette.spark.tasks import run_tasks
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
 from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT, standalone, until
@@ -114,6 +116,12 @@ async def test_tables_views_and_streams_by_spark_connect(tmp_path: Path) -> None
         assert query.awaitTermination(300)
         assert spark.sql("SELECT count(*) FROM seen").collect()[0][0] == 101
         assert [lag.behind_bytes for lag in stream_lag(query.lastProgress)] == [0]
+        counted: list[int] = []
+        work = partial(map, len)
+        given_items = [b"a", b"bb", b"ccc"]
+        done = run_tasks(spark, given_items, work, 3, length=100, on_read=counted.append)
+        assert done == [1, 2, 3]
+        assert sum(counted) == 100
         spark.stop()
 
 

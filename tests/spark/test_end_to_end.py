@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.spark import LagListener, create_view, read, session, stream_lag
 from gazette.spark.backfill import SparkRunner
+from gazette.spark.tasks import run_tasks
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_fragment, write_journal
 from tests.backfill.apps import Words, WordsBackfill
@@ -269,6 +271,42 @@ async def test_writing_to_journals(
             assert list((tmp_path / "checkpoint" / "gazette-commits").iterdir())
 
         await asyncio.to_thread(play)
+
+
+@pytest.mark.parametrize("adaptive", ["false", "true"])
+def test_bytes_are_counted_while_tasks_run_and_repeat(
+    adaptive: str, spark: Any, tmp_path: Path
+) -> None:
+    """The last task goes on when progress was reported, and fails once: its bytes count once, too."""
+    seen, failed = tmp_path / "seen", tmp_path / "failed"
+    read: list[int] = []
+
+    def work(items: Any) -> Any:
+        for item in items:
+            while item == 2 and not seen.exists():
+                threading.Event().wait(0.05)
+            if item == 2 and not failed.exists():
+                failed.touch()
+                raise OSError("the first attempt fails")
+            yield item * 10
+
+    def on_read(count: int) -> None:
+        read.append(count)
+        seen.touch()
+
+    context = spark.sparkContext
+    context.setLocalProperty("spark.jobGroup.id", "a group of the caller")
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+    try:
+        assert run_tasks(spark, range(3), work, 3, length=100, on_read=on_read) == [0, 10, 20]
+        assert context.getLocalProperty("spark.jobGroup.id") == "a group of the caller"
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+        context.setLocalProperty("spark.jobGroup.id", None)
+    assert failed.exists()
+    assert sum(read) == 100
+    assert read[0] in (33, 66)
 
 
 @pytest.mark.long

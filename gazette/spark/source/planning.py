@@ -18,6 +18,7 @@ from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access
 from gazette.history.summary import Summary
 from gazette.spark.error_hints import with_hints
+from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.plan import Plan, encode_plan
 from gazette.spark.source.schema import table_schema
@@ -61,16 +62,22 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
 
 
 def fold_by_spark(
-    spark: Any, access: Access, snapshot: Snapshot, run_bytes: int = RUN_BYTES
+    spark: Any,
+    access: Access,
+    snapshot: Snapshot,
+    run_bytes: int = RUN_BYTES,
+    on_read: OnRead | None = None,
 ) -> FoldedSnapshot:
     """Run the first pass as a job: tasks summarise the runs, and the driver folds.
 
-    Raise what reading raises, as on the driver.
+    ``on_read`` is called with bytes as tasks end. Raise what reading raises, as on the driver.
     """
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:
         # This function may be called again, with runs that begin elsewhere.
-        return run_tasks(spark, runs, partial(_summarise, access), _TASKS_MAX)
+        length = sum(run.length for run in runs)
+        work = partial(_summarise, access)
+        return run_tasks(spark, runs, work, _TASKS_MAX, length=length, on_read=on_read)
 
     with access.open() as opened:
         return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
