@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
 
 setup: $(DEV_STAMP)
 
@@ -115,6 +115,12 @@ fuzz-spark: $(DEV_STAMP)
 	GAZETTE_FUZZ_HISTORIES=$(FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 3600 \
 	    tests/history/test_histories.py tests/history/test_summaries.py tests/history/test_tables.py tests/history/test_read.py \
 	    tests/history/test_json_lines.py tests/spark/test_stream.py tests/backfill/test_histories.py $(ARGS)
+
+# Random histories of windows and joins against lists that are searched by brute force: messages that are late or repeated, crashes, and
+# members that take over while the former one commits. WINDOW_FUZZ (60) times as much as in `make test`: 12,000 histories.
+WINDOW_FUZZ ?= 60
+fuzz-windows: $(DEV_STAMP)
+	GAZETTE_FUZZ_HISTORIES=$(WINDOW_FUZZ) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 -k equal_their_oracle tests/windows $(ARGS)
 
 # A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: 20 to 40 minutes.
 crash-matrix: $(DEV_STAMP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,12 +15,12 @@ from gazette.errors import Invalid
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.aggregate import Aggregate
 from gazette.windows.spans import Hopping, Sessions, Span, Tumbling
+from gazette.windows.tables import check_name, check_store, watermark_us
 
 S = TypeVar("S")
 V = TypeVar("V")
 R = TypeVar("R")
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}", re.ASCII)
 _FINAL: Final = "final"
 _EARLY: Final = "early"
 
@@ -86,12 +85,6 @@ class Windows(Generic[S, V, R]):
         early: timedelta | None = None,
     ) -> None:
         """Create windows. Raise ``Invalid`` for a bad name, or an aggregate that cannot be merged."""
-        if not _NAME.fullmatch(name):
-            raise Invalid(
-                f"invalid name of windows ({name!r})",
-                path="name",
-                hint="It becomes the name of a table: use a-z, 0-9 and _, and begin with a letter.",
-            )
         if not isinstance(spans, Tumbling | Hopping | Sessions):
             raise Invalid(
                 f"spans are of type {type(spans).__name__}",
@@ -106,7 +99,8 @@ class Windows(Generic[S, V, R]):
             )
         if early is not None and early <= timedelta(0):
             raise Invalid(f"invalid early ({early}; expected > 0)", path="early")
-        self.name = name
+        self.name = check_name(name, "windows")
+        self._table = f'"{name}"'
         self.spans = spans
         self.aggregate = aggregate
         self.early = early
@@ -116,7 +110,7 @@ class Windows(Generic[S, V, R]):
     def schema(self) -> str:
         """SQL that creates the table if it is absent."""
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.name} (key TEXT NOT NULL, begin INTEGER NOT NULL,"
+            f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, begin INTEGER NOT NULL,"
             " end INTEGER NOT NULL, state TEXT NOT NULL, early INTEGER NOT NULL,"
             " PRIMARY KEY (key, begin)) WITHOUT ROWID;\n"
         )
@@ -128,13 +122,9 @@ class Windows(Generic[S, V, R]):
         ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
         ``event_time``.
         """
-        if not isinstance(store, SQLiteStore):
-            raise Invalid(
-                f"windows cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
-            )
+        check_store(store, "windows")
         check_key(key)
-        watermark = shard.watermark
-        closed_us = None if watermark is None else unix_us(watermark)
+        closed_us = watermark_us(shard)
         at_us = unix_us(at)
         if isinstance(self.spans, Sessions):
             return self._add_to_session(
@@ -151,7 +141,7 @@ class Windows(Generic[S, V, R]):
         self, shard: Shard, store: SQLiteStore, key: str, span: Span, value: V
     ) -> None:
         found = store.execute(
-            f"SELECT begin, end, state, early FROM {self.name} WHERE key = ? AND begin = ?",  # noqa: S608
+            f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
         ).fetchall()
         if not found:
@@ -175,7 +165,7 @@ class Windows(Generic[S, V, R]):
         touched = [
             _window(row)
             for row in store.execute(
-                f"SELECT begin, end, state, early FROM {self.name}"  # noqa: S608
+                f"SELECT begin, end, state, early FROM {self._table}"  # noqa: S608
                 " WHERE key = ? AND begin < ? AND end > ? ORDER BY begin",
                 (key, end, begin if closed_us is None else max(begin, closed_us)),
             ).fetchall()
@@ -195,7 +185,10 @@ class Windows(Generic[S, V, R]):
             if one.begin == merged[0]:
                 kept = one
                 continue
-            store.execute(f"DELETE FROM {self.name} WHERE key = ? AND begin = ?", (key, one.begin))  # noqa: S608
+            store.execute(
+                f"DELETE FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
+                (key, one.begin),
+            )
             shard.cancel(self._timer(_FINAL, one.begin, key), domain=TimeDomain.EVENT)
             if one.early:
                 shard.cancel(self._timer(_EARLY, one.begin, key))
@@ -219,7 +212,7 @@ class Windows(Generic[S, V, R]):
             shard.schedule(self._timer(_EARLY, begin, key), shard.now + self.early)
             early = 1
         store.execute(
-            f"INSERT INTO {self.name} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
+            f"INSERT INTO {self._table} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
             " SET end = excluded.end, state = excluded.state, early = excluded.early",
             (key, begin, end, msgspec.json.encode(state).decode(), early),
         )
@@ -250,7 +243,7 @@ class Windows(Generic[S, V, R]):
             return
         where = (key, int(begin))
         found = store.execute(
-            f"SELECT begin, end, state, early FROM {self.name} WHERE key = ? AND begin = ?",  # noqa: S608
+            f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             where,
         ).fetchall()
         if not found:
@@ -258,11 +251,11 @@ class Windows(Generic[S, V, R]):
         window = _window(found[0])
         if kind == _EARLY:
             store.execute(
-                f"UPDATE {self.name} SET early = 0 WHERE key = ? AND begin = ?",  # noqa: S608
+                f"UPDATE {self._table} SET early = 0 WHERE key = ? AND begin = ?",  # noqa: S608
                 where,
             )
         else:
-            store.execute(f"DELETE FROM {self.name} WHERE key = ? AND begin = ?", where)  # noqa: S608
+            store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", where)  # noqa: S608
             if window.early:
                 shard.cancel(self._timer(_EARLY, window.begin, key))
         value = self.aggregate.result(self._decode(window))

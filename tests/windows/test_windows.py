@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from gazette import Application, Envelope, EventTime, Message, Publisher, Timer
 from gazette.errors import Invalid, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
-from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at, uuid_text
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
@@ -35,14 +34,11 @@ from gazette.windows import (
     total,
 )
 from tests.facts import raises
+from tests.fuzzing import examples
+from tests.windows.members import EPOCH_US, TARGET, Event, Members, fates, since_epoch, us
 
-SOURCE, TARGET = "values", "windows"
-EPOCH_US = 1_700_000_000 * 10**6
+SOURCE = "values"
 TO_TARGET = fixed_mapping(TARGET, CONTENT_JSON_LINES)
-
-
-def us(number: int) -> timedelta:
-    return timedelta(microseconds=number)
 
 
 class Value(Message):
@@ -90,30 +86,9 @@ class Windowed(Application[SQLiteStore]):
 
     def on_timer(self, shard: Any, store: Any, timer: Timer, publisher: Publisher) -> None:
         for one in self.windows.on_timer(shard, store, timer):
-            begin, end = (unix(at) for at in (one.begin, one.end))
+            begin, end = (since_epoch(at) for at in (one.begin, one.end))
             closed = Closed(key=one.key, begin=begin, end=end, value=one.value, final=one.final)
             publisher.publish_uncommitted(TO_TARGET, closed)
-
-
-def unix(at: datetime) -> int:
-    return (at - datetime.fromtimestamp(EPOCH_US // 10**6, UTC)) // us(1)
-
-
-@dataclass(frozen=True)
-class Event:
-    """One message: its producer, time, key and value. ``again``: an earlier one is repeated instead."""
-
-    producer: int
-    at: int
-    key: str
-    value: int
-
-    @property
-    def frame(self) -> bytes:
-        clock = clock_at((EPOCH_US + self.at) * 1000)
-        uuid = build_uuid(bytes([1, 0, 0, 0, 0, self.producer]), clock, OUTSIDE_TXN)
-        text = {"uuid": uuid_text(uuid), "key": self.key, "value": self.value}
-        return json.dumps(text).encode() + b"\n"
 
 
 @dataclass
@@ -182,13 +157,14 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Story:
-    """A history, and what happens to the shard: ``crashes`` and chunks of bytes of any size."""
+    """A history, and what happens to its members. Chunks of bytes have any size."""
 
     spans: Any
     lateness: int
     steps: tuple[tuple[int, int, str], ...]
     """Producer, time since its last message, key; a negative time repeats an earlier message."""
-    crashes: frozenset[int]
+    fates: dict[int, str]
+    """What happens to the primary, by steps."""
     run_every: int
     chunk_bytes: int
 
@@ -209,40 +185,39 @@ stories = st.builds(
     steps=st.lists(
         st.tuples(st.integers(0, 2), st.integers(-3, 12), st.sampled_from("ab")), max_size=40
     ).map(tuple),
-    crashes=st.frozensets(st.integers(0, 40), max_size=3),
+    fates=fates,
     run_every=st.integers(1, 20),
     chunk_bytes=st.sampled_from((50, 300, 1 << 20)),
 )
 
 
 def check(story: Story) -> None:
-    """Run a story through a shard and through the oracle, and compare all that they say."""
+    """Run a story through members and through the oracle, and compare all that they say."""
     oracle = Oracle(story.spans, story.lateness)
-    windows = Windows("rows", story.spans, values())
     clocks = [0, 7, 15]
     sent: list[Event] = []
+
+    def application() -> Windowed:
+        return Windowed(Windows("rows", story.spans, values()), story.lateness)
+
     with (
         tempfile.TemporaryDirectory(prefix="gazette-windows-") as directory,
-        AppDriver(
-            Windowed(windows, story.lateness),
-            Path(directory),
-            [SOURCE],
-            chunk_bytes=story.chunk_bytes,
-        ) as driver,
+        Members(application, Path(directory), [SOURCE], story.chunk_bytes) as members,
     ):
         for number, (producer, ahead, key) in enumerate(story.steps):
             if ahead < 0 and sent:
-                driver.feed(SOURCE, sent[ahead % len(sent)].frame)  # A duplicate.
+                members.feed(sent[ahead % len(sent)])  # A duplicate.
             else:
                 clocks[producer] += abs(ahead) + 1
-                event = Event(producer, clocks[producer], key, number)
+                event = Event(SOURCE, producer, clocks[producer], key, number)
                 sent.append(event)
                 oracle.add(event)
-                driver.feed(SOURCE, event.frame)
-            if number % story.run_every == 0:
-                driver.run()
-            if number in story.crashes:
-                driver.crash()
+                members.feed(event)
+            if number in story.fates:
+                members.meet(story.fates[number])
+            elif number % story.run_every == 0:
+                members.primary.run()
+        driver = members.primary
         driver.run()
         results = driver.committed(TARGET, Closed)
         found = [(one.key, one.begin, one.end, tuple(one.value)) for one in results]
@@ -255,18 +230,12 @@ def check(story: Story) -> None:
         )
 
 
-@settings(max_examples=80, report_multiple_bugs=False)
+@settings(max_examples=examples(80), report_multiple_bugs=False)
 @given(story=stories)
 def test_windows_equal_their_oracle(story: Story) -> None:
-    """Check final results, late messages and open windows: with duplicates, lateness and crashes."""
-    check(story)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@settings(max_examples=4000, report_multiple_bugs=False)
-@given(story=stories)
-def test_windows_equal_their_oracle_in_many_histories(story: Story) -> None:
+    """Check final results, late messages and open windows: with duplicates, lateness, crashes and
+    fail-overs. `make fuzz-windows` tries more.
+    """
     check(story)
 
 
@@ -276,7 +245,7 @@ def driven(tmp_path: Path, windows: Windows[Any, Any, Any]) -> AppDriver[Any]:
 
 def send(driver: AppDriver[Any], *events: tuple[int, int]) -> None:
     for at, value in events:
-        driver.feed(SOURCE, Event(1, at, "a", value).frame)
+        driver.feed(SOURCE, Event(SOURCE, 1, at, "a", value).frame)
     driver.run()
 
 
@@ -294,7 +263,7 @@ def test_aggregates(tmp_path: Path, aggregate: Any, expected: Any, spans: Any) -
     application = Windowed(Windows("rows", spans, aggregate), lateness_us=100)
     with AppDriver(application, tmp_path, [SOURCE]) as driver:
         for at, value in ((10, 3), (70, 1), (40, 2)):
-            driver.feed(SOURCE, Event(at, at, "a", value).frame)
+            driver.feed(SOURCE, Event(SOURCE, at, at, "a", value).frame)
         driver.run()
         send(driver, (500, 9))
         assert results(driver) == [(expected, True)]
@@ -304,7 +273,7 @@ def test_sessions_are_joined_before_they_close(tmp_path: Path) -> None:
     application = Windowed(Windows("rows", Sessions(us(40)), total()), lateness_us=100)
     with AppDriver(application, tmp_path, [SOURCE]) as driver:
         for at, value in ((10, 3), (70, 1), (40, 2)):
-            driver.feed(SOURCE, Event(at, at, "a", value).frame)
+            driver.feed(SOURCE, Event(SOURCE, at, at, "a", value).frame)
         driver.run()
         assert driver.store.query("SELECT begin, end FROM rows") == [
             (EPOCH_US + 10, EPOCH_US + 110)
@@ -321,7 +290,7 @@ def test_messages_a_whole_gap_apart_are_two_sessions(
     application = Windowed(Windows("rows", Sessions(us(40)), total()), lateness_us=100)
     with AppDriver(application, tmp_path, [SOURCE]) as driver:
         for at in order:
-            driver.feed(SOURCE, Event(at, at, "a", at).frame)
+            driver.feed(SOURCE, Event(SOURCE, at, at, "a", at).frame)
         driver.run()
         assert driver.store.query("SELECT begin, end FROM rows") == [
             (EPOCH_US + 10, EPOCH_US + 50),

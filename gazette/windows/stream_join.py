@@ -1,0 +1,219 @@
+"""Joins of two streams: messages of the same key whose times are within a bound."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from gazette.consumer.application import Shard
+from gazette.consumer.timers.timer import Timer, time_at, unix_us
+from gazette.errors import Invalid
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
+
+L = TypeVar("L")
+R = TypeVar("R")
+
+_LEFT: Final = 0
+_RIGHT: Final = 1
+_NEVER: Final = -(1 << 63)
+"""Before all times."""
+
+
+class JoinKind(enum.Enum):
+    """Which messages without a partner have a result too."""
+
+    INNER = "inner"
+    """None of them."""
+    LEFT = "left"
+    """Those of the left side."""
+    OUTER = "outer"
+    """Those of both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult(Generic[L, R]):
+    """Two messages that belong together. One of them is None if the other found no partner.
+
+    The times are in UTC.
+    """
+
+    key: str
+    left: L | None
+    right: R | None
+    left_at: datetime | None
+    right_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOutcome(Generic[L, R]):
+    """What a message of a join led to."""
+
+    late: bool
+    """True if its partners may be gone already. It then changed nothing, and has no pairs."""
+    pairs: Sequence[JoinResult[L, R]]
+    """The message with each partner so far, in the order of their times."""
+
+
+class StreamJoin(Generic[L, R]):
+    """Joins messages of two streams, by key, within a bound of event time.
+
+        class Bought(Application[SQLiteStore]):
+            event_time = EventTime(lateness=timedelta(seconds=10))
+            views = Source("views", View, key="user")
+            orders = Source("orders", Order, key="user")
+            bought = StreamJoin("bought", before=timedelta(0), after=timedelta(hours=1))
+
+            def new_store(self, shard, recorder):
+                return SQLiteStore(recorder, self.bought.schema)
+
+            def consume_message(self, shard, store, envelope, publisher):
+                message = envelope.message
+                side = self.bought.add_left if isinstance(message, View) else self.bought.add_right
+                for pair in side(shard, store, message.user, envelope.time, message).pairs:
+                    publisher.publish_uncommitted(...)
+
+            def on_timer(self, shard, store, timer, publisher):
+                for alone in self.bought.on_timer(shard, store, timer):
+                    publisher.publish_uncommitted(...)
+
+    A right message belongs to a left one if it has the same key, and is at most ``before`` earlier
+    and at most ``after`` later. Both bounds are inclusive. Each pair is a result of the call that adds
+    its second message. A message waits for partners until the watermark has passed the last time
+    that one may have. Then it is removed. If the ``kind`` asks for it and it found no partner, it is a result
+    of `on_timer`.
+
+    Values are kept as JSON, in the table ``name``. They decode to ``left_type`` and ``right_type``, for
+    msgspec.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        before: timedelta,
+        after: timedelta,
+        kind: JoinKind = JoinKind.INNER,
+        left_type: Any = Any,
+        right_type: Any = Any,
+    ) -> None:
+        """Create a join. Raise ``Invalid`` for a bad name, bound or kind."""
+        if not isinstance(kind, JoinKind):
+            raise Invalid(
+                f"kind is of type {type(kind).__name__}",
+                path="kind",
+                hint="Use JoinKind.INNER, JoinKind.LEFT or JoinKind.OUTER.",
+            )
+        self.name = check_name(name, "a join")
+        self.kind = kind
+        self._before = check_bound("before", before)
+        self._after = check_bound("after", after)
+        self._table = f'"{name}"'
+        self._sweep = Sweep(name, self._table)
+        self._decoders = [msgspec.json.Decoder(one) for one in (left_type, right_type)]
+
+    @property
+    def schema(self) -> str:
+        """SQL that creates the table if it is absent."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, side INTEGER NOT NULL,"
+            " at INTEGER NOT NULL, number INTEGER NOT NULL, due INTEGER NOT NULL,"
+            " paired INTEGER NOT NULL, value TEXT NOT NULL,"
+            " PRIMARY KEY (key, side, at, number)) WITHOUT ROWID;\n"
+            f'CREATE INDEX IF NOT EXISTS "{self.name}.due" ON {self._table} (due);\n'
+        )
+
+    def add_left(
+        self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: L
+    ) -> JoinOutcome[L, R]:
+        """Add a message of the left side, and return its pairs.
+
+        Raise ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
+        ``event_time``.
+        """
+        return self._add(shard, store, _LEFT, key, unix_us(at), value)
+
+    def add_right(
+        self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
+    ) -> JoinOutcome[L, R]:
+        """Add a message of the right side, and return its pairs. Raise what `add_left` does."""
+        return self._add(shard, store, _RIGHT, key, unix_us(at), value)
+
+    def _add(
+        self, shard: Shard, store: SQLiteStore, side: int, key: str, at: int, value: Any
+    ) -> JoinOutcome[L, R]:
+        check_join(store, key)
+        watermark = watermark_us(shard)
+        earlier, later = self._before, self._after
+        if side == _RIGHT:
+            earlier, later = later, earlier
+        # A message at the watermark is in time: a row is due one microsecond behind its last partner.
+        due = at + later + 1
+        if watermark is not None and due <= watermark:
+            return JoinOutcome(True, ())
+        other = 1 - side
+        partners = store.execute(
+            f"SELECT at, number, value FROM {self._table}"  # noqa: S608
+            " WHERE key = ? AND side = ? AND at BETWEEN ? AND ? AND due > ? ORDER BY at, number",
+            (key, other, at - earlier, at + later, _NEVER if watermark is None else watermark),
+        ).fetchall()
+        text = msgspec.json.encode(value).decode()
+        self._sweep.add(shard, store, due)
+        store.execute(
+            f"INSERT INTO {self._table}"  # noqa: S608
+            " SELECT ?1, ?2, ?3, ifnull(max(number) + 1, 0), ?4, ?5, ?6"
+            f" FROM {self._table} WHERE key = ?1 AND side = ?2 AND at = ?3",
+            (key, side, at, due, int(bool(partners)), text),
+        )
+        if not partners:
+            return JoinOutcome(False, ())
+        if self.kind is not JoinKind.INNER:
+            store.executemany(
+                f"UPDATE {self._table} SET paired = 1"  # noqa: S608
+                " WHERE key = ? AND side = ? AND at = ? AND number = ? AND paired = 0",
+                [(key, other, found_at, number) for found_at, number, _ in partners],
+            )
+        # Both values are decoded, so that they are of the declared types.
+        own = (side, at, text)
+        pairs = [
+            self._joined(key, own, (other, found_at, found)) for found_at, _, found in partners
+        ]
+        return JoinOutcome(False, pairs)
+
+    def on_timer(
+        self, shard: Shard, store: SQLiteStore, timer: Timer
+    ) -> Sequence[JoinResult[L, R]]:
+        """Remove messages that can have no further partner. Return those that found none, if the
+        ``kind`` asks for them.
+
+        Return nothing for timers of others: call it for each timer.
+        """
+        if timer.key != self._sweep.key:
+            return ()
+        watermark = watermark_us(shard)
+        assert watermark is not None
+        until = self._sweep.until(store, watermark)
+        alone: list[JoinResult[L, R]] = []
+        if self.kind is not JoinKind.INNER:
+            sides = _RIGHT if self.kind is JoinKind.OUTER else _LEFT
+            rows: list[Any] = store.execute(
+                f"SELECT key, side, at, value FROM {self._table}"  # noqa: S608
+                " WHERE due <= ? AND paired = 0 AND side <= ? ORDER BY due, key, side, at, number",
+                (until, sides),
+            ).fetchall()
+            alone = [self._joined(key, (side, at, text)) for key, side, at, text in rows]
+        store.execute(f"DELETE FROM {self._table} WHERE due <= ?", (until,))  # noqa: S608
+        self._sweep.set(shard, store)
+        return alone
+
+    def _joined(self, key: str, *rows: Sequence[Any]) -> JoinResult[L, R]:
+        values: list[Any] = [None, None]
+        times: list[datetime | None] = [None, None]
+        for side, at, text in rows:
+            values[side], times[side] = self._decoders[side].decode(text), time_at(at)
+        return JoinResult(key, *values, *times)

@@ -1,0 +1,212 @@
+"""Joins of a stream and a table: each message with the row of its key at its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from gazette.consumer.application import Shard
+from gazette.consumer.timers.timer import Timer, time_at, unix_us
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
+
+V = TypeVar("V")
+R = TypeVar("R")
+
+_AT_ONCE: Final = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class TableJoinResult(Generic[V, R]):
+    """A message, and the row of its key. The times are in UTC."""
+
+    key: str
+    value: V
+    at: datetime
+    row: R | None
+    """None if the key had no row."""
+    row_at: datetime | None
+    """Time from which the row holds: later than ``at`` if the message waited for it."""
+
+
+class TableJoin(Generic[V, R]):
+    """Joins the messages of a stream with rows of a table, by key, at the time of the message.
+
+        class Priced(Application[SQLiteStore]):
+            event_time = EventTime(lateness=timedelta(seconds=10), idle_after=timedelta(minutes=1))
+            orders = Source("orders", Order, key="item")
+            prices = Source("prices", Price, key="item")
+            priced = TableJoin("priced", wait=timedelta(minutes=5))
+
+            def new_store(self, shard, recorder):
+                return SQLiteStore(recorder, self.priced.schema)
+
+            def consume_message(self, shard, store, envelope, publisher):
+                message, at = envelope.message, envelope.time
+                if isinstance(message, Price):
+                    self.priced.put(shard, store, message.item, at, message.price)
+                else:
+                    self.priced.add(shard, store, message.item, at, message)
+
+            def on_timer(self, shard, store, timer, publisher):
+                for one in self.priced.on_timer(shard, store, timer):
+                    publisher.publish_uncommitted(...)
+
+    A row holds from the time of its message until that of the next row of its key. A message has
+    its result, once, when the watermark has passed its time: then the row of that time is known. If there is
+    none, it waits for the first row that begins within ``wait`` after its time. Without one, the row of
+    the result is None.
+
+    Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones.
+    Values and rows decode to ``value_type`` and ``row_type``, for msgspec.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        wait: timedelta = _AT_ONCE,
+        value_type: Any = Any,
+        row_type: Any = Any,
+    ) -> None:
+        """Create a join. Raise ``Invalid`` for a bad name or bound."""
+        self.name = check_name(name, "a join")
+        self._wait = check_bound("wait", wait)
+        self._table, self._waiting = f'"{name}"', f'"{name}.waiting"'
+        self._sweep = Sweep(name, self._table, self._waiting)
+        self._values = msgspec.json.Decoder(value_type)
+        self._rows = msgspec.json.Decoder(row_type)
+
+    @property
+    def schema(self) -> str:
+        """SQL that creates the tables if they are absent."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, at INTEGER NOT NULL,"
+            " due INTEGER, value TEXT, PRIMARY KEY (key, at)) WITHOUT ROWID;\n"
+            f'CREATE INDEX IF NOT EXISTS "{self.name}.due" ON {self._table} (due)'
+            " WHERE due IS NOT NULL;\n"
+            f"CREATE TABLE IF NOT EXISTS {self._waiting} (key TEXT NOT NULL, at INTEGER NOT NULL,"
+            " number INTEGER NOT NULL, due INTEGER NOT NULL, value TEXT NOT NULL,"
+            " PRIMARY KEY (key, at, number)) WITHOUT ROWID;\n"
+            f'CREATE INDEX IF NOT EXISTS "{self.name}.waiting.due" ON {self._waiting} (due);\n'
+        )
+
+    def put(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, row: R | None) -> bool:
+        """Write the row of a key from a time on. None deletes the row.
+
+        Return False if the watermark has passed a later row of the key: the row then changed nothing.
+        Raise ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
+        ``event_time``.
+        """
+        check_join(store, key)
+        at_us, watermark = unix_us(at), watermark_us(shard)
+        rows: list[Any] = store.execute(
+            f"SELECT min(at) FROM {self._table} WHERE key = ? AND at > ?",  # noqa: S608
+            (key, at_us),
+        ).fetchall()
+        ((following,),) = rows
+        if following is not None and watermark is not None and following <= watermark:
+            return False
+        # A row is removed when the watermark reaches the next one, and a deletion at its own time.
+        due = at_us if row is None else following
+        store.execute(
+            f"UPDATE {self._table} SET due = ?2 WHERE key = ?1 AND value IS NOT NULL"  # noqa: S608
+            f" AND at = (SELECT max(at) FROM {self._table} WHERE key = ?1 AND at < ?2)",
+            (key, at_us),
+        )
+        text = None if row is None else msgspec.json.encode(row).decode()
+        store.execute(
+            f"INSERT INTO {self._table} VALUES (?, ?, ?, ?) ON CONFLICT (key, at)"  # noqa: S608
+            " DO UPDATE SET due = excluded.due, value = excluded.value",
+            (key, at_us, due, text),
+        )
+        if row is not None:
+            # Messages that wait for a row have theirs when the watermark has passed both times.
+            store.execute(
+                f"UPDATE {self._waiting} SET due = max(at, ?2) + 1"  # noqa: S608
+                " WHERE key = ?1 AND at >= ?2 - ?3 AND due > max(at, ?2) + 1",
+                (key, at_us, self._wait),
+            )
+        self._sweep.set(shard, store)
+        return True
+
+    def add(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: V) -> bool:
+        """Add a message of the stream. Its result comes from `on_timer`.
+
+        Return False if it is late: it is before the watermark, and changed nothing. Raise what `put` does.
+        """
+        check_join(store, key)
+        at_us, watermark = unix_us(at), watermark_us(shard)
+        if watermark is not None and at_us < watermark:
+            return False
+        self._sweep.add(shard, store, at_us + 1)
+        store.execute(
+            f"INSERT INTO {self._waiting} SELECT ?1, ?2, ifnull(max(number) + 1, 0), ?3, ?4"  # noqa: S608
+            f" FROM {self._waiting} WHERE key = ?1 AND at = ?2",
+            (key, at_us, at_us + 1, msgspec.json.encode(value).decode()),
+        )
+        return True
+
+    def latest(self, store: SQLiteStore, key: str) -> R | None:
+        """Return the newest row of a key, such as for a query or a late message. None without one."""
+        found = store.query(
+            f"SELECT value FROM {self._table} WHERE key = ? ORDER BY at DESC LIMIT 1",  # noqa: S608
+            (key,),
+        )
+        return self._rows.decode(found[0][0]) if found and found[0][0] is not None else None
+
+    def on_timer(
+        self, shard: Shard, store: SQLiteStore, timer: Timer
+    ) -> Sequence[TableJoinResult[V, R]]:
+        """Return messages whose rows are known now, or missing. Remove rows that no message needs.
+
+        Return nothing for timers of others: call it for each timer.
+        """
+        if timer.key != self._sweep.key:
+            return ()
+        watermark = watermark_us(shard)
+        assert watermark is not None
+        until = self._sweep.until(store, watermark)
+        results: list[TableJoinResult[V, R]] = []
+        waiting: list[Any] = store.execute(
+            f"SELECT key, at, number, value FROM {self._waiting} WHERE due <= ?"  # noqa: S608
+            " ORDER BY due, key, at, number",
+            (until,),
+        ).fetchall()
+        for key, at, number, text in waiting:
+            row_at, row = self._row(store, key, at)
+            due = (at + self._wait if row_at is None else max(at, row_at)) + 1
+            if due > until:
+                store.execute(
+                    f"UPDATE {self._waiting} SET due = ?"  # noqa: S608
+                    " WHERE key = ? AND at = ? AND number = ?",
+                    (due, key, at, number),
+                )
+                continue
+            value = self._values.decode(text)
+            held_from = None if row_at is None else time_at(row_at)
+            results.append(TableJoinResult(key, value, time_at(at), row, held_from))
+        store.execute(f"DELETE FROM {self._waiting} WHERE due <= ?", (until,))  # noqa: S608
+        store.execute(f"DELETE FROM {self._table} WHERE due <= ?", (until,))  # noqa: S608
+        self._sweep.set(shard, store)
+        return results
+
+    def _row(self, store: SQLiteStore, key: str, at: int) -> tuple[int | None, R | None]:
+        """Return the row of a time, or else the first one within the bound, with its own time."""
+        held: list[Any] = store.execute(
+            f"SELECT at, value FROM {self._table} WHERE key = ? AND at <= ?"  # noqa: S608
+            " ORDER BY at DESC LIMIT 1",
+            (key, at),
+        ).fetchall()
+        if held and held[0][1] is not None:
+            return held[0][0], self._rows.decode(held[0][1])
+        coming: list[Any] = store.execute(
+            f"SELECT at, value FROM {self._table} WHERE key = ? AND at > ? AND at <= ?"  # noqa: S608
+            " AND value IS NOT NULL ORDER BY at LIMIT 1",
+            (key, at, at + self._wait),
+        ).fetchall()
+        return (coming[0][0], self._rows.decode(coming[0][1])) if coming else (None, None)

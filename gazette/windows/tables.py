@@ -1,0 +1,113 @@
+"""Tables of windows and joins: their names, and the times at which their rows are due."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any, Final
+
+from gazette.consumer.application import Shard
+from gazette.consumer.timers.timer import TimeDomain, time_at, unix_us
+from gazette.errors import Invalid
+from gazette.stores.sqlite.store import SQLiteStore
+
+SWEPT_MAX: Final = 1_000
+"""Rows that one timer removes, or more if they are due at the same time."""
+MICROSECOND: Final = timedelta(microseconds=1)
+_NAME: Final = re.compile(r"(?!gazette_|sqlite_)[a-z][a-z0-9_]{0,40}", re.ASCII)
+
+
+def check_name(name: object, what: str) -> str:
+    """Return the name of windows or joins. Raise ``Invalid`` unless it can name their table."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"invalid name of {what} ({name!r})",
+            path="name",
+            hint="It becomes the name of a table: use a-z, 0-9 and _, begin with a letter, and not with"
+            " gazette_ or sqlite_.",
+        )
+    return name
+
+
+def check_store(store: SQLiteStore, what: str) -> None:
+    """Raise ``Invalid`` unless the store has SQL tables of the shard."""
+    if not isinstance(store, SQLiteStore):
+        raise Invalid(
+            f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
+        )
+
+
+def check_join(store: SQLiteStore, key: str) -> None:
+    """Raise ``Invalid`` unless a join can keep a message of this key in the store."""
+    check_store(store, "a join")
+    if not isinstance(key, str):
+        raise Invalid(
+            f"the key of a join is of type {type(key).__name__}",
+            path="key",
+            hint="Use a str. For several values: a text of them, such as f'{user}/{day}'.",
+        )
+
+
+def check_bound(path: str, value: timedelta) -> int:
+    """Return a duration in microseconds. Raise ``Invalid`` unless it is one, and not negative."""
+    if not isinstance(value, timedelta):
+        raise Invalid(
+            f"{path} is of type {type(value).__name__}",
+            path=path,
+            hint="Use a datetime.timedelta, such as timedelta(minutes=1).",
+        )
+    if value < timedelta(0):
+        raise Invalid(f"invalid {path} ({value}; expected >= 0)", path=path)
+    return value // MICROSECOND
+
+
+def watermark_us(shard: Shard) -> int | None:
+    """Return the watermark in Unix microseconds, or None if it is not known."""
+    watermark = shard.watermark
+    return None if watermark is None else unix_us(watermark)
+
+
+class Sweep:
+    """One timer of event time for the rows of tables, set for the first row that is due.
+
+    It costs less than a timer for each row. ``tables`` are quoted names of tables with an index by
+    their column ``due``.
+    """
+
+    def __init__(self, name: str, *tables: str) -> None:
+        self.key = f"{name}:due"
+        self._first = " UNION ALL ".join(
+            f"SELECT min(due) AS due FROM {one} WHERE due IS NOT NULL"  # noqa: S608
+            for one in tables
+        )
+        self._nth = [
+            f"SELECT due FROM {one} WHERE due <= ? ORDER BY due LIMIT 1 OFFSET {SWEPT_MAX - 1}"  # noqa: S608
+            for one in tables
+        ]
+
+    def set(self, shard: Shard, store: SQLiteStore) -> None:
+        """Set the timer for the first row, if there is one."""
+        first = self._first_due(store)
+        if first is not None:
+            self._schedule(shard, first)
+
+    def add(self, shard: Shard, store: SQLiteStore, due: int) -> None:
+        """Set the timer if a row that is to be written is the first one. Call it before writing."""
+        first = self._first_due(store)
+        if first is None or due < first:
+            self._schedule(shard, due)
+
+    def until(self, store: SQLiteStore, watermark: int) -> int:
+        """Return the time up to which rows are removed now: the watermark, or less if they are many."""
+        until = watermark
+        for sql in self._nth:
+            rows: list[Any] = store.execute(sql, (until,)).fetchall()
+            until = rows[0][0] if rows else until
+        return until
+
+    def _first_due(self, store: SQLiteStore) -> int | None:
+        rows: list[Any] = store.execute(self._first).fetchall()
+        return min((due for (due,) in rows if due is not None), default=None)
+
+    def _schedule(self, shard: Shard, due: int) -> None:
+        shard.schedule(self.key, time_at(due), domain=TimeDomain.EVENT)
