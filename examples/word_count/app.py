@@ -2,40 +2,43 @@
 
 Text is cut into n-grams, each published as a message to one of the partitions by its n-gram. A shard per
 partition keeps the counts, in SQLite unless ``--wordcount.store`` says otherwise. Any member takes text and
-queries, for all shards: what another member is primary for is asked of it.
+queries, for all shards: routes find the shards, and the members that answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import grpc
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gazette import (
     Application,
     Envelope,
+    ListPage,
     Publisher,
     Shard,
     ShardRequest,
     StateView,
+    gather_route,
+    list_route,
     runconsumer,
     shard_route,
+    shard_rpc,
 )
+from gazette.auth import Capability, authorization_of
 from gazette.config.schema import setting
 from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
-from gazette.errors import GazetteError, Invalid, NotFound
+from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import modulo_mapping
 from gazette.net.json_gateway import WrongMediaType, parse_body
 from gazette.protocol.label_set import LabelSelector
-from gazette.protocol.route import Header
 from gazette.runtime.tasks import await_future
 from word_count.counts import STORES, Counts, new_counts, new_view
 from word_count.ngram_pb2 import (
@@ -50,7 +53,6 @@ from word_count.ngram_pb2_grpc import NGramServicer, NGramStub, add_NGramService
 MESSAGE_TYPE = "app.gazette.dev/message-type"
 NGRAMS = LabelSelector.parse(f"{MESSAGE_TYPE} = word_count.NGramCount")
 WORD = re.compile(r"[a-z]+")
-QUERY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,20 @@ def ngram_of(message: NGramCount) -> str:
     return message.n_gram
 
 
+def joined(answers: list[dict[str, int]]) -> dict[str, int]:
+    """Return the counts of all shards, ordered by n-gram. No two shards count the same one."""
+    return dict(sorted(item for answer in answers for item in answer.items()))
+
+
 class WordCount(Application[Counts]):
     message_type = NGramCount
     config_groups: ClassVar[Mapping[str, type]] = {"wordcount": WordCountFlags}
 
     def __init__(self) -> None:
         self.flags = WordCountFlags()
+
+    def keyed_journals(self) -> LabelSelector:
+        return NGRAMS
 
     def new_store(self, shard: Shard, recorder: Any) -> Counts:
         return new_counts(self.flags.store, shard, recorder, self.flags.database)
@@ -96,24 +106,82 @@ class WordCount(Application[Counts]):
     def finalize_transaction(self, shard: Shard, store: Counts, publisher: Publisher) -> None:
         store.flush()
 
+    @shard_route("/counts/{ngram}", key="ngram")
+    def count(self, store: Counts, request: ShardRequest) -> dict[str, int]:
+        ngram = request.path["ngram"]
+        return {"n": dict(store.counts(ngram, ngram, 1)).get(ngram, 0)}
+
+    @list_route("/counts")
+    def counts(self, store: Counts, page: ListPage) -> list[tuple[str, int]]:
+        begin = "" if page.after is None else page.after + "\0"
+        return store.counts(page.request.query.get("prefix", ""), begin, page.limit)
+
+    @gather_route("/query", combine=joined)
+    def query(self, store: Counts, request: ShardRequest) -> dict[str, int]:
+        return dict(store.counts(request.query.get("prefix", "")))
+
+    @shard_route("/shards/{shard:path}/counts")
+    def counts_of_shard(self, store: Counts, request: ShardRequest) -> dict[str, int]:
+        return dict(store.counts(request.query.get("prefix", "")))
+
     async def initialize(self, service: ConsumerService) -> None:
         self.flags = service.config(WordCountFlags)
         api = Api(service)
         add_NGramServicer_to_server(api, service.grpc_server)
-        service.add_route("/query", api.http_query)
-        service.add_route("/shards/{shard:path}/counts", api.shard_counts)
         service.add_route("/publish", api.http_publish, methods=["POST"])
 
 
-class Api(NGramServicer):
-    """Publish and query, over gRPC and HTTP."""
+class ShardApi(NGramServicer):
+    """Queries over gRPC that name a shard."""
 
     def __init__(self, service: ConsumerService) -> None:
         self.service = service
+
+    @shard_rpc(NGramStub)
+    def Query(self, store: Counts, request: QueryRequest) -> QueryResponse:
+        grams = [NGramCount(n_gram=ngram, count=n) for ngram, n in store.counts(request.prefix)]
+        return QueryResponse(grams=grams)
+
+
+class Api(ShardApi):
+    """Queries of all shards over gRPC, and publishing over gRPC and HTTP."""
+
+    def __init__(self, service: ConsumerService) -> None:
+        super().__init__(service)
         self.n = service.config(WordCountFlags).N
         self.partitions = service.partitions(NGRAMS)
         self.publisher = service.standalone_publisher()
         self.mapping = modulo_mapping(self.partitions, ngram_of)
+
+    async def Query(self, request: QueryRequest, context: Any) -> QueryResponse:  # type: ignore[override]
+        one = super().Query
+        if request.shard:
+            return await one(request, context)
+        async with rpc_errors(context):
+            token = authorization_of(context.invocation_metadata())
+            claims = self.service.verifier.verify(token, Capability.READ)
+            shards = await self.service.all_shards()
+            requests = [QueryRequest(prefix=request.prefix, shard=spec.id) for spec in shards]
+            answers = await asyncio.gather(*(one.ask(each, claims=claims) for each in requests))
+        grams: list[NGramCount] = [gram for answer in answers for gram in answer.value.grams]
+        grams.sort(key=ngram_of)
+        return QueryResponse(grams=grams)
+
+    async def Publish(self, request: PublishRequest, context: Any) -> PublishResponse:
+        async with rpc_errors(context):
+            await self.publish(request.text)
+        return PublishResponse()
+
+    async def http_publish(self, request: Request) -> Response:
+        # As JSON, which no page of another origin may send.
+        message = PublishRequest()
+        try:
+            await parse_body(request, message)
+            return JSONResponse({"published": await self.publish(message.text)})
+        except GazetteError as error:
+            codes: dict[type, int] = {Invalid: 400, WrongMediaType: 415}
+            code = codes.get(type(error), 503)
+            return JSONResponse({"error": str(error), "hint": error.hint}, code)
 
     async def publish(self, text: str) -> int:
         """Publish the n-grams of a text; how many. Returns once they are durable."""
@@ -123,78 +191,6 @@ class Api(NGramServicer):
         for future in futures.values():
             await await_future(future)
         return len(messages)
-
-    async def query(
-        self, prefix: str, shard: str, header: Header | None = None
-    ) -> Sequence[NGramCount]:
-        """Return counts of n-grams with a prefix: of one shard, or of all."""
-        if shard:
-            return await self.query_shard(prefix, shard, header)
-        await self.partitions.ready()
-        shards = {
-            spec.id
-            for partition in self.partitions().all
-            for spec in self.service.shards_with_source(partition.journal)
-        }
-        if not shards:
-            raise NotFound("no shard counts any journal", hint="Apply specifications of shards.")
-        answers = await asyncio.gather(*(self.query_shard(prefix, one) for one in sorted(shards)))
-        return sorted((gram for answer in answers for gram in answer), key=lambda gram: gram.n_gram)
-
-    async def query_shard(
-        self, prefix: str, shard: str, header: Header | None = None
-    ) -> Sequence[NGramCount]:
-        async def ask(channel: grpc.aio.Channel, peer: Header) -> Sequence[NGramCount]:
-            request = QueryRequest(header=peer.to_pb(), prefix=prefix, shard=shard)
-            response = await NGramStub(channel).Query(request, timeout=QUERY_TIMEOUT_S)
-            grams: Sequence[NGramCount] = response.grams
-            return grams
-
-        def answer(store: Counts) -> list[NGramCount]:
-            return [NGramCount(n_gram=ngram, count=n) for ngram, n in store.with_prefix(prefix)]
-
-        return await self.service.call_shard(shard, answer, ask, header=header)
-
-    @shard_route()
-    def shard_counts(self, store: Counts, request: ShardRequest) -> dict[str, int]:
-        return dict(store.with_prefix(request.query.get("prefix", "")))
-
-    # gRPC.
-
-    async def Publish(self, request: PublishRequest, context: Any) -> PublishResponse:
-        async with rpc_errors(context):
-            await self.publish(request.text)
-        return PublishResponse()
-
-    async def Query(self, request: QueryRequest, context: Any) -> QueryResponse:
-        header = Header.from_pb(request.header) if request.HasField("header") else None
-        async with rpc_errors(context):
-            grams = await self.query(request.prefix, request.shard, header)
-        return QueryResponse(grams=grams)
-
-    # HTTP: GET /query?prefix=…&shard=…, POST /publish {"text": …}.
-
-    async def http_query(self, request: Request) -> Response:
-        parameters = request.query_params
-        try:
-            grams = await self.query(parameters.get("prefix", ""), parameters.get("shard", ""))
-        except GazetteError as error:
-            return failure(error)
-        return JSONResponse({gram.n_gram: gram.count for gram in grams})
-
-    async def http_publish(self, request: Request) -> Response:
-        # As JSON, which no page of another origin may send.
-        message = PublishRequest()
-        try:
-            await parse_body(request, message)
-            return JSONResponse({"published": await self.publish(message.text)})
-        except GazetteError as error:
-            return failure(error)
-
-
-def failure(error: GazetteError) -> Response:
-    code = {NotFound: 404, Invalid: 400, WrongMediaType: 415}.get(type(error), 503)
-    return JSONResponse({"error": str(error), "hint": error.hint}, code)
 
 
 if __name__ == "__main__":

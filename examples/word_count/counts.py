@@ -36,8 +36,11 @@ class Counts(Store):
         """Add to what there is, in the running transaction."""
 
     @abstractmethod
-    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
-        """Return n-grams with a prefix and their counts, in order, as of the last commit. Any thread."""
+    def counts(self, prefix: str, begin: str = "", limit: int = ROWS_MAX) -> list[tuple[str, int]]:
+        """Return n-grams with a prefix, from ``begin`` on, and their counts. In order, of the last commit.
+
+        Any thread.
+        """
 
     def flush(self) -> None:
         self.add(self.gathered)
@@ -86,8 +89,9 @@ class SQLiteCounts(Counts, SQLiteStore):
     def add(self, counts: Counter[str]) -> None:
         self.executemany(UPSERT, sorted(counts.items()))
 
-    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
-        return [(ngram, n) for ngram, n in self.query(SELECT, (prefix, prefix + END, ROWS_MAX))]
+    def counts(self, prefix: str, begin: str = "", limit: int = ROWS_MAX) -> list[tuple[str, int]]:
+        rows = self.query(SELECT, (max(prefix, begin), prefix + END, limit))
+        return [(ngram, n) for ngram, n in rows]
 
 
 class JSONCounts(Counts, JSONFileStore[dict[str, int]]):
@@ -95,6 +99,8 @@ class JSONCounts(Counts, JSONFileStore[dict[str, int]]):
         for ngram, n in counts.items():
             self.state[ngram] = self.state.get(ngram, 0) + n
 
-    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
-        found = (item for item in self.read().items() if item[0].startswith(prefix))
-        return sorted(found)[:ROWS_MAX]
+    def counts(self, prefix: str, begin: str = "", limit: int = ROWS_MAX) -> list[tuple[str, int]]:
+        items = self.read().items()
+        return sorted(
+            (ngram, n) for ngram, n in items if begin <= ngram and ngram.startswith(prefix)
+        )[:limit]

@@ -16,7 +16,7 @@ class RocksDBCounts(Counts, RocksDBStore):
             before = int.from_bytes(self.get(key) or b"")
             self.put(key, (before + n).to_bytes(8))
 
-    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
+    def counts(self, prefix: str, begin: str = "", limit: int = ROWS_MAX) -> list[tuple[str, int]]:
         with self.view() as view:
-            found = islice(view.iterate(prefix.encode()), ROWS_MAX)
+            found = islice(view.iterate(prefix.encode(), begin=begin.encode()), limit)
             return [(key.decode(), int.from_bytes(value)) for key, value in found]

@@ -39,12 +39,13 @@ class SQLCounts(Counts, SQLStore):
             ],
         )
 
-    def with_prefix(self, prefix: str) -> list[tuple[str, int]]:
+    def counts(self, prefix: str, begin: str = "", limit: int = ROWS_MAX) -> list[tuple[str, int]]:
+        low, high = max(prefix, begin).encode(), (prefix + END).encode()
         wanted = (
             sa.select(COUNTS.c.ngram, COUNTS.c.n)
             .where(COUNTS.c.shard == self.shard)
-            .where(COUNTS.c.ngram >= prefix.encode(), COUNTS.c.ngram < (prefix + END).encode())
+            .where(COUNTS.c.ngram >= low, COUNTS.c.ngram < high)
             .order_by(COUNTS.c.ngram)
-            .limit(ROWS_MAX)
+            .limit(limit)
         )
         return [(bytes(ngram).decode(), int(n)) for ngram, n in self.query(wanted)]

@@ -134,7 +134,7 @@ class Queries:
             shard = self._words.shard_ids[self._turn % len(self._words.shard_ids)]
             self._turn += 1
             try:
-                await asyncio.to_thread(ask, member, f"/query?prefix=import&shard={shard}")
+                await asyncio.to_thread(ask, member, f"/shards/{shard}/counts?prefix=import")
             except GazetteError as error:
                 # A query that was under way at a killed member is no failure of the shard: its
                 # client turns to another member.
@@ -150,7 +150,7 @@ class Queries:
         member = next(one for one in self._words.members if one.process.running)
         async with TaskScope("fail-over") as scope:
             for shard in shards:
-                path = f"/query?prefix=import&shard={shard}"
+                path = f"/shards/{shard}/counts?prefix=import"
                 scope.spawn(asyncio.to_thread(ask, member, path), name=shard)
         return self._clock.monotonic() - began
 
@@ -160,7 +160,7 @@ async def all_counts(words: WordCountCluster) -> Counter[str]:
     counts: Counter[str] = Counter()
     member = next(one for one in words.members if one.process.running)
     for shard in words.shard_ids:
-        counts.update(await asyncio.to_thread(ask, member, f"/query?shard={shard}"))
+        counts.update(await asyncio.to_thread(ask, member, f"/shards/{shard}/counts"))
     return counts
 
 

@@ -122,10 +122,26 @@ async def test_any_member_takes_text_and_answers_for_all_shards(cluster: Cluster
             assert prefixed == {"dog": 2}
             assert (await http.get(f"{member.http}/query?prefix=zz")).json() == {}
             parts = [
-                (await http.get(f"{member.http}/query?shard={shard}")).json() for shard in SHARDS
+                (await http.get(f"{member.http}/shards/{shard}/counts")).json() for shard in SHARDS
             ]
             assert parts[0] | parts[1] == counts
             assert not parts[0].keys() & parts[1].keys()
+            for ngram, n in {**counts, "absent": 0, "th": 0}.items():
+                assert (await http.get(f"{member.http}/counts/{ngram}")).json() == {"n": n}
+            assert await listed(http, f"{member.http}/counts?limit=3") == counts
+            assert await listed(http, f"{member.http}/counts?limit=1&prefix=d") == {"dog": 2}
+
+
+async def listed(http: httpx.AsyncClient, url: str) -> dict[str, int]:
+    """Return all pages of a list."""
+    found: dict[str, int] = {}
+    after = ""
+    while True:
+        page = (await http.get(url + after)).json()
+        found |= {item["key"]: item["value"] for item in page["items"]}
+        if page["next"] is None:
+            return found
+        after = f"&after={page['next']}"
 
 
 async def test_the_same_over_grpc(cluster: Cluster) -> None:
@@ -139,6 +155,8 @@ async def test_the_same_over_grpc(cluster: Cluster) -> None:
             await cluster.settle()
             response = await stub.Query(QueryRequest(prefix="t"))
             assert [gram.n_gram for gram in response.grams] == ["two"]
+            parts = [await stub.Query(QueryRequest(prefix="o", shard=one)) for one in SHARDS]
+            assert [gram.n_gram for part in parts for gram in part.grams] == ["one"]
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Query(QueryRequest(shard="no-such-shard"))
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -148,7 +166,7 @@ async def test_the_same_over_grpc(cluster: Cluster) -> None:
 async def test_what_is_wrong_is_answered_as_such(cluster: Cluster) -> None:
     url = cluster.members[0].http
     async with httpx.AsyncClient() as http:
-        assert (await http.get(f"{url}/query?shard=no-such-shard")).status_code == 404
+        assert (await http.get(f"{url}/shards/no-such-shard/counts")).status_code == 404
         json = {"Content-Type": "application/json"}
         assert (await http.post(f"{url}/publish", content=b"\xff", headers=json)).status_code == 400
         assert (await http.post(f"{url}/publish", content=b"text")).status_code == 415
@@ -201,6 +219,9 @@ async def test_every_store_counts_the_same_through_a_fail_over(
                 **dict.fromkeys(["fox the", "the lazy", "lazy dog", "dog the", "the end"], 10),
                 **dict.fromkeys(["end of", "of the", "the fox", "fox END"], 10),
             }
+            assert await listed(http, f"{members[1].http}/counts?limit=4") == counts
+            end = f"{members[1].http}/counts/the%20end"
+            assert (await http.get(end, timeout=30)).json() == {"n": 10}
             some = (await http.get(f"{members[1].http}/query?prefix=the%20", timeout=30)).json()
             assert some == dict.fromkeys(["the quick", "the lazy", "the end", "the fox"], 10)
         finally:
