@@ -52,7 +52,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _SpoolEvents:
-    """Makes commits readable at once, and gives completed spools to the upload gate."""
+    """Gives commits to the index, and completed spools to the upload gate."""
 
     index: Index
     upload_gate: UploadGate
@@ -198,7 +198,7 @@ class Replica:
             self.index.known_head = self.head.offset
         self.others.clear()
         # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
-        self._upload_gate.agree(end)
+        self._agreed(end)
 
     @property
     def leads(self) -> bool:
@@ -206,8 +206,14 @@ class Replica:
         return self._upload_gate.end is not None
 
     def lead(self, end: Offset, tenure: Revision) -> None:
-        """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``."""
-        self._upload_gate.lead(end, tenure)
+        """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``.
+
+        What this primary commits from now on is for readers once all replicas have acknowledged it. Has no
+        effect if the replica leads already.
+        """
+        if not self.leads:
+            self._upload_gate.lead(end, tenure)
+            self.index.show(end)
 
     def follow(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
         """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
@@ -226,25 +232,25 @@ class Replica:
     def agree(self, end: Offset) -> None:
         """Record that all replicas have acknowledged everything before ``end``.
 
-        Nothing of this tenure is uploaded before the known head names the tenure. The next
-        primary may know neither the store nor the head, and would begin before these bytes.
+        Nothing of this tenure is uploaded, or shown to readers, before the known head names the tenure. The
+        next primary may know neither the store nor the head, and would begin before these bytes.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the
         journal, and have begun at an earlier offset.
         """
         self._context.lease.check()
         if self.head.names(self._upload_gate.tenure):
-            self._upload_gate.agree(end)
+            self._agreed(end)
         else:
             self._upload_gate.acknowledge(end)
 
+    def _agreed(self, end: Offset) -> None:
+        self._upload_gate.agree(end)
+        self.index.show(end)
+
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
-        end = fragment.end
-        return any(
-            (one.begin, one.end, one.sum) == (fragment.begin, end, fragment.sum)
-            for one in self.index.fragments(fragment.begin)
-        )
+        return self.index.has(fragment)
 
     def stored(self, fragment: Fragment) -> None:
         """Keep the local file of ``fragment``, which a store has, while the limit of kept files permits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -63,6 +64,9 @@ class Index:
 
     A commit wakes only the readers that it serves: those that wait at or before its offsets are kept in a
     heap. Each refresh wakes all readers that wait in a hole.
+
+    Readers at a primary get a commit once it was `show`n: all replicas have it then. If the primary was lost
+    before, the next one would have other bytes at these offsets, and readers go on behind them.
     """
 
     def __init__(self, journal: JournalName, clock: Clock) -> None:
@@ -70,6 +74,10 @@ class Index:
         self._clock = clock
         self._set: CoverSet[Fragment | LocalFragment] = CoverSet()
         self._local: CoverSet[LocalFragment] = CoverSet()
+        self._shown_to: Offset | None = None
+        """End of the commits that readers get; None: they get each at once."""
+        self._hidden: deque[LocalFragment] = deque()
+        """Commits behind that, in order."""
         self._stored: list[Fragment] = []
         """Fragments whose files were let go since the last listing, as a store has them."""
         self._listed_at = 0.0
@@ -88,25 +96,27 @@ class Index:
 
     @property
     def begin_offset(self) -> Offset:
-        """Begin of the first fragment; zero without fragments."""
-        return self._set.begin
+        """Begin of the first fragment, for readers or not yet; zero without fragments."""
+        return self._hidden[0].begin if self._hidden and not len(self._set) else self._set.begin
 
     @property
     def end_offset(self) -> Offset:
-        """Head of the journal, as far as this broker knows; zero without fragments."""
-        return self._set.end
+        """End of the last fragment, for readers or not yet; zero without fragments."""
+        return max(self._set.end, self._hidden[-1].end if self._hidden else 0)
 
     @property
     def write_head(self) -> Offset:
-        """Offset of the next append, as far as this broker knows."""
-        return max(self.end_offset, self.known_head)
+        """Head of the journal for readers, as far as this broker knows."""
+        return max(self._set.end, self.known_head)
 
     @property
     def last_mod_time(self) -> int:
         """Unix seconds at which the last fragment was persisted. Zero if it was not, or if there is
         no fragment.
         """
-        return _fragment(self._set[-1]).mod_time if len(self._set) else 0
+        if self._hidden or not len(self._set):
+            return 0
+        return _fragment(self._set[-1]).mod_time
 
     @property
     def first_refreshed(self) -> bool:
@@ -132,14 +142,36 @@ class Index:
         return self._local[0:]
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
-        """Return a copy of the covering fragments that begin at ``begin`` or later."""
+        """Return a copy of the covering fragments of readers that begin at ``begin`` or later."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
+
+    def has(self, fragment: Fragment) -> bool:
+        """Return True if there is exactly ``fragment``, for readers or not yet."""
+        hidden = (one.fragment for one in self._hidden)
+        return any(
+            (one.begin, one.end, one.sum) == (fragment.begin, fragment.end, fragment.sum)
+            for one in (*self.fragments(fragment.begin), *hidden)
+        )
 
     def spool_commit(self, local: LocalFragment) -> None:
         """Add a fragment that the spool has committed, and wake the readers of its offsets.
 
-        It replaces the fragment of the same spool before it grew.
+        It replaces the fragment of the same spool before it grew. Behind what was `show`n, it waits.
         """
+        if self._shown_to is None or local.end <= self._shown_to:
+            self._add(local)
+        else:
+            self._hidden.append(local)
+
+    def show(self, end: Offset) -> None:
+        """Let readers have all commits up to ``end``, and later ones only when they are shown."""
+        if self._shown_to is not None and end <= self._shown_to:
+            return
+        self._shown_to = end
+        while self._hidden and self._hidden[0].end <= end:
+            self._add(self._hidden.popleft())
+
+    def _add(self, local: LocalFragment) -> None:
         was_end = self._set.end
         grows = len(self._set) and self._set[-1].begin == local.begin
         if not self._set.add(local):
@@ -219,6 +251,7 @@ class Index:
         self._closed = True
         self._local = CoverSet()
         self._set = CoverSet()
+        self._hidden.clear()
         self._first_refresh.set()
         self._wake_holes()
         for _, _, waiter in self._at_head:
@@ -263,7 +296,7 @@ class Index:
     async def _changed(self, offset: Offset) -> None:
         """Wait for a change that may concern ``offset``, which no fragment covers now."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if offset < self.end_offset:
+        if offset < self._set.end:
             self._in_holes[waiter] = None
             try:
                 await waiter

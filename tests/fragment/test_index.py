@@ -233,6 +233,53 @@ async def test_first_refresh(index: Index, clock: ManualClock) -> None:
     await index.wait_first_refresh()
 
 
+async def test_readers_get_a_commit_once_it_is_shown(
+    index: Index, file: LocalFile, clock: ManualClock
+) -> None:
+    """Before that, they wait at the end of what was shown. Others know of the commit."""
+    index.spool_commit(local(0, 10, file))
+    index.show(10)
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(index.query(AT_WRITE_HEAD, block=True), name="waiting")
+        at = scope.spawn(index.query(20, block=True), name="at")
+        await clock.sleep(0)
+        index.spool_commit(local(0, 20, file))
+        index.spool_commit(local(0, 30, file))
+        index.spool_commit(local(30, 40, file))
+        await clock.sleep(0)
+        assert not waiting.done()
+        assert (index.begin_offset, index.end_offset, index.write_head) == (0, 40, 10)
+        assert index.last_mod_time == 0
+        assert [index.has(one.fragment) for one in (local(0, 20, file), local(0, 25, file))] == [
+            True,
+            False,
+        ]
+        result = await index.query(3)
+        assert (result.local, result.write_head) == (local(0, 10, file), 10)
+        assert (await index.query(10)).status is Status.OFFSET_NOT_YET_AVAILABLE
+        # Case: stores are listed meanwhile.
+        index.replace_remote(remote((0, 10)))
+        assert (await index.query(10)).status is Status.OFFSET_NOT_YET_AVAILABLE
+        # Case: earlier ends change nothing. A part of the commits is shown, then all.
+        index.show(5)
+        index.show(25)
+        assert (await waiting).local == local(0, 20, file)
+        assert not at.done()
+        index.show(40)
+        assert (await at).local == local(0, 30, file)
+        assert index.fragments() == [Fragment(JOURNAL, 0, 30), Fragment(JOURNAL, 30, 40)]
+        assert index.write_head == 40
+
+
+async def test_the_begin_of_a_journal_whose_first_commit_is_not_shown(
+    index: Index, file: LocalFile
+) -> None:
+    index.show(100)
+    index.spool_commit(local(100, 110, file))
+    assert (index.begin_offset, index.end_offset, index.write_head) == (100, 110, 0)
+    assert index.fragments() == []
+
+
 async def test_closing_ends_all_waits(index: Index, file: LocalFile, clock: ManualClock) -> None:
     """At the head, in holes, and for the first refresh."""
     index.spool_commit(local(0, 10, file))

@@ -269,13 +269,26 @@ def test_a_replica_that_lost_its_lease_hides_nothing_that_was_acknowledged() -> 
     assert "other bytes" in story.found()
 
 
-def test_what_a_primary_served_before_all_had_it_is_no_violation() -> None:
+def test_bytes_that_a_reader_was_given_stay_unless_all_that_had_them_are_lost() -> None:
     """The append was repeated at another primary, behind another append."""
     story = Story()
     repeated = story.append(b"aaaa", 2, time=1.0, repeated=True)
     story.append(b"bb", 0, time=5.0)
     repeated.ended = 6.0
     story.read(b"aaaa", 0, final=False, time=2.0)
+    assert "which began later" in story.found()
+    # Case: one broker is lost. A primary gives readers what another has, too.
+    lost = story.history.lost_brokers
+    lost["c"] = 3.0
+    assert "which began later" in story.found()
+    # Case: two are lost, the second too late for a reason; then in time.
+    lost["d"] = 5.5
+    assert "which began later" in story.found()
+    lost["d"] = 4.5
+    assert story.found() == ""
+    # Case: an operator gave these offsets up.
+    del lost["d"]
+    story.history.confirmed.append(Confirmed(story.history.lives[0], 4.0, 0))
     assert story.found() == ""
     story.read(b"aaaa", 0, final=False, time=7.0)
     assert "other bytes" in story.found()

@@ -4,7 +4,8 @@ An acknowledged append has its bytes at its offsets: in every reader of its jour
 fragment of that life's store, and, while the journal lives, after everything was healed. No other append
 is acknowledged at any of its offsets. An append that was refused is not there at all; one whose outcome is
 not known is there as a whole or not at all. One of a former life is not there either. Registers change as
-if appends were made one after another.
+if appends were made one after another. What a reader was given, acknowledged or not, is what the journal has
+for good, unless brokers that had it were lost.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LifeKey: TypeAlias = "tuple[str, int]"
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 _NAME_BYTES: Final = 25
 """So many bytes of an append are of no other one."""
+_SHOWN_BEFORE_S: Final = 60.0
+"""How long before a reader is given bytes a broker that had them may have been lost."""
 UPLOAD_S: Final = 60.0
 """How long brokers may take to upload what a lost replica had, while nothing is wrong."""
 
@@ -76,6 +79,7 @@ def _check_life(
             known,
             () if piece.final else gone,
         )
+        yield from _vanished(history, life, piece, [one for one in kept if one not in known])
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
@@ -106,12 +110,40 @@ def _check_life(
 def _known_at(append: Append) -> float:
     """Return the time from which readers must find the append and no other bytes at its offsets.
 
-    A primary serves what it has committed, before its followers have it (`docs/consistency.md`). If it ends
-    then, the next primary may have other bytes there. An append that was repeated may be one of these.
+    Until then they may find those of an append that was not acknowledged, see `_vanished`. An append that was
+    repeated may be one of these.
     """
     if append.repeated and append.ended is not None:
         return append.ended
     return append.begun
+
+
+def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -> Iterator[str]:
+    """Yield an append that has the offsets of other bytes, which a reader was given before it began.
+
+    A primary gives readers what all replicas have. So one lost broker is no reason for it, unless the journal
+    had no other. A follower gives readers what it has. It may be lost together with its primary, and others
+    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up.
+    """
+    end = piece.offset + len(piece.content)
+    for append in later:
+        assert append.begin is not None
+        assert append.ended is not None
+        begin, until = max(piece.offset, append.begin), min(end, append.end)
+        content = piece.content[begin - piece.offset : until - piece.offset]
+        if begin >= until or _same(append, begin, content):
+            continue
+        since = piece.time - _SHOWN_BEFORE_S
+        lost = sum(since <= when <= append.ended for when in history.lost_brokers.values())
+        if lost >= min(2, len(append.holders)) or any(
+            one.life is life and piece.time <= one.time <= append.ended for one in history.confirmed
+        ):
+            continue
+        yield (
+            f"reader {piece.reader} was given other bytes at {piece.time:.3f} s in [{begin}, {until}) than "
+            f"{_name(append)}, which began later"
+        )
+        return
 
 
 def _overlaps(appends: list[Append]) -> Iterator[str]:

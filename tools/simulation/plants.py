@@ -20,6 +20,7 @@ from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
+from gazette.fragment.index import Index
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
@@ -191,6 +192,11 @@ def lost_followers_forgotten() -> None:
     _replace(replica.Replica, "must_begin", must_begin)
 
 
+def shown_at_once() -> None:
+    """Let readers at a primary have what no other replica may have yet."""
+    _replace(Index, "show", lambda self, end: None)
+
+
 # A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
 # is consistent, and not what it holds (`gazette.allocator.converge`). Alone it breaks no promise, so no judge
 # of histories can find it:
@@ -223,6 +229,7 @@ PLANTS: Final[dict[str, Plant]] = {
         no_roll_back,
         uploads_unnamed,
         lost_followers_forgotten,
+        shown_at_once,
     )
 }
 

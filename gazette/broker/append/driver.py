@@ -481,7 +481,7 @@ class AppendDriver:
             self._committing = (self._held.spool.fragment.end, effect.proposal.end)
         try:
             if final:
-                # Readers of this broker see a commit at once. Another broker may lead the journal by now.
+                # Followers show a commit at once to readers. Another broker may lead the journal by now.
                 self._context.lease.check()
             await self._held.propose(effect.proposal, effect.registers, acknowledge=final)
         except Bug:
