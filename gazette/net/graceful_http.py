@@ -27,7 +27,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from gazette.net.http_accept import Acceptor
+from gazette.net.http_accept import REFUSAL, STOPPED, Acceptor
+from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
 from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -217,6 +218,7 @@ class GracefulServer(uvicorn.Server):
         self._scope = scope
         self._limit = limit
         self._acceptor: Acceptor | None = None
+        self._ended = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -226,24 +228,43 @@ class GracefulServer(uvicorn.Server):
         assert sockets is not None
         (listener,) = sockets
         await self.lifespan.startup()
-        state, config = self.server_state, self.config
-
-        def connect(made: Callable[[], None]) -> Connection:
-            return Connection(
-                config=config, server_state=state, app_state=self.lifespan.state, made=made
-            )
-
         self._acceptor = Acceptor(
             listener,
             self._scope,
-            connect,
+            self._connect,
             limit=self._limit,
-            count=lambda: len(state.connections),
+            count=lambda: len(self.server_state.connections),
             make_room=self._make_room,
-            tls=config.ssl,
+            tls=self.config.ssl,
         )
         self._acceptor.start()
         self.started = True
+
+    def _connect(self, made: Callable[[], None]) -> Connection:
+        return Connection(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            made=made,
+        )
+
+    def take(self, transport: asyncio.Transport, first: bytes) -> None:
+        """Serve a connection that another listener accepted, and that began with ``first``.
+
+        It counts like the others. Answer 503 if there is no room for it, or this server does not serve now.
+        """
+        serves = self.started and not self._ended
+        if not serves or (
+            len(self.server_state.connections) >= self._limit and not self._make_room()
+        ):
+            HTTP_CONNECTIONS_REFUSED.labels("limit" if serves else "stopped").inc()
+            transport.write(REFUSAL if serves else STOPPED)
+            transport.close()
+            return
+        connection = self._connect(lambda: None)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        connection.data_received(first)
 
     def close(self) -> None:
         """Stop listening. May be repeated."""
@@ -264,6 +285,7 @@ class GracefulServer(uvicorn.Server):
         except TimeoutError:
             await self._cut_off()
         finally:
+            self._ended = True
             self._acceptor.close()
         assert not self.server_state.connections
 

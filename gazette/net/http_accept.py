@@ -33,11 +33,19 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
 )
 """A client whose machine is gone is noticed within two minutes, also while it waits for bytes."""
-_BUSY: Final = b"too many connections\n"
-_REFUSAL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
-)
+
+
+def _unavailable(text: bytes) -> bytes:
+    """Return an answer that asks the client to come back."""
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+        b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(text), text)
+    )
+
+
+REFUSAL: Final = _unavailable(b"too many connections\n")
+STOPPED: Final = _unavailable(b"this server starts or stops just now\n")
 
 
 class Acceptor:
@@ -58,7 +66,7 @@ class Acceptor:
         count: Callable[[], int],
         make_room: Callable[[], bool],
         tls: ssl.SSLContext | None,
-        refusal: bytes = _REFUSAL,
+        refusal: bytes = REFUSAL,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener

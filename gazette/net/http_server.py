@@ -148,8 +148,10 @@ class ReloadedTls:
         log.info("certificates were replaced: %(file)s", {"file": self._files.cert_file})
         return True
 
-    def context(self, protocol: str = "http/1.1") -> ssl.SSLContext:
-        """Return a context for a protocol of ALPN, which replaces itself once there are new files.
+    def context(self, *protocols: str) -> ssl.SSLContext:
+        """Return a context that replaces itself once there are new files.
+
+        Clients get the first of ``protocols`` (of ALPN; none: HTTP/1.1) that they offer.
 
         Raise ``Invalid`` for files that do not fit together.
         """
@@ -168,7 +170,7 @@ class ReloadedTls:
                 hint="Use PEM files that this user can read: a certificate or a chain, its key, and "
                 "optionally certificates of a CA.",
             ) from error
-        current.set_alpn_protocols([protocol])
+        current.set_alpn_protocols(protocols or ("http/1.1",))
 
         def on_hello(
             connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
@@ -176,7 +178,7 @@ class ReloadedTls:
             nonlocal current
             if self.changed():
                 try:
-                    current = self.context(protocol)
+                    current = self.context(*protocols)
                 except Invalid as error:
                     log.warning("the former certificates stay in use: %(error)s", {"error": error})
             connection.context = current
@@ -222,6 +224,11 @@ class HttpServer:
             server.close()
         if not server.stopping.is_set():
             raise Broken("the HTTP server ended without a stop")
+
+    def take(self, transport: asyncio.Transport, first: bytes) -> None:
+        """Serve a connection that another listener accepted, and that began with ``first``."""
+        assert self._server is not None, "start() comes first"
+        self._server.take(transport, first)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new connections, answer present ones, and cut off those that take longer than ``grace_s``.

@@ -1,7 +1,7 @@
 """A process's two servers: gRPC on one port, HTTP on another.
 
 gRPC's core owns its listening socket, so the two cannot share a port. A member advertises its gRPC endpoint.
-The HTTP port is the next one, unless it is given.
+The HTTP port is the next one, unless it is given. With `HTTP2`, the gRPC port serves HTTP/1.1 as well.
 """
 
 from __future__ import annotations
@@ -246,6 +246,8 @@ class Server:
             limit=self._limits.http,
         )
         self._http.start(scope)
+        if self._http2 is not None:
+            self._http2.http1 = self._http.take
 
     async def start_grpc(self) -> None:
         """Serve the servicers that were added to ``grpc``. Before, connections wait."""
@@ -258,6 +260,12 @@ class Server:
         async with scope:
             scope.spawn(self.grpc.stop(grace), name="grpc")
             if self._http is not None:
-                scope.spawn(self._http.stop(grace), name="http")
+                scope.spawn(self._stop_http(self._http, grace), name="http")
             elif self._http_socket is not None:
                 self._http_socket.close()
+
+    async def _stop_http(self, http: HttpServer, grace_s: float) -> None:
+        if self._http2 is not None:
+            # Before that, connections of the gRPC port may turn out to be of HTTP/1.1.
+            await self._http2.decided.wait()
+        await http.stop(grace_s)

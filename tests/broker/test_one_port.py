@@ -1,4 +1,4 @@
-"""gRPC and HTTP of a broker on the one port that it advertises, by a proxy: what docs/migrating.md describes.
+"""gRPC and HTTP of a broker on the one port that it advertises: what docs/migrating.md describes.
 
 A broker of the original names that port, in ``Location``, for a journal that ours lead.
 """
@@ -15,6 +15,7 @@ import httpx
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.etcd.client import Etcd
+from gazette.net.server import HTTP2
 from gazette.protocol.route import grpc_target
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
@@ -75,3 +76,15 @@ async def test_a_proxy_makes_one_port_of_both(etcd: Etcd, tmp_path: Path) -> Non
                 response = await http.get(f"{broker.endpoint}/a/journal")
                 assert (response.status_code, response.content) == (206, b"content")
     assert grpc_target(broker.endpoint)[0].endswith(f"{ADVERTISED}:{port}")
+
+
+async def test_our_own_transport_needs_no_proxy(etcd: Etcd, tmp_path: Path) -> None:
+    server = {"transport": HTTP2}
+    async with await BrokerFixture.start(etcd, tmp_path, server=server, lease_ttl_s=60.0) as broker:
+        await broker.create(journal_spec("a/journal"))
+        async with Client(broker.endpoint) as client, httpx.AsyncClient() as http:
+            await client.append(AppendParams("a/journal"), b"content")
+            response = await http.get(f"{broker.endpoint}/a/journal")
+            assert (response.status_code, response.content) == (206, b"content")
+            ready = await http.get(f"{broker.endpoint}/debug/ready")
+            assert ready.status_code == 200

@@ -1,6 +1,7 @@
 """A gRPC server over our own HTTP/2: it takes handlers as `grpc.aio.server` does, and runs one task per call.
 
-Each connection is a protocol of asyncio that gives bytes to `connection`, and calls to the handlers.
+Each connection is a protocol of asyncio that gives bytes to `connection`, and calls to the handlers. If its
+first bytes are not those of HTTP/2, it is passed on to an HTTP server of the process: one port has both.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -16,7 +18,9 @@ import grpc
 import grpc.aio
 
 from gazette.errors import Closed, GazetteError
+from gazette.net.graceful_http import FIRST_REQUEST_S
 from gazette.net.grpc_metrics import measured_handler
+from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
@@ -30,6 +34,8 @@ from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
+_MARK: Final = fr.PREFACE[:4]
+"""First bytes of HTTP/2. No request of HTTP/1.1 begins with them."""
 FIRST_FRAMES_S: Final = 10.0
 """Seconds from the connection to the peer's settings."""
 KEEPALIVE_S: Final = 10.0
@@ -82,6 +88,10 @@ class GrpcServer:
         self.connections: dict[ServerConnection, None] = {}
         """All connections, in the order in which they were made."""
         self._calls: set[asyncio.Task[None]] = set()
+        self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
+        """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
+        self.decided = asyncio.Event()
+        """Set during ``stop``, once no connection can be passed on to ``http1`` any more."""
         self._changed = asyncio.Event()
         self._stopped = asyncio.Event()
 
@@ -105,10 +115,17 @@ class GrpcServer:
             limit=self._limit,
             count=lambda: len(self.connections),
             make_room=self._make_room,
-            tls=None if self._tls is None else self._tls.context("h2"),
+            tls=self._tls_context(),
             refusal=b"",
         )
         self._acceptor.start()
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if self._tls is None:
+            return None
+        # A client of gRPC offers only h2. One that offers both, such as a browser, gets HTTP/1.1: by HTTP/2
+        # there is no gateway.
+        return self._tls.context(*(("http/1.1", "h2") if self.http1 is not None else ("h2",)))
 
     def connect(self, made: Callable[[], None] = lambda: None) -> ServerConnection:
         """Make the protocol of a new connection. It calls ``made`` once the connection is made."""
@@ -132,15 +149,18 @@ class GrpcServer:
             async with asyncio.timeout(grace_s):
                 if self._acceptor is not None:
                     await self._acceptor.stop()
+                await self._wait(FIRST_REQUEST_S, lambda one: one.is_undecided)
+                self.decided.set()
                 for connection in list(self.connections):
                     connection.drain(last=False)
-                await self._wait(min(_DRAIN_S, grace_s / 2))
+                await self._wait(min(_DRAIN_S, grace_s / 2), lambda one: one.is_busy)
                 for connection in list(self.connections):
                     connection.drain(last=True)
-                await self._wait(None)
+                await self._wait(None, lambda one: one.is_busy)
         except TimeoutError:
             log.debug("%(count)d calls are cut off", {"count": len(self._calls)})
         finally:
+            self.decided.set()
             self._stop_listening()
             for task in list(self._calls):
                 task.cancel("the server stops")
@@ -166,11 +186,13 @@ class GrpcServer:
             self._listener.close()
         self._acceptor = self._listener = None
 
-    async def _wait(self, timeout_s: float | None) -> None:
-        """Return once no connection has a call, or after ``timeout_s``."""
+    async def _wait(
+        self, timeout_s: float | None, holds_up: Callable[[ServerConnection], bool]
+    ) -> None:
+        """Return once no connection holds the stop up, or after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while any(one.is_busy for one in self.connections):
+                while any(holds_up(one) for one in self.connections):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -338,19 +360,29 @@ def _refused(stream: Http2Stream) -> StreamListener:
 
 
 class ServerConnection(Http2Socket):
-    """One connection of a server, with the time that its client has for each step."""
+    """One connection of a server, with the time that its client has for each step.
+
+    If the server has ``http1``, the connection is *undecided* until its first bytes are there.
+    """
 
     def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
         super().__init__(server.accept)
         self._server = server
         self._made = made
+        self._first: bytes | None = None if server.http1 is None else b""
+        """The first bytes while the connection is undecided; then None."""
         self.busy_at = self._heard_at
         """The loop's time at which the last call ended."""
 
     def give_up(self) -> None:
         """End the connection of a client that makes no calls: it may connect again."""
-        self._connection.drain(last=True)
+        self.drain(last=True)
         self.close()
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return True until the first bytes say which protocol the client speaks."""
+        return self._first is not None and not self._closing
 
     @property
     def is_busy(self) -> bool:
@@ -360,8 +392,38 @@ class ServerConnection(Http2Socket):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.connections[self] = None
         self._made()
-        super().connection_made(transport)
+        if self._first is None:
+            super().connection_made(transport)
+        else:
+            assert isinstance(transport, asyncio.Transport)
+            self._transport = transport
         self._set_timer(FIRST_FRAMES_S, self._check)
+
+    def data_received(self, data: bytes) -> None:
+        if self._first is None or self._closing:
+            super().data_received(data)
+            return
+        first = self._first + data
+        if len(first) < len(_MARK) and _MARK.startswith(first):
+            self._first = first
+            return
+        self._first = None
+        if first.startswith(_MARK):
+            self._connection.begin()
+            super().data_received(first)
+        else:
+            self._pass_on(first)
+        self._server.changed()
+
+    def _pass_on(self, first: bytes) -> None:
+        """Leave the connection to the server of HTTP/1.1."""
+        assert self._transport is not None
+        assert self._server.http1 is not None
+        transport = self._transport
+        # It is as lost as far as this server is concerned.
+        super().connection_lost(None)
+        self._server.lost(self)
+        self._server.http1(transport, first)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -371,7 +433,8 @@ class ServerConnection(Http2Socket):
     def drain(self, *, last: bool) -> None:
         """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
         if not self._closing:
-            self._connection.drain(last=last)
+            if self._first is None:
+                self._connection.drain(last=last)
             if last and not self.is_busy:
                 self.close()
 
