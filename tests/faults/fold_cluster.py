@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import psutil
 
 from gazette.client.append.appender import AppendParams
@@ -228,8 +229,15 @@ class FoldCluster:
         return member
 
     async def arm(self, member: Member, spec: str) -> None:
-        answer = await self.http.post(f"{member.http_url}/arm", content=spec)
-        answer.raise_for_status()
+        try:
+            answer = await self.http.post(f"{member.http_url}/arm", content=spec)
+        except httpx.TransportError:
+            # What was armed may kill the member before its answer is complete.
+            if "=kill" not in spec:
+                raise
+            await self.await_death(member)
+        else:
+            answer.raise_for_status()
 
     async def await_death(self, member: Member, timeout_s: float = 30.0) -> int:
         """Return its exit code. Raise ``Unavailable`` with the end of its log if it lives on."""
