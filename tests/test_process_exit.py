@@ -22,3 +22,26 @@ def test_a_signal_at_the_end_does_not_change_the_exit_code(number: int) -> None:
     """The loop that handled it is closed, and the interpreter takes a moment to end."""
     command = [sys.executable, "-c", _PROGRAM, str(int(number))]
     assert subprocess.run(command, check=False).returncode == 7
+
+
+_TEARDOWN = """
+import atexit, os, sys
+from gazette.runtime.process_exit import end_process
+
+class Slow:
+    def __del__(self, end=os._exit):
+        end(9)
+
+kept = Slow()
+atexit.register(print, "registered")
+print("printed")
+end_process(7)
+"""
+
+
+def test_a_process_ends_without_freeing_what_it_holds() -> None:
+    """Check that functions of atexit run, that streams are flushed, and that no object is finalized."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TEARDOWN], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (7, "printed\nregistered\n")

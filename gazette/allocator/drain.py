@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 10.0
 _POLL_S: Final = 1.0
+_ANNOUNCED_POLL_S: Final = 0.02
+"""Seconds between looks for our own announcement, which takes a moment of etcd."""
 
 
 class Announces(Protocol):
@@ -121,7 +123,8 @@ class Drain:
                     f"no other {self._names.member} could take over for {self._alone_timeout_s:g} s"
                 )
             self._report(now, left_s)
-            await self._clock.sleep(min(_POLL_S, left_s))
+            poll_s = _POLL_S if self._is_announced() else _ANNOUNCED_POLL_S
+            await self._clock.sleep(min(poll_s, left_s))
 
     def describe(self) -> str:
         """Return one line for an operator: what the drain waits for, and for how long at most."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -21,7 +23,8 @@ def end_process(code: int) -> NoReturn:
     """End the process with exit code ``code``, once its threads have ended or 2 s have passed.
 
     A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for ever.
-    Such a thread is named in the log and left.
+    Such a thread is named in the log and left. Otherwise functions registered with `atexit` run.
+    Nothing else is torn down: gRPC would take more than a second to free what it holds.
 
     SIGTERM and SIGINT are ignored meanwhile. A second signal would make a killed process of one that has
     ended well. Call it from the main thread, and only of a process that ends.
@@ -36,10 +39,14 @@ def end_process(code: int) -> NoReturn:
             {"threads": f"{named}{more}"},
         )
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    else:
+        # What the interpreter calls first when it ends. The module has no public name for it.
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # The reader of a pipe may be gone.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def threads_left(timeout_s: float) -> list[threading.Thread]:

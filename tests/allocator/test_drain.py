@@ -192,3 +192,21 @@ async def test_asking_again_ends_it(three: Any, caplog: pytest.LogCaptureFixture
     leaving.changes[5.0] = leaving.hurried.set
     assert await leaving.run() < 6.0
     logged(caplog, member="a/1", reason="it was asked to hurry")
+
+
+async def test_a_drain_that_waits_for_no_member_ends_with_its_announcement(three: Any) -> None:
+    """Check the clock: the announcement takes 50 ms of etcd, and the drain no further second."""
+    leaving = Leaving(three, {})
+    clock = leaving.clock
+    drain = Drain(clock, leaving.state, "a/1", WORDS, alone_timeout_s=0.0, timeout_s=LONG_S)
+    begun = clock.monotonic()
+    async with TaskScope("test") as scope:
+        waiting = scope.spawn(drain.await_timeout(), name="timeout")
+        while not waiting.done():
+            await SystemClock().sleep(0)
+            if clock.sleepers:
+                clock.advance(0.01)
+                if not leaving.announced and clock.monotonic() - begun >= 0.05:
+                    await leaving.set_exiting(b"exiting")
+    assert waiting.result() == "no other broker could take over for 0 s"
+    assert clock.monotonic() - begun < 0.1
