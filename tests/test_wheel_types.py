@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
-import sysconfig
-import venv
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+
+from tests.wheel import install_wheel
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
@@ -105,16 +103,7 @@ class Queried(Application[SQLiteStore]):
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a project of a user: ``bin/python`` has the wheel, and what it depends on."""
     project = tmp_path_factory.mktemp("user")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    here = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    run([*pip, "wheel", "--no-deps", *here, "--wheel-dir", str(project), str(ROOT)])
-    (wheel,) = project.glob("*.whl")
-    venv.create(project, with_pip=False)
-    (packages,) = project.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    # After the wheel's own: this environment may have an editable installation of the source.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install_wheel(project)
     return project
 
 

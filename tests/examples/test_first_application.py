@@ -27,6 +27,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import journal_spec
 from tests.run.test_run import Run
+from tests.wheel import install_wheel
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
@@ -103,7 +104,28 @@ async def consumed(port: int, client: Client, clock: SystemClock) -> None:
 
 
 async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
-    """Its files and its commands, but at ports that are free here."""
+    await follow_the_page(Run(tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_the_page_is_executed_as_written_with_the_installed_wheel(tmp_path: Path) -> None:
+    """Its programs are those that `pip install` makes. What the wheel lacks would be missing here."""
+    programs = install_wheel(tmp_path / "venv")
+    project = tmp_path / "project"
+    project.mkdir()
+    run = Run(project, programs)
+    await follow_the_page(run)
+    where = "import gazette; print(gazette.__file__)"
+    child = await asyncio.create_subprocess_exec(
+        *(run.python, "-c", where), env=run.environ, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await child.communicate()
+    assert Path(printed.decode().strip()).is_relative_to(tmp_path / "venv")
+
+
+async def follow_the_page(run: Run) -> None:
+    """Do what the page says, with its files and its commands, but at ports that are free here."""
     page = (ROOT / "docs" / "first-application.md").read_text()
     app, publish, main = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     commands = re.findall(r"^    (gazette|printf|curl|python)( .*)$", page, re.MULTILINE)
@@ -123,7 +145,6 @@ async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
     ]
     counts = {"be": 1, "gazette": 1, "or": 1, "to": 2}
     listed = {"items": [{"key": key, "value": n} for key, n in counts.items()], "next": None}
-    run = Run(tmp_path)
     run.program.write_text(app)
     await run.start()
     try:
@@ -134,9 +155,9 @@ async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
         await run.publish()
         await run.answers({"n": 1})
         (broker,) = re.findall(r"brokers  (\S+)", run.said)
-        (tmp_path / "publish.py").write_text(publish.replace("http://localhost:8080", broker))
+        (run.directory / "publish.py").write_text(publish.replace("http://localhost:8080", broker))
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "publish.py"), cwd=tmp_path, env=run.environ
+            *(run.python, "publish.py"), cwd=run.directory, env=run.environ
         )
         assert await child.wait() == 0
         await run.answers(listed, path="/counts")
@@ -151,8 +172,8 @@ async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
     imported = app.replace("shard_route\n", "runconsumer, shard_route\n", 1)
     run.program.write_text(f"{imported}\n\n{main}")
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "app.py", "specs", "--store=file:///"),
-        cwd=tmp_path,
+        *(run.python, "app.py", "specs", "--store=file:///"),
+        cwd=run.directory,
         env=run.environ,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -52,18 +52,29 @@ class Words(Application[SQLiteStore]):
 
 
 class Run:
-    """A project directory, and what `gazette run` says there."""
+    """A project directory, and what `gazette run` says there.
 
-    def __init__(self, directory: Path) -> None:
+    ``programs`` is the directory of an installed `gazette` and `gazctl`. None: those of this tree.
+    """
+
+    def __init__(self, directory: Path, programs: Path | None = None) -> None:
         self.directory = directory
         self.log = directory / "said.txt"
         self.process: asyncio.subprocess.Process | None = None
         self._begin = 0
         self.environ = {
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-            "PYTHONPATH": str(ROOT),
+            "PATH": f"{programs or Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(directory),
         }
+        if programs is None:
+            self.environ["PYTHONPATH"] = str(ROOT)
+            self.python = sys.executable
+            self._gazette = [sys.executable, "-m", "gazette.main"]
+            self._gazctl = f"{sys.executable} -m gazette.gazctl.main"
+        else:
+            self.python = str(programs / "python")
+            self._gazette = [str(programs / "gazette")]
+            self._gazctl = "gazctl"
 
     @property
     def said(self) -> str:
@@ -80,7 +91,7 @@ class Run:
         self._begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gazette.main", "run", "app.py"),
+                *(*self._gazette, "run", "app.py"),
                 *(f"--port={port}", "--broker-port=0", "--lease=5s", "--report=1s", *argv),
                 cwd=self.directory,
                 env=self.environ,
@@ -116,7 +127,7 @@ class Run:
     async def publish(self) -> None:
         """Run the command that the banner shows."""
         (line,) = re.findall(r"^  (printf .*)$", self.said, re.MULTILINE)[-1:]
-        line = line.replace("gazctl", f"{sys.executable} -m gazette.gazctl.main")
+        line = line.replace("gazctl", self._gazctl)
         child = await asyncio.create_subprocess_shell(line, env=self.environ, cwd=self.directory)
         async with asyncio.timeout(60):
             assert await child.wait() == 0
