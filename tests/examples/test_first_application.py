@@ -118,7 +118,10 @@ async def test_the_page_is_executed_as_written_with_the_installed_wheel(tmp_path
     await follow_the_page(run)
     where = "import gazette; print(gazette.__file__)"
     child = await asyncio.create_subprocess_exec(
-        *(run.python, "-c", where), env=run.environ, stdout=asyncio.subprocess.PIPE
+        *(run.python, "-c", where),
+        cwd=project,
+        env=run.environ,
+        stdout=asyncio.subprocess.PIPE,
     )
     printed, _ = await child.communicate()
     assert Path(printed.decode().strip()).is_relative_to(tmp_path / "venv")
