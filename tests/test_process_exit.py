@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,15 +34,23 @@ class Slow:
         end(9)
 
 kept = Slow()
+texts, content = open(sys.argv[1], "w"), open(sys.argv[2], "wb")
+texts.write("text")
+content.write(b"content")
 atexit.register(print, "registered")
 print("printed")
 end_process(7)
 """
 
 
-def test_a_process_ends_without_freeing_what_it_holds() -> None:
-    """Check that functions of atexit run, that streams are flushed, and that no object is finalized."""
+def test_a_process_ends_without_freeing_what_it_holds(tmp_path: Path) -> None:
+    """Check that functions of atexit run, that files are flushed, and that no object is finalized."""
+    texts, content = tmp_path / "texts", tmp_path / "content"
     done = subprocess.run(
-        [sys.executable, "-c", _TEARDOWN], check=False, capture_output=True, text=True
+        [sys.executable, "-c", _TEARDOWN, texts, content],
+        check=False,
+        capture_output=True,
+        text=True,
     )
+    assert (texts.read_text(), content.read_bytes()) == ("text", b"content")
     assert (done.returncode, done.stdout) == (7, "printed\nregistered\n")

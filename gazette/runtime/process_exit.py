@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import logging
 import os
 import signal
-import sys
 import threading
 from typing import Final, NoReturn
 
@@ -17,14 +18,15 @@ log = logging.getLogger(__name__)
 
 _THREADS_S: Final = 2.0
 _NAMED_MAX: Final = 8
+_BUFFERED: Final = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 
 
 def end_process(code: int) -> NoReturn:
     """End the process with exit code ``code``, once its threads have ended or 2 s have passed.
 
     A thread that hangs, as in a blob store or a query of an application, would keep the interpreter for ever.
-    Such a thread is named in the log and left. Otherwise functions registered with `atexit` run.
-    Nothing else is torn down: gRPC would take more than a second to free what it holds.
+    Such a thread is named in the log and left. Otherwise functions registered with `atexit` run. Files that
+    are open are flushed. Nothing else is torn down: gRPC would take more than a second to free what it holds.
 
     SIGTERM and SIGINT are ignored meanwhile. A second signal would make a killed process of one that has
     ended well. Call it from the main thread, and only of a process that ends.
@@ -42,11 +44,18 @@ def end_process(code: int) -> NoReturn:
     else:
         # What the interpreter calls first when it ends. The module has no public name for it.
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        # The reader of a pipe may be gone.
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    _flush_files()
     os._exit(code)
+
+
+def _flush_files() -> None:
+    """Write what the files of this process buffer. An application may have left one open."""
+    files = (one for one in gc.get_objects() if type(one) in _BUFFERED)
+    # Texts first: they are buffered once more below.
+    for file in sorted(files, key=lambda one: not isinstance(one, io.TextIOWrapper)):
+        # The reader of a pipe may be gone, and the file may be closed or only for reading.
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
 
 
 def threads_left(timeout_s: float) -> list[threading.Thread]:
