@@ -9,9 +9,10 @@ and counts their words
   by Spark; and row by row without Spark;
 * by a shard that consumes ``--consume`` messages of one of the journals, from its fragments.
 
-Everything is run on a small history to warm up, and then ``--repeats`` times in turn, of which the best
-counts. Rates per core count the CPU seconds of all processes: Java, Python's workers, and for the shard
-those of its process and of its brokers. ``--no-spark`` reads with one thread of this process.
+Everything is run once to warm up, and then ``--repeats`` times in turn, of which the best counts: first on
+a short history, where fixed costs are most of it, and then on a long one. Rates per core count the CPU
+seconds of all processes: Java, Python's workers, and for the shard those of its process and of its brokers.
+``--no-spark`` reads with one thread of this process.
 """
 
 from __future__ import annotations
@@ -64,7 +65,6 @@ COMMITTED = "gazette, committed"
 WORDS = "words"
 """The messages of `gazette.bench.app`, which shards consume, too."""
 CONSUME = "a shard that consumes"
-WARM_MESSAGES = 200_000
 SAMPLE_S = 0.5
 Work = Callable[[], int]
 
@@ -161,6 +161,17 @@ def measured(work: Work, expected: int) -> Taken:
         raise SystemExit(f"counted {found} messages instead of {expected}")
     cpu = watch.cpu_seconds
     return Taken(found, seconds, cpu, watch.peak, watch.peak_worker, watch.java_seconds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one shape, by the way to read it."""
+
+    taken: dict[str, Taken]
+    """Figures of the long history."""
+    short: dict[str, Taken]
+    length: int
+    """Length of the long history in bytes."""
 
 
 class History:
@@ -360,7 +371,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument(
+        "--messages", type=int, default=8_000_000, help="messages of the long history"
+    )
+    parser.add_argument(
+        "--short", type=int, default=200_000, help="messages of the short one, read before it"
+    )
     parser.add_argument(
         "--shapes", default=",".join(SHAPES), help="messages to measure with, one after the other"
     )
@@ -439,55 +455,63 @@ def shown(taken: dict[str, Taken], length: float, messages: int) -> list[str]:
 
 def measure(
     shape: str, root: Path, make: Callable[[History], dict[str, Work]], args: argparse.Namespace
-) -> tuple[dict[str, Taken], int]:
-    """Measure messages of one shape, and print a table. Return the figures, and the bytes of JSON."""
+) -> Measured:
+    """Measure messages of one shape, in a long history and in a short one, and print a table of each."""
     load = [os.getloadavg()[0]]
-    history = written(root / "measured", args.messages, shape, args)
-    warm = written(root / "warm", min(WARM_MESSAGES, args.messages), shape, args)
+    history = written(root / "long", args.messages, shape, args)
+    short = written(root / "short", min(args.short, args.messages), shape, args)
     parts = [part for part in args.only.split(",") if part]
 
     def chosen(history: History) -> dict[str, Work]:
         works = make(history)
         return {n: w for n, w in works.items() if not parts or any(p in n for p in parts)}
 
-    for work in chosen(warm).values():
+    for work in chosen(short).values():
         work()
-    taken: dict[str, Taken] = {}
+    found = Measured({}, {}, history.snapshot.length)
     for _ in range(args.repeats):
+        again = chosen(short)
         for name, work in chosen(history).items():
-            one = measured(work, args.messages)
-            print(
-                f"{datetime.now(UTC):%H:%M:%S} {shape}, {name}: {one.seconds:.1f} s,"
-                f" {one.cpu_seconds:.1f} s of CPUs, Java {one.java_seconds:.1f} s of these;"
-                f" {one.peak_bytes / 1e6:,.0f} MB at the most; load {os.getloadavg()[0]:.1f}",
-                flush=True,
-            )
-            best = taken.get(name)
-            if best is not None:
-                one = replace(
-                    one if one.seconds < best.seconds else best,
-                    cpu_seconds=min(one.cpu_seconds, best.cpu_seconds),
-                    peak_bytes=max(one.peak_bytes, best.peak_bytes),
-                    peak_worker_bytes=max(one.peak_worker_bytes, best.peak_worker_bytes),
-                )
-            taken[name] = one
-    length = history.snapshot.length
+            # Spark ends workers of Python that were idle for a minute. So the short history comes
+            # first, and the long one finds them.
+            add(found.short, shape, name, measured(again[name], short.messages))
+            add(found.taken, shape, name, measured(work, args.messages))
     try:
         if args.consume and not args.no_spark and shape == WORDS:
-            taken[CONSUME] = by_consuming(history, args.consume, args)
+            consumed = by_consuming(history, args.consume, args)
+            found.taken[CONSUME] = found.short[CONSUME] = consumed
     finally:  # The others stand, whatever becomes of it.
         load.append(os.getloadavg()[0])
-        print(f"\n{shape}")
-        print("\n".join(shown(taken, length, args.messages)))
+        for one, taken in ((short, found.short), (history, found.taken)):
+            print(f"\n{shape}, {one.messages:,} messages")
+            print("\n".join(shown(taken, one.snapshot.length, one.messages)))
         print(
             f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()},"
             f" {os.cpu_count()} cores, load {load[0]:.1f} before and {load[1]:.1f} after\n",
             flush=True,
         )
-    return taken, length
+    return found
 
 
-def shown_worst(taken: dict[str, dict[str, Taken]]) -> str:
+def add(taken: dict[str, Taken], shape: str, name: str, one: Taken) -> None:
+    """Print one measurement, and add it to the best ones so far."""
+    print(
+        f"{datetime.now(UTC):%H:%M:%S} {shape}, {name}: {one.messages:,} messages in"
+        f" {one.seconds:.1f} s, {one.cpu_seconds:.1f} s of CPUs, Java {one.java_seconds:.1f} s of"
+        f" these; {one.peak_bytes / 1e6:,.0f} MB at the most; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    if (best := taken.get(name)) is not None:
+        one = replace(
+            one if one.seconds < best.seconds else best,
+            cpu_seconds=min(one.cpu_seconds, best.cpu_seconds),
+            peak_bytes=max(one.peak_bytes, best.peak_bytes),
+            peak_worker_bytes=max(one.peak_worker_bytes, best.peak_worker_bytes),
+        )
+    taken[name] = one
+
+
+def shown_worst(histories: str, taken: dict[str, dict[str, Taken]]) -> str:
     """Return which shape is read worst, beside `JSON`, per core. Return nothing if no shape has both."""
     ratios = {
         shape: found[COMMITTED].rate_per_core / found[JSON].rate_per_core
@@ -498,7 +522,10 @@ def shown_worst(taken: dict[str, dict[str, Taken]]) -> str:
         return ""
     worst = min(ratios, key=lambda shape: ratios[shape])
     each = ", ".join(f"{shape} {ratio:.2f}" for shape, ratio in ratios.items())
-    return f"{COMMITTED}, per core, x {JSON}: {each}; the worst: {worst} {ratios[worst]:.2f}"
+    return (
+        f"{histories} histories, {COMMITTED}, per core, x {JSON}: {each};"
+        f" the worst: {worst} {ratios[worst]:.2f}"
+    )
 
 
 def main() -> None:
@@ -510,19 +537,27 @@ def main() -> None:
         make: Callable[[History], dict[str, Work]] = works_without_spark
     else:
         make = partial(works_of, spark=session_of(args))
-    taken: dict[str, dict[str, Taken]] = {}
-    lengths: dict[str, int] = {}
+    found: dict[str, Measured] = {}
     for shape in shapes:
         with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=args.dir) as directory:
-            taken[shape], lengths[shape] = measure(shape, Path(directory), make, args)
-    if worst := shown_worst(taken):
-        print(worst)
+            found[shape] = measure(shape, Path(directory), make, args)
+    for histories, taken in (
+        ("short", {shape: one.short for shape, one in found.items()}),
+        ("long", {shape: one.taken for shape, one in found.items()}),
+    ):
+        if worst := shown_worst(histories, taken):
+            print(worst)
     if args.json:
-        figures = {
-            shape: {name: vars(one) for name, one in found.items()}
-            for shape, found in taken.items()
+
+        def figures(taken: dict[str, Taken]) -> dict[str, Any]:
+            return {name: vars(one) for name, one in taken.items()}
+
+        facts = {
+            "arguments": vars(args),
+            "bytes": {shape: one.length for shape, one in found.items()},
+            "figures": {shape: figures(one.taken) for shape, one in found.items()},
+            "short": {shape: figures(one.short) for shape, one in found.items()},
         }
-        facts = {"arguments": vars(args), "bytes": lengths, "figures": figures}
         Path(args.json).write_text(json.dumps(facts, indent=1) + "\n")
 
 

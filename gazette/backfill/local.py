@@ -30,7 +30,6 @@ from gazette.history.source import Access
 from gazette.history.summary import Summary
 
 _LENGTH: Final = struct.Struct("<Q")
-_TAIL: Final = 4096
 
 
 class LocalRunner:

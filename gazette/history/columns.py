@@ -30,7 +30,6 @@ from gazette.message.uuid import (
     UuidArrays,
     parse_arrays,
     texts_to_bytes,
-    uuid_text,
 )
 from gazette.protocol.ids import JournalName, Offset
 
@@ -294,11 +293,6 @@ class UuidCodec(MessageCodec[Any]):
         raise Bug("a codec that only peeks at messages writes none")
 
 
-def uuid_texts(uuids: UuidArrays) -> list[str]:
-    """Return the canonical texts of UUIDs."""
-    return [uuid_text(raw) for raw in _split(uuid_bytes(uuids))]
-
-
 def uuid_bytes(uuids: UuidArrays) -> bytes:
     """Return the bytes of UUIDs, concatenated. This inverts `parse_arrays`, with version and
     variant set.
@@ -319,7 +313,3 @@ def uuid_bytes(uuids: UuidArrays) -> bytes:
         | uuids.producers
     )
     return words.astype(">u8").tobytes()
-
-
-def _split(raw: bytes) -> list[bytes]:
-    return [raw[at : at + UUID_BYTES] for at in range(0, len(raw), UUID_BYTES)]

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
 
 from gazette.history.json_lines import (
     DEPTH_MAX,
@@ -29,7 +28,6 @@ _AddUnfit = Callable[[Any], None]
 """Function that takes the positions of values that do not fit."""
 _NAME: Final = "value"
 _KERNEL_BITS: Final = 64
-_BLOCK_BYTES_MIN: Final = 1 << 10
 _UNIT_WORDS: Final = 2
 """Number of integers of 64 bits that a decimal of Arrow has, the lowest first."""
 
@@ -189,45 +187,6 @@ class _Rest:
         for rows in self._rows:
             mask[rows] = True
         return mask
-
-
-def parse_lines(text: pa.Buffer, schema: pa.Schema, count: int) -> list[pa.Array] | None:
-    """Return the columns of ``count`` lines of JSON. Return None if Arrow's parser declines one."""
-    try:
-        table = pyarrow.json.read_json(
-            pa.BufferReader(text),
-            read_options=pyarrow.json.ReadOptions(
-                use_threads=False, block_size=max(_BLOCK_BYTES_MIN, text.size)
-            ),
-            parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior="ignore"
-            ),
-        )
-    except pa.ArrowInvalid:
-        return None
-    if table.num_rows != count:
-        return None
-    return [
-        column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        for column in table.columns
-    ]
-
-
-def is_plain(kind: pa.DataType) -> bool:
-    """Return True if Arrow's JSON parser either accepts the type as `json_values` does, or
-    declines.
-    """
-    if pa.types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        return all(is_plain(field.type) and not field.metadata for field in fields)
-    if pa.types.is_list(kind):
-        return is_plain(kind.value_type)
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-    )
 
 
 def _strings(texts: Texts, bitmap: pa.Buffer | None) -> pa.Array:

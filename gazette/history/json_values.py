@@ -1,9 +1,9 @@
 """Values of JSON as values of columns, as ``spark.read.json`` converts them: `JsonRow`. Needs
 pyarrow.
 
-This is the specification for JSON. The compiled scanner and Arrow's parser are faster for plain
-values. They decline all others, and what they accept is the same. `tests/spark/test_json_types.py`
-compares the three with Spark, type by type and value by value.
+This is the specification for JSON. The compiled scanner is faster. It declines some values, and what
+it accepts is the same. `tests/spark/test_json_types.py` compares both with Spark, type by type and
+value by value.
 
 A value that does not fit its column is null, never another number. So three values differ from
 Spark, which wraps or guesses there: a byte beyond 127, seconds beyond the range of timestamps, and

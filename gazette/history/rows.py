@@ -2,8 +2,7 @@
 metadata.
 
 Needs pyarrow. `field_arrays` has the fields of JSON that one pass found together with the UUIDs.
-If that pass declined a buffer, Arrow parses all of it, if it supports the types. What remains is
-read message by message (`json_values`), which is the specification.
+What that pass declined is read message by message (`json_values`), which is the specification.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
 from gazette.history.columns import Columns
-from gazette.history.field_arrays import is_plain, parse_lines
 from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import meta_array
@@ -159,7 +157,7 @@ class RowMaker:
             case "text" | "binary":
                 return self._parse_payloads
             case "json":
-                return self._json_parser()
+                return self._parse_each_json
             case "csv":
                 return lambda batch, wanted: self._parse_each(batch, wanted, self._csv_row, _csv)
             case "protobuf":
@@ -193,16 +191,6 @@ class RowMaker:
             return _Parsed(rows, [pa.array(texts, kind)])
         return _Parsed(rows, [pa.array(payloads, kind)])
 
-    def _json_parser(self) -> Callable[[Batch, Mask], _Parsed]:
-        if not len(self.fields) or not all(is_plain(field.type) for field in self.fields):
-            return self._parse_each_json
-
-        def parse(batch: Batch, wanted: Mask) -> _Parsed:
-            found = self._parse_json(batch, wanted)
-            return self._parse_each_json(batch, wanted) if found is None else found
-
-        return parse
-
     def _parse_each_json(self, batch: Batch, wanted: Mask) -> _Parsed:
         """Read messages by the specification."""
         types = [field.type for field in self.fields]
@@ -235,31 +223,6 @@ class RowMaker:
                     content=payload[:200],
                 )
         return kept
-
-    def _parse_json(self, batch: Batch, wanted: Mask) -> _Parsed | None:
-        """Parse all lines of the buffer in one step, then select the wanted ones. Return None if
-        Arrow declines one.
-        """
-        columns, buffer = batch.columns, batch.buffer
-        begin = int(columns.begins[0]) - batch.base
-        end = int(columns.ends[-1]) - batch.base
-        contiguous = bool((columns.begins[1:] == columns.ends[:-1]).all())
-        if contiguous and wanted.sum() * 4 >= len(wanted):
-            text: Any = pa.py_buffer(buffer).slice(begin, end - begin)
-            count = len(columns)
-        else:
-            text = pa.py_buffer(
-                b"".join(
-                    [self._payload(batch, row) + b"\n" for row in np.flatnonzero(wanted).tolist()]
-                )
-            )
-            contiguous, count = False, int(wanted.sum())
-        arrays = parse_lines(text, self.fields, count)
-        if arrays is None:
-            return None
-        if contiguous and not wanted.all():
-            arrays = [array.filter(pa.array(wanted)) for array in arrays]
-        return _Parsed(np.flatnonzero(wanted), arrays)
 
     def _csv_row(self, payload: bytes) -> dict[str, Any]:
         record = parse_record(payload + b"\n", 0)

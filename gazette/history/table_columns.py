@@ -14,6 +14,7 @@ from gazette.history.infer import infer_json
 from gazette.history.meta_columns import META
 from gazette.history.read import read_columns
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
+from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import OpenAccess
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
 from gazette.message.framing.csv import parse_record
@@ -92,11 +93,17 @@ def _value_of(content_type: str) -> str:
     return {CONTENT_JSON_LINES: "json", CONTENT_CSV: "csv"}.get(content_type, "binary")
 
 
-def infer_fields(access: OpenAccess, snapshot: Snapshot, value: str, bytes_max: int) -> pa.Schema:
+def infer_fields(
+    access: OpenAccess, selection: Selection, snapshot: Snapshot, value: str, bytes_max: int
+) -> pa.Schema:
     """Read the fields of messages of JSON or CSV from a sample of about ``bytes_max`` bytes.
 
-    Raise `Invalid` if there are no messages. Raise as reading does.
+    If nothing is within the bounds of the selection, such as a time to come, sample the journals as
+    they are. Raise `Invalid` if there are no messages. Raise as reading does.
     """
+    if not any(journal.pieces for journal in snapshot.journals):
+        unbounded = replace(selection, begin={}, end={}, begin_all=0, end_all=None, begin_time_s=0)
+        snapshot = take_snapshot(access, unbounded)
     lines: list[bytes] = []
     for journal in snapshot.journals[:_INFER_JOURNALS]:
         lines += _sample(access, journal, bytes_max)

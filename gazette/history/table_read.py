@@ -197,7 +197,7 @@ class TableRead:
             assert self.message is not None
             return protobuf_schema(self.message)
         if value in ("json", "csv"):
-            return infer_fields(access, snapshot, value, INFER_BYTES)
+            return infer_fields(access, self.selection, snapshot, value, INFER_BYTES)
         return pa.schema([("value", pa.string() if value == "text" else pa.binary())])
 
 

@@ -107,7 +107,7 @@ def test_committed_and_uncommitted(tmp_path: Path) -> None:
 
 
 def test_json_of_any_type(tmp_path: Path) -> None:
-    """Types that Arrow's parser takes, and those that it does not."""
+    """Plain types, and those of which JSON has only texts."""
     document = {
         "text": "ü", "deep": {"list": [1, 2]}, "time": "2024-01-02T03:04:05Z", "day": "2024-01-02",
         "money": "1.50", "raw": "aGk=", "map": {"a": 1}, "number": 3, "else": True,

@@ -169,6 +169,9 @@ def test_offsets_and_times_bound_a_table(tmp_path: Path) -> None:
     assert read(begin_time=1_700_000_001, end_time="2023-11-14T22:13:23Z") == [1, 2]
     zoned = datetime.datetime(2023, 11, 14, 22, 13, 22, tzinfo=datetime.UTC)
     assert read(begin_time=zoned) == [2, 3]
+    # Nothing is within the bounds: the columns are those of what is outside of them.
+    later = gazette.read_table(JOURNAL, store=store_of(tmp_path), begin_time=4_102_444_800)
+    assert (later.num_rows, later.schema.field("n").type) == (0, pa.int64())
     both = gazette.read_table(
         ["b/journal", JOURNAL], store=store_of(tmp_path), columns=["journal", "n"]
     )

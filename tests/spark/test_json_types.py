@@ -2,7 +2,7 @@
 """JSON as columns: the same value that ``spark.read.json`` gives for the same line, or null where it gives null.
 
 Spark itself is the oracle. Every type is read from a line of every value, once through each path of ours:
-the compiled scanner, Arrow's parser, and the specification that reads message by message.
+the compiled scanner, and the specification that reads message by message.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def read_alone(kind: str, value: str) -> tuple[Any, bool]:
     "kind", ["bigint", "double", "float", "string", "boolean", "struct<x:double>"]
 )
 def test_neighbours_of_a_line_change_nothing(tmp_path: Path, kind: str) -> None:
-    """Whether the scanner, Arrow or the specification reads a line depends on those around it."""
+    """Whether the scanner or the specification reads a line depends on those around it."""
     from tests.spark.test_table import read
 
     for number, value in enumerate(VALUES):

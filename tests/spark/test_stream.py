@@ -29,6 +29,7 @@ from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import take_snapshot
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
@@ -295,6 +296,48 @@ def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
     Journal(tmp_path, "topic/a").add(line(1, 1, OUTSIDE_TXN, n=1))
     with raises(Corrupt, says="topic/a"):
         Query(options(tmp_path), query.log).batch(*query.log[-2:])
+
+
+def test_a_journal_that_was_created_again_and_is_longer_already(tmp_path: Path) -> None:
+    """No message begins where the stream has read to. The error names the cause that is likely."""
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1))
+    given = options(tmp_path, mode="FAILFAST", summaries="none")
+    query = Query(given)
+    assert query.step() == [1]
+    for path in (tmp_path / "fragments" / "topic" / "a").iterdir():
+        path.unlink()
+    Journal(tmp_path, "topic/a").add(*(line(1, n, OUTSIDE_TXN, n=1000 + n) for n in range(1, 9)))
+    with raises(
+        Corrupt, says="no message begins at the offset where the stream", begin=journal.end
+    ):
+        Query(given, query.log).step()
+    with raises(Corrupt, says="no message begins at the offset where the stream", begin=3):
+        Query({**given, "startingOffsets": "3"}).step()
+
+
+def test_a_malformed_message_behind_others_is_what_it_is(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path, mode="FAILFAST"))
+    assert query.step() == [1]
+    journal.add(line(1, 2, OUTSIDE_TXN, n=2), b"nonsense\n")
+    with raises(MalformedMessage, journal="topic/a"):
+        query.step()
+
+
+def test_a_stream_waits_for_a_time_to_come(tmp_path: Path) -> None:
+    """Its columns are inferred from what is there before that time."""
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1, word="x"))
+    later = "4102444800"
+    given = options(tmp_path, startingTimestamp=later)
+    assert {"n", "word"} <= set(GazetteDataSource(given).schema().fieldNames())
+    query = Query(given)
+    assert query.step() in (None, [])
+    at = clock_at(int(later) * 10**9)
+    journal.add(json_line({"n": 2}, build_uuid(bytes([1, 0, 0, 0, 0, 1]), at, OUTSIDE_TXN)))
+    assert query.step() == [2]
 
 
 @pytest.mark.parametrize("seed", seeds(6))

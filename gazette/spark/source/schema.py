@@ -169,6 +169,7 @@ def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
             value = common_value(options, snapshot.shapes)
             if value in ("json", "csv"):
                 with _as_options():
-                    return infer_fields(access, snapshot, value, INFER_BYTES), True
+                    inferred = infer_fields(access, options.selection, snapshot, value, INFER_BYTES)
+                    return inferred, True
     kind = pa.string() if value == "text" else pa.binary()
     return pa.schema([("value", kind)]), False

@@ -9,6 +9,7 @@ that was asked. A batch may do nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from gazette.errors import Corrupt
 from gazette.history.first_pass import find_message, keep_summaries, summarise_messages
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, cover
@@ -105,7 +107,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while not all(
             journal in known and end <= known[journal].read_through for journal, end in ends.items()
         ):
-            sources = {**known, **self._read_to(known, ends)}
+            with _placed(known):
+                sources = {**known, **self._read_to(known, ends)}
             further = _further(listed, begins, ends, sources)
             if not further:
                 break
@@ -146,7 +149,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             snapshot = self._journals.snapshot(known, ends)
             runs: Sequence[Any] = snapshot.runs(read.run_bytes)
         else:
-            folded = self._fold(start, end, known, ends)
+            with _placed(known):
+                folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
         format = row_format(read, self._schema, common_value(read, snapshot.shapes))
         rows = [RunPartition(run, format) for run in runs if format.selects(run)]
@@ -310,6 +314,26 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         snapshot = self._journals.snapshot(known, ends)
         check_isolation(self._options.read, snapshot)
         return fold_on_driver(self._journals.access, snapshot, self._options.read)
+
+
+@contextmanager
+def _placed(known: Sources) -> Iterator[None]:
+    """Say so if no message begins where the stream continues. Raise ``Corrupt``."""
+    try:
+        yield
+    except MalformedMessage as error:
+        source = known.get(error.journal)
+        if source is None or not source.read_through or error.begin != source.read_through:
+            raise
+        raise Corrupt(
+            f"no message begins at the offset where the stream continues ({error.reason})",
+            hint="If the journal was deleted and created again, give the query another "
+            "checkpointLocation. If startingOffsets named the offset, name one where a message "
+            "begins. If its producer wrote a malformed message, `mode=PERMISSIVE` reads that as null, "
+            "and `mode=DROPMALFORMED` leaves it out.",
+            journal=error.journal,
+            begin=error.begin,
+        ) from error
 
 
 def _further(
