@@ -15,8 +15,8 @@ process may take those at any moment.
 _ATTEMPTS: Final = 1_000
 
 _rng = random.SystemRandom()
-_given: dict[int, socket.socket | None] = {}
-"""Ports that this process was given, each with the socket whose name reserves it."""
+_given: dict[int, int | None] = {}
+"""Ports that this process was given, each with the descriptor of the socket that reserves it."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -63,7 +63,7 @@ def _reserve(port: int) -> bool:
     except OSError:
         name.close()
         return False
-    _given[port] = name
+    _given[port] = name.detach()  # It is open until the process ends.
     return True
 
 

@@ -598,8 +598,13 @@ async def test_callers_whose_connection_ends_in_the_middle(
     async with TcpProxy("127.0.0.1", port) as proxy:
         for _ in range(10):
             # With small windows, so that a read is never over when it is cut off.
+            options = [
+                ("grpc.http2.bdp_probe", 0),
+                # Otherwise it would begin on the connection of the one before, which was cut off.
+                ("grpc.use_local_subchannel_pool", 1),
+            ]
             async with grpc.aio.insecure_channel(
-                f"127.0.0.1:{proxy.port}", options=[("grpc.http2.bdp_probe", 0)]
+                f"127.0.0.1:{proxy.port}", options=options
             ) as channel:
                 calls = [
                     JournalStub(channel).Read(broker_pb2.ReadRequest(journal=JOURNAL))

@@ -155,9 +155,11 @@ def test_what_is_not_known_to_be_committed(options: dict[str, str]) -> None:
     assert b"".join(row["value"] for row in rows) == b"".join(history())
 
 
-def test_nothing_to_infer_from(options: dict[str, str]) -> None:
-    with raises(Invalid, path="option fields", says="infer"):
-        GazetteDataSource({**options, "journal": "topic/a", "endingOffsets": "0"}).schema()
+def test_columns_are_inferred_outside_of_empty_bounds(options: dict[str, str]) -> None:
+    given = {**options, "journal": "topic/a"}
+    inferred = GazetteDataSource(given).schema()
+    assert "word" in inferred.names
+    assert GazetteDataSource({**given, "endingOffsets": "0"}).schema() == inferred
 
 
 def test_a_journal_that_the_store_does_not_have(options: dict[str, str]) -> None:
