@@ -29,6 +29,7 @@ CLOCK = SystemClock()
 POLL_S = 0.1
 STOP_S = 60
 _SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_CONNECT = {"SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE"}
 _DAEMON = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _SMALL}
 
 
@@ -215,8 +216,10 @@ def _is_stopped(process: Any) -> bool:
 @contextmanager
 def standalone(directory: Path) -> Iterator[Standalone]:
     """Run a cluster of its own, with the Java that `ensure_java` finds."""
+    # A session of Spark Connect in this process sets variables that would make its children sessions of it.
+    inherited = {name: value for name, value in os.environ.items() if name not in _CONNECT}
     environ = {
-        **os.environ,
+        **inherited,
         "JAVA_HOME": str(ensure_java(os.environ)),
         "SPARK_NO_DAEMONIZE": "1",
         "PYSPARK_PYTHON": sys.executable,
