@@ -6,6 +6,7 @@ because another member may already serve its items.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import NoReturn, Self
 
@@ -55,7 +56,7 @@ class MemberSession:
         may have to time out. The lease is kept alive meanwhile.
 
         Raise ``LeaseLost`` if etcd stays unreachable for the time of the lease. Raise what ``KeySpace.load``
-        raises. Cancellation may leave the lease and the key in etcd until the TTL is over.
+        raises. Cancellation: the lease is given back, as by ``close``. A lease without a key may remain.
         """
         session = cls(etcd, clock, spec_key, await etcd.grant(ttl_s))
         try:
@@ -64,7 +65,8 @@ class MemberSession:
                 session._mod_revision = await session._announce(spec_value)
                 await ks.load(etcd, session._mod_revision)
                 scope.cancel()
-        except GazetteError:
+        except (GazetteError, asyncio.CancelledError):
+            # Its owner does not have the lease yet. The next process of this id would wait for the key.
             await session.close()
             raise
         return session

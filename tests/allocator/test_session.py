@@ -168,6 +168,27 @@ async def test_a_failed_start_leaves_no_key(etcd: Etcd, clock: ManualClock) -> N
     assert await etcd.get(KEY) is None
 
 
+async def test_a_start_that_is_cancelled_leaves_no_key(etcd: Etcd, clock: ManualClock) -> None:
+    """As when SIGTERM comes between the announcement and the load of the key space."""
+
+    class Loading(KeySpace):
+        begun = asyncio.Event()
+
+        async def load(self, etcd: Any, revision: int = 0) -> None:
+            self.begun.set()
+            await asyncio.Event().wait()
+
+    key_space = Loading("/root", lambda kv: kv)
+    async with TaskScope("test") as scope, asyncio.timeout(60):
+        starting = scope.spawn(start(etcd, key_space, clock), name="start")
+        await key_space.begun.wait()
+        lease = (await stored(etcd)).lease
+        starting.cancel()
+        await asyncio.wait({starting})
+    assert lease
+    assert await etcd.get(KEY) is None
+
+
 async def test_exiting_is_written_under_the_same_lease(
     etcd: Etcd, ks: KeySpace, clock: ManualClock
 ) -> None:
