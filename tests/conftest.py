@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import os
 import subprocess
@@ -68,8 +67,6 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 @pytest.fixture
 async def etcd(etcd_server: EtcdServer) -> AsyncIterator[Etcd]:
     """Yield a connected client; the whole keyspace is emptied after the test."""
-    # etcd 3.5.1 panics if a client cancels a transaction at a certain moment. One test then fails, not all.
-    await asyncio.to_thread(etcd_server.start)
     settings = EtcdSettings(endpoints=(etcd_server.endpoint,))
     async with await Etcd.connect(settings, SystemClock()) as client:
         yield client

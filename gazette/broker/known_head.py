@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gazette.allocator.model import item_key
 from gazette.broker.key_space import tenure_of
 from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
-from gazette.etcd.values import Compare, KeyValue, Op, RangeResult
+from gazette.etcd.values import Compare, KeyValue, Op
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
 
@@ -351,13 +351,9 @@ async def _read(
     The head goes with the journal. Without this check, its absence would look like a journal in which no
     primary has begun.
     """
-    lives = Compare.create_revision(item_key(root, journal), "=", life)
-    result = await etcd.txn((lives,), (Op.get(head_key(root, journal)),))
-    if not result.succeeded:
-        return False, None
-    (found,) = result.results
-    assert isinstance(found, RangeResult)
-    return True, found.kvs[0] if found.kvs else None
+    item, head = await etcd.get_each(item_key(root, journal), head_key(root, journal))
+    lives = item is not None and item.create_revision == life
+    return lives, head if lives else None
 
 
 def _silent() -> Unavailable:

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self, TypeVar
 
+from gazette.errors import Invalid
 from gazette.etcd.connection import Connection, EtcdSettings
 from gazette.etcd.failures import ResponseTooLarge
 from gazette.etcd.lease import Lease, LeaseStatus
@@ -29,6 +30,7 @@ from gazette.etcd.values import (
     TxnResult,
     WatchEvent,
     WatchResponse,
+    has_reads,
     key_bytes,
     only_reads,
     prefix_range,
@@ -130,6 +132,25 @@ class Etcd:
         response = await self._range(request)
         return kv_from_pb(response.kvs[0]) if response.kvs else None
 
+    async def get_each(self, *keys: Key) -> tuple[KeyValue | None, ...]:
+        """Return the values of ``keys`` in their order, all at one revision; None for keys that do not exist.
+
+        They are read one after the other: `txn` says why a single transaction does not. A compaction
+        meanwhile costs a second pass.
+        """
+        while True:
+            found: list[KeyValue | None] = []
+            revision = 0
+            try:
+                for key in keys:
+                    request = rpc_pb2.RangeRequest(key=key_bytes(key), revision=revision)
+                    response = await self._range(request)
+                    revision = revision or response.header.revision
+                    found.append(kv_from_pb(response.kvs[0]) if response.kvs else None)
+            except Compacted:
+                continue
+            return tuple(found)
+
     async def range(
         self,
         prefix: Key,
@@ -205,9 +226,18 @@ class Etcd:
         Compares that do not hold are not an error: see ``succeeded``. etcd limits each of the three to 128
         entries by default and takes no key twice in one branch (``Invalid``).
 
+        Raise ``Invalid`` if there are reads and no writes: use `get_each`. etcd of before 2023 (tried: 3.5.1)
+        ends with a panic if the caller of such a transaction cancels it while it is run.
+
         Cancellation: it may have run.
         """
         op = TxnOp(tuple(compares), tuple(success), tuple(failure))
+        if only_reads((op,)) and has_reads((op,)):
+            raise Invalid(
+                "a transaction that only reads may end the process of etcd",
+                path="txn",
+                hint="Use Etcd.get_each.",
+            )
         request = txn_to_pb(op)
         response = await self._connection.call(
             "Txn",

@@ -245,6 +245,16 @@ def only_reads(operations: tuple[Operation, ...]) -> bool:
     )
 
 
+def has_reads(operations: tuple[Operation, ...]) -> bool:
+    """Return True if one of ``operations`` is a read, also in a nested transaction."""
+    return any(
+        has_reads(op.success) or has_reads(op.failure)
+        if isinstance(op, TxnOp)
+        else isinstance(op, GetOp)
+        for op in operations
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
     """A put, or the deletion of a key (then only its key and ``mod_revision`` have a meaning)."""

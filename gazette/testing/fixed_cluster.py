@@ -40,10 +40,8 @@ from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd
 from gazette.etcd.values import (
     Compare,
-    GetOp,
     KeyValue,
     Operation,
-    OpResult,
     PutOp,
     PutResult,
     RangeResult,
@@ -52,7 +50,6 @@ from gazette.etcd.values import (
     TxnResult,
     WatchEvent,
     WatchResponse,
-    only_reads,
 )
 from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
@@ -123,10 +120,11 @@ class MemoryEtcd:
             raise Unavailable("etcd is away")
         return self.kvs.get(key.encode())
 
+    async def get_each(self, *keys: str) -> tuple[KeyValue | None, ...]:
+        return tuple([await self.get(key) for key in keys])
+
     async def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
         if any(isinstance(op, PutOp) and op.key.decode() == self.failing for op in success):
-            raise Unavailable("etcd is away")
-        if self.silent and only_reads(tuple(success)):
             raise Unavailable("etcd is away")
         holds = all(self._holds(compare) for compare in compares)
         puts = {op.key.decode(): op.value for op in success if isinstance(op, PutOp)}
@@ -136,13 +134,8 @@ class MemoryEtcd:
             return TxnResult(self.header(), False, ())
         if puts:
             self.change(puts)
-        return TxnResult(self.header(), True, tuple(self._result(op) for op in success))
-
-    def _result(self, op: Operation) -> OpResult:
-        if not isinstance(op, GetOp):
-            return PutResult(self.header())
-        kv = self.kvs.get(op.key)
-        return RangeResult(self.header(), () if kv is None else (kv,), kv is not None)
+        assert len(puts) == len(success), "only puts are implemented"
+        return TxnResult(self.header(), True, tuple(PutResult(self.header()) for _ in success))
 
     def _holds(self, compare: Compare) -> bool:
         kv = self.kvs.get(compare.key)

@@ -28,12 +28,12 @@ FOUND: dict[str, tuple[int, str]] = {
     "answered-before-the-offset": (4, "lacks"),
     "answers-of-the-running-transaction": (7, "no state of a commit"),
     "fence-after-the-end": (2, "set a fence after it had ended"),
-    "hints-before-flush": (59, "the hints name operations beyond the end"),
+    "hints-before-flush": (366, "the hints name operations beyond the end"),
     "queries-outlive-the-lease": (6, "still answers a query"),
     "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "standby-older-than-it-says": (20, "were committed"),
-    "views-forget-the-hand-off": (23, "created again"),
+    "views-forget-the-hand-off": (113, "is stuck"),
 }
 """At which seed each is found, and a word of what is said then."""
 UNSEEN = {"jump-not-sequenced"}

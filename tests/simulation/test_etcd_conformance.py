@@ -58,6 +58,37 @@ async def revision_of(subject: Subject) -> int:
 # Keys.
 
 
+async def test_several_keys_are_read_at_one_revision(subject: Subject) -> None:
+    """Also while other clients write and compact."""
+    await subject.etcd.txn((), (Op.put("a", b"0"), Op.put("b", b"0")))
+    done = False
+
+    async def write() -> None:
+        for number in range(1, 30):
+            value = str(number).encode()
+            written = await subject.etcd.txn((), (Op.put("a", value), Op.put("b", value)))
+            await subject.etcd.compact(written.header.revision)
+
+    async with TaskScope("test") as scope:
+        writing = scope.spawn(write(), name="write")
+        while not done:
+            done = writing.done()
+            b, none, a = await subject.etcd.get_each("b", "none", "a")
+            assert none is None
+            assert a is not None
+            assert b is not None
+            assert (a.value, a.mod_revision) == (b.value, b.mod_revision)
+    assert await subject.etcd.get_each() == ()
+
+
+async def test_a_transaction_that_only_reads_is_refused(subject: Subject) -> None:
+    for success in ((Op.get("a"),), (Op.txn((), (), (Op.get("a"),)),)):
+        with pytest.raises(Invalid, match="only reads"):
+            await subject.etcd.txn((), success)
+    # Case: compares alone read nothing.
+    assert (await subject.etcd.txn((Compare.version("a", "=", 0),), ())).succeeded
+
+
 async def test_each_write_is_one_revision(subject: Subject) -> None:
     etcd = subject.etcd
     start = await revision_of(subject)
@@ -82,7 +113,7 @@ async def test_each_write_is_one_revision(subject: Subject) -> None:
 async def test_headers_name_the_cluster_the_member_and_the_term(subject: Subject) -> None:
     status = await subject.etcd.status()
     written = await subject.etcd.put("a", b"")
-    txn = await subject.etcd.txn((), (Op.get("a"),))
+    txn = await subject.etcd.txn((), (Op.get("a"), Op.delete("b")))
     lease = await subject.stubs.lease.LeaseGrant(Pb.LeaseGrantRequest(TTL=60))
     await subject.stubs.lease.LeaseRevoke(Pb.LeaseRevokeRequest(ID=lease.ID))
     headers = (status.header, written.header, txn.header, lease.header)

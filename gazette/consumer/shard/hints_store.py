@@ -15,7 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from gazette.errors import Corrupt, GazetteError, Invalid
 from gazette.etcd.client import Etcd
-from gazette.etcd.values import Compare, Op, RangeResult
+from gazette.etcd.values import Compare, Op
 from gazette.protocol.hints import (
     FEWER_FILES,
     HINTS_BYTES_MAX,
@@ -72,14 +72,11 @@ async def read_hints(etcd: Etcd, spec: ShardSpec, check: bool = True, /) -> tupl
     ``Unavailable``.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
-    result = await etcd.txn((), tuple(Op.get(key) for key in keys))
     stored: list[StoredHints] = []
-    for key, read in zip(keys, result.results, strict=True):
-        assert isinstance(read, RangeResult)
-        if not read.kvs:
+    for key, kv in zip(keys, await etcd.get_each(*keys), strict=True):
+        if kv is None:
             stored.append(StoredHints(key, None, 0))
             continue
-        kv = read.kvs[0]
         if not check and len(kv.value) > _SHORT_BYTES:
             stored.append(StoredHints(key, None, kv.mod_revision, kv.value, unchecked=True))
             continue
