@@ -199,7 +199,8 @@ class LocalCluster:
     async def keep_etcd(self, on_restart: Callable[[int | None], None]) -> NoReturn:
         """Start etcd again whenever it ends, and call ``on_restart`` with its exit code.
 
-        Run this as a daemon. The etcd of the wheel may panic when a process that ends cancels its calls.
+        Run this as a daemon. The etcd of the wheel panics if a client of any kind gives up a transaction that
+        only reads.
         """
         while True:
             await self._clock.sleep(_ETCD_POLL_S)
