@@ -16,6 +16,7 @@ from gazette.consumer.transaction.inbox import Feed, Inbox, Messages
 from gazette.errors import Bug, Closed, Fenced, GazetteError
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.testing import app_driver
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
@@ -61,6 +62,30 @@ class Brings(Echo, MessageProducer):
     ) -> Iterator[Sequence[Envelope[Word]]]:
         self.replays += 1
         yield self.messages[begin:end]
+
+
+def test_a_driver_waits_for_an_application_that_is_slow_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it also is on a busy machine: the shard's thread has not begun when the driver looks."""
+    looked = threading.Event()
+
+    class Slow(Brings):
+        def start_reading(self, *arguments: Any) -> None:
+            assert looked.wait(60)
+            super().start_reading(*arguments)
+
+    class Driver(AppDriver[Any]):
+        def _is_held(self, life: Any) -> bool:
+            try:
+                return super()._is_held(life)
+            finally:
+                looked.set()
+
+    monkeypatch.setattr(app_driver, "BLOCKED_S", 0.001)
+    with Driver(Slow([envelope(0, "a")]), tmp_path, []) as driver:
+        driver.run()
+        assert driver.store.read() == {"a": 1}
 
 
 def test_a_feed_that_ends_begins_again_from_the_checkpoint(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class Transactor:
         self._bytes = 0
         self._extra_waits: list[OpFuture[Any]] = []
         self._stall_reported = False
-        self._prior: PriorTransaction
+        self._prior = PriorTransaction(Checkpoint(), {}, commit=resolved(None), recovered=True)
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
@@ -139,7 +139,7 @@ class Transactor:
 
     @property
     def commit(self) -> OpFuture[Any]:
-        """The last commit that was begun. Valid after `run` was called; any thread."""
+        """The last commit that was begun. Before there is one, a commit that is done. Any thread."""
         return self._prior.commit
 
     def run(self, checkpoint: Checkpoint) -> None:
