@@ -153,7 +153,7 @@ async def test_a_broker_serves_beside_idle_connections(
                 async with Client(endpoint, clock=CLOCK) as another:
                     result = await another.append(AppendParams(JOURNAL), b"after.")
                     content = b""
-                    async with another.reader(ReadParams(JOURNAL)) as reader:
+                    async with another.retry_reader(ReadParams(JOURNAL)) as reader:
                         while len(content) < result.commit.end:
                             content += await reader.read()
             assert content.startswith(b"before.beside.")

@@ -147,21 +147,35 @@ class Queries:
     async def fail_over_s(self, shards: Collection[str]) -> float:
         """Return the seconds from now until all ``shards`` answer."""
         began = self._clock.monotonic()
-        member = next(one for one in self._words.members if one.process.running)
         async with TaskScope("fail-over") as scope:
             for shard in shards:
                 path = f"/shards/{shard}/counts?prefix=import"
-                scope.spawn(asyncio.to_thread(ask, member, path), name=shard)
+                scope.spawn(asyncio.to_thread(ask_any, self._words, path), name=shard)
         return self._clock.monotonic() - began
 
 
 async def all_counts(words: WordCountCluster) -> Counter[str]:
-    """Return all counts of all shards, by way of one member."""
+    """Return all counts of all shards."""
     counts: Counter[str] = Counter()
-    member = next(one for one in words.members if one.process.running)
     for shard in words.shard_ids:
-        counts.update(await asyncio.to_thread(ask, member, f"/shards/{shard}/counts"))
+        counts.update(await asyncio.to_thread(ask_any, words, f"/shards/{shard}/counts"))
     return counts
+
+
+def ask_any(words: WordCountCluster, path: str) -> dict[str, int]:
+    """Return the answer of the first member that has one.
+
+    A member may leave meanwhile: on a busy machine one can lose its lease. Raise ``Unavailable`` with the
+    reason of the last member if none answers.
+    """
+    failure: GazetteError = Unavailable("no member runs", path=path)
+    for member in words.members:
+        if member.process.running:
+            try:
+                return ask(member, path)
+            except Unavailable as error:
+                failure = error
+    raise failure
 
 
 def ask(member: Member, path: str) -> dict[str, int]:

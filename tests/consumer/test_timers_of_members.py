@@ -91,11 +91,10 @@ async def test_timers_fire_once_over_fail_overs(start: Start, broker: BrokerFixt
     await append(broker, frame("d", 2 * MINUTES))
     await one.read_to_heads(SHARD)
     await fired(one, "a", "b")
-    reader = broker.client.reader(ReadParams(TARGET, 0, block=True))
     published = b""
-    while b'"b"' not in published:
-        published += await reader.read()
-    reader.close()
+    async with broker.client.retry_reader(ReadParams(TARGET, 0, block=True)) as reader:
+        while b'"b"' not in published:
+            published += await reader.read()
     words = [json.loads(line).get("word") for line in published.splitlines()]
     assert [word for word in words if word] == ["a", "b"]
 
