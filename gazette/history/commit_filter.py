@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,14 @@ class _Producer(Generic[T]):
                 batch.committed[rows] = clocks <= np.uint64(clock)
             batch.pending -= len(rows)
         self.pending.clear()
+
+
+class Pending(NamedTuple):
+    """Messages of a producer that are pending, and their least and greatest clock."""
+
+    producer: int
+    first: int
+    newest: int
 
 
 class CommitFilter(Generic[T]):
@@ -98,6 +106,20 @@ class CommitFilter(Generic[T]):
             if new.any():
                 producer.settle(None)
                 producer.acked = producer.newest = int(clocks.max())
+
+    def pending(self) -> dict[Pending, list[tuple[T, Mask]]]:
+        """Return what is pending so far: payloads of batches, with a mask of the messages of each."""
+        found: dict[Pending, list[tuple[T, Mask]]] = {}
+        for number, producer in self._producers.items():
+            masks: list[tuple[T, Mask]] = []
+            for batch, rows, _ in producer.pending:
+                mask = np.zeros(len(batch.committed), np.bool_)
+                mask[rows] = True
+                masks.append((batch.payload, mask))
+            if masks:
+                first = int(producer.pending[0][2][0])
+                found[Pending(number, first, producer.newest)] = masks
+        return found
 
     def finish(self) -> None:
         """End the run. Pending messages have the fates that the fold has computed."""

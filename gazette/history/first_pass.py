@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from gazette.errors import Bug
 from gazette.history.batch_split import since_of
 from gazette.history.columns import require_uuids
+from gazette.history.json_lines import Field
 from gazette.history.merge import FoldedSnapshot, fold_snapshot
-from gazette.history.read import RunReader
+from gazette.history.read import Batch, RunReader
 from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Piece, Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import (
@@ -50,7 +51,7 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
     kept = access.summaries(run.pieces)
     try:
         if kept is not None and not run.beyond:
-            found = _combined(access, run, kept)
+            found = _of_pieces(access, run, kept)
             if found is not None:
                 return found
         return _scanned(access, run)
@@ -58,6 +59,22 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
         if run.sure:
             raise
         return Summary.of_torn(run.pieces[0].begin)
+
+
+def read_and_summarise(
+    access: OpenAccess, run: Run, fields: Sequence[Field]
+) -> Generator[Batch, None, Summary | None]:
+    """Yield all messages of a run that replays none. Keep what `summarise_run` keeps, and return the summary.
+
+    Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
+    raises, and `Invalid` if UUIDs are unknown.
+    """
+    require_uuids(run.journal, run.shape)
+    kept = access.summaries(run.pieces)
+    found = []
+    for piece in run.pieces:
+        found.append((piece, (yield from _read(access, run, kept, piece, fields))))
+    return _combined(access, run, kept, found)
 
 
 def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = None) -> None:
@@ -138,15 +155,24 @@ def _scanned(access: OpenAccess, run: Run) -> Summary:
     return summariser.summary(reader.reached, clean=reader.clean)
 
 
-def _combined(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
-    """Combine the summaries of the pieces of a run. Return None if a message continues from one
-    piece to the next.
-    """
-    counts_all = run.pieces[0].begin >= run.begin
-    if counts_all and (found := kept.get(run.journal, run.shape, run.pieces)) is not None:
+def _of_pieces(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | None:
+    """Do as `_combined` for the pieces of a run. Read those whose summaries are not kept."""
+    if _counts_all(run) and (found := kept.get(run.journal, run.shape, run.pieces)) is not None:
         return found
+    return _combined(access, run, kept, _parts(access, run, kept))
+
+
+def _combined(
+    access: OpenAccess,
+    run: Run,
+    kept: SummaryStore | None,
+    parts: Iterable[tuple[Piece, Summary]],
+) -> Summary | None:
+    """Combine the summaries of the pieces of a run, and keep the result. Return None if a message
+    continues from one piece to the next.
+    """
     total: Summary | None = None
-    for piece, summary in _parts(access, run, kept):
+    for piece, summary in parts:
         if summary.reached != piece.end and piece.end != run.end:
             return None
         total = (
@@ -155,10 +181,14 @@ def _combined(access: OpenAccess, run: Run, kept: SummaryStore) -> Summary | Non
             else combine(total, summary, partial(_first_beyond, access, _part(run, piece)))
         )
     assert total is not None
-    if counts_all and len(run.pieces) > 1 and not run.last:
+    if kept is not None and _counts_all(run) and len(run.pieces) > 1 and not run.last:
         # The last run of a journal is another one as soon as there is a further fragment.
         kept.put(run.journal, run.shape, run.pieces, total)
     return total
+
+
+def _counts_all(run: Run) -> bool:
+    return run.pieces[0].begin >= run.begin
 
 
 def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[Piece, Summary]]:
@@ -248,31 +278,54 @@ def _summary(access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece) -> 
     found = kept.get(run.journal, run.shape, [piece])
     if found is not None:
         return found
-    digest = hashlib.sha1(usedforsecurity=False)
-    reader = RunReader(access, _part(run, piece), digest=digest)
-    summariser = Summariser(_part(run, piece))
+    reading = _read(access, run, kept, piece)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            made: Summary = end.value
+            return made
+
+
+def _read(
+    access: OpenAccess,
+    run: Run,
+    kept: SummaryStore | None,
+    piece: Piece,
+    fields: Sequence[Field] = (),
+) -> Generator[Batch, None, Summary]:
+    """Yield the messages of a piece, of which all count. Keep and return its summary."""
+    part = _part(run, piece)
+    digest = _digest(access, piece)
+    reader = RunReader(access, part, fields, digest=digest)
+    summariser = Summariser(part)
     for batch in reader.batches():
         summariser.add(batch.columns)
+        yield batch
     made = summariser.summary(reader.reached, clean=reader.clean)
-    if _is_compared(access, piece, digest.digest()):
+    if kept is not None and _is_compared(piece, digest):
         kept.put(run.journal, run.shape, [piece], made)
     return made
 
 
-def _is_compared(access: OpenAccess, piece: Piece, digest: bytes) -> bool:
+def _digest(access: OpenAccess, piece: Piece) -> Any:
+    """Return a digest for bytes that a broker hands on. Others are compared as they are decoded."""
+    return None if access.is_direct(piece) else hashlib.sha1(usedforsecurity=False)
+
+
+def _is_compared(piece: Piece, digest: Any) -> bool:
     """Return True if the bytes of a piece were read, and compared with the name of the fragment."""
     fragment = piece.fragment
     if fragment is None or piece.end != fragment.end:
         return False
-    # What a broker hands on is not compared otherwise.
-    return access.is_direct(piece) or digest == fragment.sum
+    return digest is None or bool(digest.digest() == fragment.sum)
 
 
 def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: int) -> None:
     kept = access.summaries([piece])
     if kept is None:
         return
-    digest = hashlib.sha1(usedforsecurity=False)
+    digest = _digest(access, piece)
     reader = RunReader(access, _part(run, piece), digest=digest)
     found: list[tuple[Piece, Summary]] = []
     begin = end = piece.begin
@@ -301,7 +354,7 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
     cut = min(cut, piece.end)
     made = summariser.summary(min(reader.reached, cut), clean=reader.clean)
     found.append((Piece(begin, cut, piece.fragment), made))
-    if _is_compared(access, piece, digest.digest()):
+    if _is_compared(piece, digest):
         for portion, summary in found:
             kept.put(run.journal, run.shape, [portion], summary)
 

@@ -40,6 +40,11 @@ def scanned_batches(access: OpenAccess, run: Run, format: RowFormat) -> Iterator
     """
     builder = FieldsBuilder(format.scanned, format.encode_variant)
     for batch in read_columns(access, run, builder.fields):
-        arrays = None if batch.fields is None else builder.arrays(batch.fields)
-        parsed = arrays is not None and arrays.rest is None
-        yield ScannedBatch(batch.columns, arrays, None if parsed else batch)
+        yield scanned_batch(builder, batch)
+
+
+def scanned_batch(builder: FieldsBuilder, batch: Batch) -> ScannedBatch:
+    """Return a batch with its fields as arrays, if the pass that read it has found them."""
+    arrays = None if batch.fields is None else builder.arrays(batch.fields)
+    parsed = arrays is not None and arrays.rest is None
+    return ScannedBatch(batch.columns, arrays, None if parsed else batch)

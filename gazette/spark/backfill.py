@@ -23,12 +23,14 @@ from gazette.backfill.definition import Backfill, load_backfill
 from gazette.errors import Bug, Conflict, Invalid, not_installed
 from gazette.history.combine import Combine
 from gazette.history.ddl import parse_columns
-from gazette.history.merge import FoldedSnapshot
+from gazette.history.merge import CommittedRun, FoldedSnapshot
 from gazette.history.meta_columns import META
+from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
 from gazette.protocol.ids import split_journal_meta
 from gazette.spark.cluster_url import CONNECT, require_reachable
+from gazette.spark.combined_fold import CombinedFold
 from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
 from gazette.spark.progress import reporting
@@ -73,6 +75,7 @@ class SparkRunner:
         self._own = spark is None
         self._run_bytes = run_bytes
         self._first_pass: _FirstPass | None = None
+        self._combined: CombinedFold | None = None
 
     @property
     def description(self) -> str:
@@ -92,19 +95,29 @@ class SparkRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass as a job: a task per run.
+        """Make the first pass as a job: a task per run. With ``combine`` it makes the rows of a fold, too.
 
         Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, ``Broken`` for
         Spark's errors, and what reading raises.
         """
-        combine = None if backfill is None else _combine(backfill, access, snapshot)
+        combined = None if backfill is None else _combined(backfill, access, snapshot)
+        self._release()
         with wrap_spark_errors():
-            folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes, on_read)
-        self._first_pass = _FirstPass(snapshot, Plan(folded.runs), combine)
+            if combined is None:
+                folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes, on_read)
+                self._first_pass = _FirstPass(snapshot, folded.runs)
+                return folded
+            self._combined = CombinedFold(self.spark, access, *combined)
+            folded = self._combined.fold(snapshot, self._run_bytes, on_read)
+            rows, again = self._combined.rows(folded.runs)
+            self._first_pass = _FirstPass(snapshot, again, combined[1], rows)
         return folded
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
-        """Make the second pass: return one attempt of each shard, in the order of tasks."""
+        """Make the second pass: return one attempt of each shard, in the order of tasks.
+
+        A fold that combines reads only the runs that `CombinedFold.rows` lacks.
+        """
         if not tasks:
             return []
         backfill = tasks[0].load()
@@ -119,7 +132,7 @@ class SparkRunner:
     @property
     def _reads(self) -> int:
         """Number of tasks that read the history of a fold."""
-        runs = () if self._first_pass is None else self._first_pass.plan.runs
+        runs = () if self._first_pass is None else self._first_pass.runs
         return sum(not run.empty for run in runs)
 
     def _build_folded(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> list[Attempt]:
@@ -158,12 +171,15 @@ class SparkRunner:
         first = self._first_pass
         if first is None:
             raise Conflict("the second pass needs the first of the same runner")
+        if first.rows is not None and not first.runs:
+            return first.rows
         given = _options(backfill, access, first.snapshot)
-        given["plan"] = encode_plan(first.plan)
+        given["plan"] = encode_plan(Plan(first.runs))
         source = with_combine(first.combine)
         self.spark.dataSource.register(source)
         reader = self.spark.read.format(source.name()).options(**given)
-        return reader.schema(_schema(backfill)).load()
+        read = reader.schema(_schema(backfill)).load()
+        return read if first.rows is None else first.rows.union(read)
 
     def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
         from pyspark.sql.types import IntegerType, StructField, StructType
@@ -172,10 +188,16 @@ class SparkRunner:
         return rows.mapInArrow(_mapper(list(tasks)), schema)
 
     def stop(self) -> None:
-        """End a session of our own, and with it what it runs."""
+        """End a session of our own, and with it what it runs. In another one, remove kept rows."""
+        self._release()
         if self._own and self._spark is not None:
             spark, self._spark = self._spark, None
             spark.stop()
+
+    def _release(self) -> None:
+        combined, self._combined = self._combined, None
+        if combined is not None:
+            combined.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +205,11 @@ class _FirstPass:
     """Results of the first pass that the second pass needs."""
 
     snapshot: Snapshot
-    plan: Plan
-    combine: Combine | None
+    runs: tuple[CommittedRun, ...]
+    """The runs that the second pass reads."""
+    combine: Combine | None = None
+    rows: Any = None
+    """A DataFrame of the rows of all other runs. None if there is none."""
 
 
 def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
@@ -221,16 +246,20 @@ def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str
     return {name: value for name, value in options.items() if value}
 
 
-def _combine(backfill: str | Backfill, access: Access, snapshot: Snapshot) -> Combine | None:
-    """Return what combines the rows of a fold, if anything does. Raise ``Invalid`` for a fold whose
-    fields do not exist.
+def _combined(
+    backfill: str | Backfill, access: Access, snapshot: Snapshot
+) -> tuple[RowFormat, Combine] | None:
+    """Return what makes and combines the rows of a fold, if anything combines them. Raise ``Invalid``
+    for a fold whose fields do not exist.
     """
     loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
     if type(loaded).fold is Backfill.fold or not snapshot.journals:
         return None
     parsed = ReadOptions.parse(_options(loaded, access, snapshot))
-    row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
-    return None if type(loaded).combine is Backfill.combine else _Combine(backfill)
+    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
+    if type(loaded).combine is Backfill.combine:
+        return None
+    return format, _Combine(backfill)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Work = Callable[[Iterator[T]], Iterable[R]]
-"""Function that a task calls with its items. It returns a result for each, in their order."""
+"""Function that a task calls with its items. It yields the result of each before it takes the next."""
 
 _ITEMS: Final = "number int, task int, item binary"
 _RESULTS: Final = "number int, result binary"
@@ -41,14 +41,7 @@ def run_tasks(
     if not items:
         return []
     tasks = min(len(items), tasks_max)
-    rows = [
-        (number, number * tasks // len(items), cloudpickle.dumps(item))
-        for number, item in enumerate(items)
-    ]
-    # One task distributes them. So it is not taken for a stage that works on them.
-    frame = spark.createDataFrame(rows, _ITEMS).coalesce(1).repartitionById(tasks, "task")
-    # A shuffle does not promise an order.
-    found = frame.sortWithinPartitions("number").mapInArrow(partial(_run, work), _RESULTS)
+    found = task_frame(spark, items, tasks, work, _RESULTS, _result)
     with nullcontext() if on_read is None else reporting(spark, tasks, length, on_read):
         results = {row.number: cloudpickle.loads(bytes(row.result)) for row in found.collect()}
     if len(results) != len(items):
@@ -56,18 +49,46 @@ def run_tasks(
     return [results[number] for number in range(len(items))]
 
 
-def _run(work: Work[T, R], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    numbers: list[int] = []
+def task_frame(
+    spark: Any,
+    items: Sequence[T],
+    tasks: int,
+    work: Work[T, R],
+    schema: Any,
+    batch: Callable[[int, R], pa.RecordBatch],
+) -> Any:
+    """Return a DataFrame of what ``work`` yields, in the form that ``batch`` gives it.
+
+    ``batch`` gets the number of the item that was taken last. Neighbours share a task.
+    """
+    rows = [
+        (number, number * tasks // len(items), cloudpickle.dumps(item))
+        for number, item in enumerate(items)
+    ]
+    # One task distributes them. So it is not taken for a stage that works on them.
+    frame = spark.createDataFrame(rows, _ITEMS).coalesce(1).repartitionById(tasks, "task")
+    # A shuffle does not promise an order.
+    return frame.sortWithinPartitions("number").mapInArrow(partial(_run, work, batch), schema)
+
+
+def _run(
+    work: Work[T, R],
+    batch: Callable[[int, R], pa.RecordBatch],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    number = 0
 
     def items() -> Iterator[T]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                numbers.append(row["number"])
+        nonlocal number
+        for given in batches:
+            for row in given.to_pylist():
+                number = row["number"]
                 yield cloudpickle.loads(row["item"])
 
-    for at, result in enumerate(work(items())):
-        arrays = [
-            pa.array([numbers[at]], pa.int32()),
-            pa.array([cloudpickle.dumps(result)], pa.binary()),
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, names=["number", "result"])
+    for result in work(items()):
+        yield batch(number, result)
+
+
+def _result(number: int, result: Any) -> pa.RecordBatch:
+    arrays = [pa.array([number], pa.int32()), pa.array([cloudpickle.dumps(result)], pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, names=["number", "result"])

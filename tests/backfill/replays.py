@@ -171,7 +171,7 @@ class Replay:
         )
         with access.open() as opened:
             snapshot = take_snapshot(opened, selection)
-        folded = runner.fold(access, snapshot, lambda _: None)
+        folded = runner.fold(access, snapshot, lambda _: None, subject.backfill)
         self.open_producers = [one for found in folded.open.values() for one in found]
         (task,) = tasks_of(
             subject.backfill,

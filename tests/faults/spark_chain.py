@@ -136,6 +136,22 @@ class Query:
         code = await self.process.wait()
         assert code == 0, f"exit code {code}:\n{self.output()}"
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of those that run, and of their children that have ended."""
+        found = 0.0
+        for one in self.processes():
+            with suppress(psutil.Error):
+                found += sum(one.cpu_times()[:4])
+        return found
+
+    def state(self) -> str:
+        """Return what each process is doing, and the last output."""
+        lines = []
+        for one in self.processes():
+            with suppress(psutil.Error):
+                lines.append(f"{one.pid} {one.status()} {one.cpu_times()} {one.cmdline()[-3:]}")
+        return "\n".join((*lines, self.output()))
+
     def output(self) -> str:
         return self.log.read_text("utf-8", "replace")[-6000:]
 

@@ -32,13 +32,15 @@ from tests.backfill.cluster import history
 from tests.faults.spark_chain import Query, gone
 from tests.faults.spark_cluster import CLOCK, standalone, until
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(6000)]
 
 SOURCES = ("in/part-000", "in/part-001")
 TARGETS = ("out/part-000", "out/part-001")
 SEED = 20261121
 NOT_CONNECTED = "Timed out while waiting for the Python worker to connect back"
 """Spark's error on a machine that has no processor time for its worker. It has no setting."""
+QUERY_S = 900
+"""Deadline of what one query is awaited for: it takes half a minute of a processor."""
 POINTS = (
     # In each worker: whether one process or two run the tasks of a batch depends on the machine.
     "sink.published=stop",
@@ -76,14 +78,24 @@ class Chain:
         one more death of a driver.
         """
         while True:
+            began = CLOCK.monotonic()
             query = await self.query(armed)
             try:
-                await until(partial(condition, query), query)  # type: ignore[arg-type]
+                async with asyncio.timeout(QUERY_S):
+                    await until(partial(condition, query), query)  # type: ignore[arg-type]
+            except TimeoutError as error:
+                raise AssertionError(
+                    f"{armed or 'the query'}: nothing for {QUERY_S} s\n{query.state()}"
+                ) from error
             except AssertionError:
                 if query.process.returncode and NOT_CONNECTED in query.output():
                     self.log.unlink()
                     continue
                 raise
+            print(  # noqa: T201 - how far a run of minutes is
+                f"{armed or 'unarmed'}: after {CLOCK.monotonic() - began:.0f} s,"
+                f" {query.cpu_seconds():.0f} s of CPU, {self.batches} batches"
+            )
             return query
 
     async def drain(self, armed: str = "") -> None:

@@ -26,7 +26,7 @@ from gazette.spark.source.table import check_isolation, warn_of_loss
 from gazette.spark.tasks import run_tasks
 from gazette.spark.worker_process import keep_imports
 
-_TASKS_MAX: Final = 4096
+TASKS_MAX: Final = 4096
 """Greatest number of tasks of the first pass. The driver's share of each is some milliseconds."""
 
 
@@ -75,12 +75,19 @@ def fold_by_spark(
 
     def summarise_all(runs: Sequence[Run]) -> list[Summary]:
         # This function may be called again, with runs that begin elsewhere.
-        length = sum(run.length for run in runs)
-        work = partial(_summarise, access)
-        return run_tasks(spark, runs, work, _TASKS_MAX, length=length, on_read=on_read)
+        return summarise_by_spark(spark, access, runs, on_read)
 
     with access.open() as opened:
         return fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+
+
+def summarise_by_spark(
+    spark: Any, access: Access, runs: Sequence[Run], on_read: OnRead | None = None
+) -> list[Summary]:
+    """Return the summaries of runs, which tasks make. Arguments and errors are as of `fold_by_spark`."""
+    length = sum(run.length for run in runs)
+    work = partial(_summarise, access)
+    return run_tasks(spark, runs, work, TASKS_MAX, length=length, on_read=on_read)
 
 
 def _summarise(access: Access, runs: Iterable[Run]) -> Iterator[Summary]:

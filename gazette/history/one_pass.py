@@ -1,0 +1,161 @@
+"""One pass over a run whose rows are combined: its summary, and its rows, before the fold. Needs pyarrow.
+
+What has committed in a run depends on the runs around it. But a run seldom repeats messages of an
+earlier one. So `read_once` assumes that it does not, and keeps apart what is pending at its end. When
+all summaries are folded, `select_parts` says which of these rows count, and which runs have to be read
+again. Combined rows are few, so they can be kept until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from gazette.history.combine import Combine, Combiner
+from gazette.history.commit_filter import CommitFilter, Mask, Pending
+from gazette.history.field_arrays import FieldsBuilder
+from gazette.history.first_pass import read_and_summarise, summarise_run
+from gazette.history.merge import CommittedRun
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import RowMaker, Unfit
+from gazette.history.scanned_batches import ScannedBatch, scanned_batch
+from gazette.history.snapshot import Run
+from gazette.history.source import OpenAccess
+from gazette.history.summary import Summary
+from gazette.message.framing.frames import MalformedMessage
+
+COMMITTED: Final = -1
+"""Part of the rows that have committed within the run. The other parts have numbers of producers."""
+_PENDING_MAX: Final = 64
+"""Greatest number of producers whose pending rows are kept apart."""
+
+
+class Part(NamedTuple):
+    """Some combined rows of a run, and the part of the run that they belong to."""
+
+    number: int
+    rows: pa.RecordBatch
+
+
+class OnePass(NamedTuple):
+    """Result of reading a run once."""
+
+    summary: Summary
+    pending: tuple[Pending, ...] | None
+    """Producers whose rows are pending at the end. None if all rows are to be read again."""
+
+
+def read_once(
+    access: OpenAccess, run: Run, format: RowFormat, combine: Combine
+) -> Generator[Part, None, OnePass]:
+    """Yield the rows of a run, as if it repeated nothing of earlier runs. Return its summary.
+
+    The rows may be any of those that would be there otherwise, if the result says to read the run
+    again. Raise what `summarise_run` and ``combine`` raise.
+    """
+    if run.pieces[0].begin >= run.begin:
+        try:
+            found = yield from _read(access, run, format, combine)
+        except (MalformedMessage, Unfit):
+            pass  # It may not matter: the message may continue one of the run before, or never commit.
+        else:
+            if found is not None:
+                return found
+    return OnePass(summarise_run(access, run), None)
+
+
+def select_parts(
+    read: Sequence[tuple[Run, OnePass]], runs: Iterable[CommittedRun]
+) -> tuple[list[tuple[int, int]], list[CommittedRun]]:
+    """Return which rows of the runs that were read count, and the folded runs that are to be read again.
+
+    Rows are given by a position in ``read`` and the number of a part.
+    """
+    places = {run.number: at for at, (run, _) in enumerate(read)}
+    wanted: list[tuple[int, int]] = []
+    again: list[CommittedRun] = []
+    for committed in runs:
+        parts = None
+        at = places.get(committed.run.number)
+        # Of a run that begins or ends elsewhere by now, only the summary was made again.
+        if at is not None and read[at][0] == committed.run:
+            parts = _parts_that_count(committed, read[at][1])
+        if at is None or parts is None:
+            again.append(committed)
+        else:
+            wanted += [(at, part) for part in parts]
+    return wanted, again
+
+
+def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
+    """Return the parts of a run whose rows have committed. Return None if it is to be read again."""
+    if found.pending is None:
+        return None
+    for producer, (_, newest) in run.known.items():
+        own = found.summary.producers.get(producer)
+        if own is None:
+            continue
+        if own.first_clock <= newest:
+            return None
+        if own.outside is not None and own.pending == own.first_clock:
+            # A message outside of transactions may be new though its clock is below the first one.
+            return None
+    parts = {COMMITTED}
+    for one in found.pending:
+        fate = run.fates.get(one.producer)
+        if fate is None or fate < one.first:
+            continue
+        if fate < one.newest:
+            return None
+        parts.add(one.producer)
+    return parts
+
+
+def _read(
+    access: OpenAccess, run: Run, format: RowFormat, combine: Combine
+) -> Generator[Part, None, OnePass | None]:
+    builder = FieldsBuilder(format.scanned, format.encode_variant)
+    rows = _Rows(run, format, combine)
+    assumed: CommitFilter[ScannedBatch] = CommitFilter(CommittedRun(run), acks=format.acks)
+    reading = read_and_summarise(access, run, builder.fields)
+    while True:
+        try:
+            batch = next(reading)
+        except StopIteration as end:
+            summary: Summary | None = end.value
+            break
+        assumed.add(batch.columns, scanned_batch(builder, batch))
+        yield from rows.add(COMMITTED, assumed.ready())
+    pending = assumed.pending()
+    if summary is None or len(pending) > _PENDING_MAX:
+        return None
+    for one, masks in pending.items():
+        yield from rows.add(one.producer, iter(masks))
+    assumed.finish()
+    yield from rows.add(COMMITTED, assumed.ready())
+    yield from rows.finish()
+    return OnePass(summary, tuple(pending))
+
+
+class _Rows:
+    """Maker of the rows of one run, each part combined on its own."""
+
+    def __init__(self, run: Run, format: RowFormat, combine: Combine) -> None:
+        self._maker = RowMaker(run, format)
+        self._format = format
+        self._combine = combine
+        self._combiners: dict[int, Combiner] = {}
+
+    def add(self, part: int, found: Iterator[tuple[ScannedBatch, Mask]]) -> Iterator[Part]:
+        combiner = self._combiners.get(part)
+        if combiner is None:
+            combiner = self._combiners[part] = Combiner(self._combine, self._format.schema)
+        for batch, mask in found:
+            for rows in self._maker.rows(batch, mask) if mask.any() else ():
+                yield from (Part(part, made) for made in combiner.add(rows))
+
+    def finish(self) -> Iterator[Part]:
+        for part, combiner in self._combiners.items():
+            yield from (Part(part, made) for made in combiner.finish())
