@@ -128,8 +128,9 @@ class Backfill:
         """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must stay the same.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too,
-        for example with sums instead of summands. Spark may pass any of the rows, and earlier results of
-        this method. Without it, all rows of a task go to Java, which is most of the cost of a fold.
+        for example with sums instead of summands. Spark may pass any of the rows, also some that do not
+        commit in the end, and earlier results of this method. Without it, all rows of a task go to Java,
+        which is most of the cost of a fold, and the history is read twice.
         """
         return rows
 

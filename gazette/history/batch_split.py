@@ -5,7 +5,7 @@ steps. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,14 @@ from gazette.protocol.ids import Offset
 Clocks = npt.NDArray[np.uint64]
 
 
+WHOLE_TXNS: Final = -1
+"""Kind of a segment of whole transactions: right behind an acknowledgement, by ascending clocks, and
+up to another one. Each of its acknowledgements commits."""
+
+
 class Segment(NamedTuple):
     """Consecutive messages of one producer and one kind. An acknowledgement is a segment of its
-    own.
+    own, unless it is a part of ``WHOLE_TXNS``.
 
     ``rows`` are their positions in the columns. ``kind`` is ``OUTSIDE_TXN`` also for unknown flags,
     as in the sequencer.
@@ -30,6 +35,10 @@ class Segment(NamedTuple):
     kind: int
     rows: Array64
     clocks: Clocks
+
+
+_WHOLE_MIN: Final = 2
+"""Least number of messages of ``WHOLE_TXNS``."""
 
 
 class Counted(NamedTuple):
@@ -92,13 +101,31 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
     flags = columns.uuids.flags[rows]
     clocks = columns.uuids.clocks[rows]
     acknowledges = flags == ACK_TXN
+    places = np.flatnonzero(acknowledges)
+    # Whole transactions are one step, and not two each.
+    first, last = (int(places[0]) + 1, int(places[-1]) + 1) if len(places) else (0, 0)
+    if last - first < _WHOLE_MIN or not _are_whole(flags[first:last], clocks[first - 1 : last]):
+        first = last
     kinds = np.where(flags == CONTINUE_TXN, CONTINUE_TXN, OUTSIDE_TXN)
     kinds[acknowledges] = ACK_TXN
-    bounds = np.flatnonzero((kinds[1:] != kinds[:-1]) | acknowledges[1:]) + 1
+    cuts = (kinds[1:] != kinds[:-1]) | acknowledges[1:]
+    if first < last:
+        cuts[first - 1 : last - 1] = False
+        cuts[first - 1] = True
+        kinds[first] = WHOLE_TXNS
+        if last < len(rows):
+            cuts[last - 1] = True
     begin = 0
-    for end in [*bounds.tolist(), len(rows)]:
+    for end in [*(np.flatnonzero(cuts) + 1).tolist(), len(rows)]:
         yield Segment(producer, int(kinds[begin]), rows[begin:end], clocks[begin:end])
         begin = end
+
+
+def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
+    """Return True for messages of transactions whose clocks ascend from the first one of ``clocks`` on."""
+    return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
+        (clocks[1:] > clocks[:-1]).all()
+    )
 
 
 def records(clocks: Clocks, newest: int) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,14 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette.history.batch_split import Clocks, Segment, records, split_batch
+from gazette.history.batch_split import (
+    WHOLE_TXNS,
+    BatchSplit,
+    Clocks,
+    Segment,
+    records,
+    split_batch,
+)
 from gazette.history.columns import Array64, Columns
 from gazette.history.merge import CommittedRun
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN
@@ -69,11 +76,11 @@ class CommitFilter(Generic[T]):
         }
         self._batches: deque[_Batch[T]] = deque()
 
-    def add(self, columns: Columns, payload: T) -> None:
-        """Add the next messages of the run."""
+    def add(self, columns: Columns, payload: T, split: BatchSplit | None = None) -> None:
+        """Add the next messages of the run. ``split`` is the result of `split_batch`, if it is known."""
         batch = _Batch(payload, np.zeros(len(columns), np.bool_))
         self._batches.append(batch)
-        found, unclocked = split_batch(columns, self._run.run)
+        found, unclocked = split_batch(columns, self._run.run) if split is None else split
         batch.committed[unclocked] = True
         if not self._acks and len(unclocked):
             batch.committed[unclocked[columns.uuids.flags[unclocked] == ACK_TXN]] = False
@@ -82,11 +89,16 @@ class CommitFilter(Generic[T]):
             if producer is None:
                 clock = int(segment.clocks[0]) - 1
                 producer = self._producers[segment.producer] = _Producer(clock, clock)
-            self._step(producer, segment, batch)
+            self._step(producer, segment, batch, columns)
 
-    def _step(self, producer: _Producer[T], segment: Segment, batch: _Batch[T]) -> None:
+    def _step(
+        self, producer: _Producer[T], segment: Segment, batch: _Batch[T], columns: Columns
+    ) -> None:
         rows, clocks = segment.rows, segment.clocks
-        if segment.kind == CONTINUE_TXN:
+        if segment.kind == WHOLE_TXNS:
+            batch.committed[rows] = self._acks or columns.uuids.flags[rows] != ACK_TXN
+            producer.acked = producer.newest = int(clocks[-1])
+        elif segment.kind == CONTINUE_TXN:
             new = records(clocks, producer.newest)
             if not new.all():
                 rows, clocks = rows[new], clocks[new]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from gazette.errors import Bug
-from gazette.history.batch_split import since_of
+from gazette.history.batch_split import BatchSplit, since_of
 from gazette.history.columns import require_uuids
 from gazette.history.json_lines import Field
 from gazette.history.merge import FoldedSnapshot, fold_snapshot
@@ -63,8 +63,9 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
-) -> Generator[Batch, None, Summary | None]:
-    """Yield all messages of a run that replays none. Keep what `summarise_run` keeps, and return the summary.
+) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
+    """Yield all messages of a run that replays none, and their split. Keep what `summarise_run` keeps,
+    and return the summary.
 
     Return None if a message continues from one piece to the next. Raise what `RunReader.batches`
     raises, and `Invalid` if UUIDs are unknown.
@@ -73,7 +74,10 @@ def read_and_summarise(
     kept = access.summaries(run.pieces)
     found = []
     for piece in run.pieces:
-        found.append((piece, (yield from _read(access, run, kept, piece, fields))))
+        summary = yield from _read(access, run, kept, piece, fields)
+        found.append((piece, summary))
+        if summary.reached != piece.end:
+            break
     return _combined(access, run, kept, found)
 
 
@@ -293,15 +297,14 @@ def _read(
     kept: SummaryStore | None,
     piece: Piece,
     fields: Sequence[Field] = (),
-) -> Generator[Batch, None, Summary]:
-    """Yield the messages of a piece, of which all count. Keep and return its summary."""
+) -> Generator[tuple[Batch, BatchSplit], None, Summary]:
+    """Yield the messages of a piece, of which all count, and their split. Keep and return its summary."""
     part = _part(run, piece)
     digest = _digest(access, piece)
     reader = RunReader(access, part, fields, digest=digest)
     summariser = Summariser(part)
     for batch in reader.batches():
-        summariser.add(batch.columns)
-        yield batch
+        yield batch, summariser.add(batch.columns)
     made = summariser.summary(reader.reached, clean=reader.clean)
     if kept is not None and _is_compared(piece, digest):
         kept.put(run.journal, run.shape, [piece], made)

@@ -122,11 +122,11 @@ def _read(
     reading = read_and_summarise(access, run, builder.fields)
     while True:
         try:
-            batch = next(reading)
+            batch, split = next(reading)
         except StopIteration as end:
             summary: Summary | None = end.value
             break
-        assumed.add(batch.columns, scanned_batch(builder, batch))
+        assumed.add(batch.columns, scanned_batch(builder, batch), split)
         yield from rows.add(COMMITTED, assumed.ready())
     pending = assumed.pending()
     if summary is None or len(pending) > _PENDING_MAX:

@@ -27,6 +27,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from gazette.history.batch_split import (
+    WHOLE_TXNS,
+    BatchSplit,
     Segment,
     counted,
     records,
@@ -211,6 +213,9 @@ class _Producer:
                 self.acknowledged = clock
                 self.after_outside = self.state
             self.state = State(clock, clock, None)
+        elif segment.kind == WHOLE_TXNS:
+            clock = int(segment.clocks[-1])
+            self.state = State(clock, clock, None)
         elif segment.kind == CONTINUE_TXN:
             self._add_pending(segment, columns)
         else:
@@ -264,16 +269,17 @@ class Summariser:
     _clock_min: int | None = None
     _clock_max: int = 0
 
-    def add(self, columns: Columns) -> None:
-        """Add the next messages."""
+    def add(self, columns: Columns) -> BatchSplit:
+        """Add the next messages, and return their split."""
+        split = split_batch(columns, self.run)
         if not len(columns):
-            return
+            return split
         self._end = int(columns.ends[-1])
         self._rows += len(columns)
         least = int(columns.uuids.clocks.min())
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
-        for segment in split_batch(columns, self.run).segments:
+        for segment in split.segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
                 first = int(segment.clocks[0])
@@ -281,6 +287,7 @@ class Summariser:
                     first, int(columns.begins[segment.rows[0]])
                 )
             producer.add(segment, columns)
+        return split
 
     def summary(self, reached: Offset | None = None, *, clean: bool = True) -> Summary:
         """Return the summary. ``reached`` defaults to the end of the last message."""
@@ -313,6 +320,7 @@ def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int
         rows = counted(some, run.begin, since).sequenced
         of_producer = some.uuids.producers[rows] == np.uint64(producer)
         for segment in segments(some, rows[of_producer]):
+            # The wanted message is before any acknowledgement.
             if segment.kind == CONTINUE_TXN:
                 found = records(segment.clocks, clock)
                 if found.any():
