@@ -110,7 +110,7 @@ def find_message(
     summary = None if kept is None else kept.get(journal.journal, journal.shape, [piece])
     if summary is not None and summary.rows <= position:
         return summary.rows, piece.end
-    run = Run(journal.journal, journal.shape, 0, (piece,), piece.begin)
+    run = Run(journal.journal, journal.shape, 0, (piece,), piece.begin, sure=False)
     seen = 0
     try:
         for batch in RunReader(access, run).batches():
@@ -363,7 +363,8 @@ def _keep_portions(access: OpenAccess, run: Run, piece: Piece, portion_bytes: in
 
 
 def _part(run: Run, piece: Piece) -> Run:
-    return Run(run.journal, run.shape, run.number, (piece,), piece.begin)
+    sure = run.sure and piece.begin == run.pieces[0].begin
+    return Run(run.journal, run.shape, run.number, (piece,), piece.begin, sure=sure)
 
 
 def _first_beyond(access: OpenAccess, run: Run, producer: int, clock: int) -> Offset:

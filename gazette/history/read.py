@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from gazette.errors import Corrupt
 from gazette.history.columns import Array64, ColumnDecoder, Columns, uuid_bytes
 from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.json_lines import Field, FoundFields
 from gazette.history.merge import CommittedRun
-from gazette.history.snapshot import Piece, Run
+from gazette.history.snapshot import PLACE_HINT, Piece, Run
 from gazette.history.source import OpenAccess
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.envelope import Envelope, build_envelopes
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
@@ -20,10 +23,13 @@ from gazette.message.framing.frames import (
     MalformedMessage,
     TruncatedFrame,
 )
-from gazette.message.framing.framing import framing_of
+from gazette.message.framing.framing import FIXED_MAGIC, framing_of
 from gazette.protocol.ids import JournalName, Offset
 
 T = TypeVar("T")
+
+_LINES: Final = (CONTENT_JSON_LINES, CONTENT_CSV)
+"""Content types whose messages end with a newline."""
 
 
 class Batch(NamedTuple):
@@ -65,13 +71,15 @@ class RunReader:
     def batches(self) -> Iterator[Batch]:
         """Yield the messages that begin in the run. Leave out an incomplete one at its end.
 
-        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`.
+        Raise what `OpenAccess.chunks` raises, and `MalformedMessage`. Raise ``Corrupt`` if the run
+        surely begins with a message, and the bytes before it show that it does not.
         """
         run = self._run
-        yield from self._decoded(run.pieces)
+        yield from self._decoded(self._placed_chunks())
         if not (self.rest and run.beyond):
             return
-        for columns, buffer, base, _ in self._decoded(run.beyond, past=run.end):
+        beyond = self._access.chunks(run.journal, run.beyond)
+        for columns, buffer, base, _ in self._decoded(beyond, past=run.end):
             count = int(np.searchsorted(columns.begins, run.end))
             if count:
                 yield Batch(columns.part(0, count), buffer, base)
@@ -79,15 +87,55 @@ class RunReader:
                 self.reached = int(columns.begins[count])
         self.rest = b""
 
-    def _decoded(self, pieces: tuple[Piece, ...], past: Offset | None = None) -> Iterator[Batch]:
-        """Yield the messages of pieces, and of the rest so far. End once ``past`` is decoded.
+    def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
+        """Yield the bytes of the run, once it is known that a message begins there."""
+        run, first = self._run, self._run.pieces[0]
+        pieces = run.pieces
+        checked = run.sure and first.start is not None
+        if checked and run.shape.content_type in _LINES:
+            pieces = (replace(first, begin=first.begin - 1), *pieces[1:])
+        chunks = self._access.chunks(run.journal, pieces)
+        for offset, data in chunks:
+            if offset < first.begin:
+                checked, inside = False, data[:1] != b"\n"
+                offset, data = offset + 1, data[1:]
+            else:
+                inside = checked and self._is_inside_frame(first, data)
+                checked = False
+            if inside:
+                raise Corrupt(
+                    "no message begins at the offset where reading begins: it is inside another one",
+                    hint=PLACE_HINT,
+                    journal=run.journal,
+                    begin=first.begin,
+                )
+            yield offset, data
+
+    def _is_inside_frame(self, piece: Piece, data: bytes) -> bool:
+        """Return True if the bytes before a piece of fixed frames end inside a frame."""
+        fixed = self._run.shape.content_type == CONTENT_PROTO_FIXED
+        if not fixed or data.startswith(FIXED_MAGIC[: len(data)]) or piece.start is None:
+            return False
+        # It may be a malformed message that begins just here. Then a frame ends before it.
+        before = Piece(piece.start, piece.begin, piece.fragment)
+        shape = replace(self._run.shape, malformed="skip")
+        run = replace(self._run, shape=shape, pieces=(before,), sure=False, beyond=())
+        reader = RunReader(self._access, run)
+        for _ in reader.batches():
+            pass
+        return bool(reader.rest)
+
+    def _decoded(
+        self, chunks: Iterator[tuple[Offset, bytes]], past: Offset | None = None
+    ) -> Iterator[Batch]:
+        """Yield the messages of chunks, and of the rest so far. End once ``past`` is decoded.
 
         A frame that is not complete is decoded again when there is twice as much of it. Otherwise
         the time for a long one would grow with the square of its length.
         """
         held, size = [self.rest], len(self.rest)
         enough = 2 * size
-        for offset, data in self._access.chunks(self._run.journal, pieces):
+        for offset, data in chunks:
             if offset != self.reached + size:
                 yield from self._decode(held)
                 self._cut(offset)

@@ -18,6 +18,10 @@ RUN_BYTES: Final = 64 << 20
 
 GAP_HINT: Final = "Read again later, end before the gap, or skip lost bytes."
 LOST_HINT: Final = "Begin behind these bytes, or skip lost bytes."
+PLACE_HINT: Final = (
+    "If the journal was deleted and created again, read it from its begin. If the offset was given, "
+    "give one where a message begins."
+)
 READ_AGAIN_HINT: Final = "Read again: a new snapshot leaves these bytes out."
 
 RUN_PIECES: Final = 256
@@ -34,6 +38,8 @@ class Piece:
     begin: Offset
     end: Offset
     fragment: Fragment | None = None
+    start: Offset | None = None
+    """Begin of the bytes that were cut off before ``begin``. None if none were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +215,7 @@ def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece
     for piece in fragments:
         low, high = max(at, piece.begin), min(end, piece.end)
         if low < high:
-            pieces.append(Piece(low, high, piece.fragment))
+            start = piece.begin if piece.start is None and low > piece.begin else piece.start
+            pieces.append(Piece(low, high, piece.fragment, start))
             at = high
     return tuple(pieces)

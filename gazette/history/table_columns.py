@@ -131,7 +131,7 @@ def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> lis
     for place in places if pieces else ():
         # A fragment may begin within a message.
         shape = replace(journal.shape, malformed="skip")
-        run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0)
+        run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0, sure=False)
         lines += _first_messages(access, run, bytes_max // len(places) + 1)
     return lines
 

@@ -24,6 +24,10 @@ _LOST: Final = (
     "Set failOnDataLoss=false, to continue behind them with a warning. Or begin behind them by "
     "startingOffsets, a stream with another checkpointLocation."
 )
+_PLACE: Final = (
+    "If the journal was deleted and created again, give a stream another checkpointLocation. If "
+    "startingOffsets named the offset, name one where a message begins."
+)
 _SIGN: Final = (
     "Set the option broker.authKeys to the brokers' keys, or broker.authToken. Members of a "
     "consumer take consumer.authKeys or consumer.authToken."
@@ -54,7 +58,7 @@ class with_hints(ContextDecorator):
 def _hint_of(error: GazetteError) -> str:
     """Return the error's hint, unless it concerns something that Spark does not have."""
     # Import late: Spark imports this module in every process that looks for a data source.
-    from gazette.history.snapshot import GAP_HINT, LOST_HINT, READ_AGAIN_HINT
+    from gazette.history.snapshot import GAP_HINT, LOST_HINT, PLACE_HINT, READ_AGAIN_HINT
     from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 
     if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:
@@ -63,5 +67,10 @@ def _hint_of(error: GazetteError) -> str:
         return _WHOLE
     if isinstance(error, NotAllowed) and error.facts.get("code") == "UNAUTHENTICATED":
         return _SIGN
-    own = {READ_AGAIN_HINT: _READ_AGAIN, GAP_HINT: _GAP, LOST_HINT: _LOST}
+    own = {
+        READ_AGAIN_HINT: _READ_AGAIN,
+        GAP_HINT: _GAP,
+        LOST_HINT: _LOST,
+        PLACE_HINT: _PLACE,
+    }
     return own.get(error.hint, error.hint)

@@ -21,9 +21,10 @@ from gazette.history.read import read_columns, read_envelopes
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import DictCodec
 from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
-from gazette.message.framing.framing import JSONLinesFraming
+from gazette.message.framing.framing import FIXED_MAGIC, JSONLinesFraming
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
@@ -40,11 +41,16 @@ from tests.fuzzing import seeds
 
 STORE = "file:///fragments/"
 JOURNAL = "topic/one"
+NIL = b"00000000-0000-0000-0000-000000000000"
 ALPHA, BETA = bytes([1, 0, 0, 0, 0, 1]), bytes([1, 0, 0, 0, 0, 2])
 
 
 class Word(gazette.Message):
     word: str = ""
+
+
+def fixed(payload: bytes) -> bytes:
+    return FIXED_MAGIC + len(payload).to_bytes(4, "little") + payload
 
 
 def line(producer: bytes, clock: int, flags: int, **fields: object) -> bytes:
@@ -399,6 +405,55 @@ def test_uuids_within_other_fields() -> None:
     assert consumed == len(buffer)
     assert columns.uuids.flags.tolist() == [ACK_TXN, 0, 0]
     assert columns.uuids.producers.tolist() == [int.from_bytes(ALPHA, "big"), 0, 0]
+
+
+@pytest.mark.parametrize("malformed", ["fail", "skip", "null"])
+@pytest.mark.parametrize(
+    ("content_type", "messages"),
+    [
+        (CONTENT_JSON_LINES, [b'{"n":1}\n', b'{"text":"{}"}\n', b"{}\n"]),
+        (CONTENT_CSV, [NIL + b",2\n", NIL + b",34\n", NIL + b",5\n"]),
+        (CONTENT_PROTO_FIXED, [fixed(b"one"), fixed(b"four"), fixed(b"")]),
+    ],
+)
+def test_an_offset_inside_a_message_is_an_error(
+    content_type: str, messages: list[bytes], malformed: Malformed, tmp_path: Path
+) -> None:
+    """At any offset but those of messages, and whatever is done with malformed ones."""
+    write_journal(tmp_path, STORE, JOURNAL, [messages[0], b"".join(messages)], Codec.GZIP)
+    ends = list(itertools.accumulate(map(len, [messages[0], *messages]), initial=0))
+    shape = MessageFormat(malformed=malformed)
+    for begin in range(ends[-1]):
+        access, snapshot = taken(
+            tmp_path, begin={JOURNAL: begin}, shape=shape, content_type=content_type
+        )
+        (run,) = snapshot.runs(1 << 20)
+        with access.open() as opened:
+            if begin in ends:
+                found = [at for b in read_columns(opened, run) for at in b.columns.begins.tolist()]
+                assert found == [at for at in ends[:-1] if at >= begin]
+            else:
+                with raises(Corrupt, says="is inside another one", begin=begin):
+                    list(read_columns(opened, run))
+
+
+@pytest.mark.parametrize("malformed", ["skip", "null"])
+def test_an_offset_where_a_malformed_message_begins(malformed: Malformed, tmp_path: Path) -> None:
+    """What is before it shows that it is the begin of something: reading may go on there."""
+    for content_type, good, bad in (
+        (CONTENT_JSON_LINES, b"{}\n", b"nonsense\n"),
+        (CONTENT_PROTO_FIXED, fixed(b"one"), b"nonsense"),
+    ):
+        root = tmp_path / content_type
+        write_journal(root, STORE, JOURNAL, [good + bad + good])
+        shape = MessageFormat(malformed=malformed)
+        begin = {JOURNAL: len(good)}
+        access, snapshot = taken(root, begin=begin, shape=shape, content_type=content_type)
+        (run,) = snapshot.runs(1 << 20)
+        with access.open() as opened:
+            found = [at for b in read_columns(opened, run) for at in b.columns.begins.tolist()]
+        assert found[-1] == len(good + bad)
+        assert len(found) == (2 if malformed == "null" else 1)
 
 
 def test_bytes_need_no_frames(tmp_path: Path) -> None:

@@ -123,14 +123,14 @@ def test_plans_of_other_versions_and_sizes_are_refused(
 ) -> None:
     text = encode_plan(plan_of(options))
     with raises(Invalid, path="option plan", says="version 3"):
-        decode_plan(text.replace("plan-2:", "plan-3:"))
-    for cut in (text[:-4], text[:40], text + "AAAA", "gazette-plan-2:"):
+        decode_plan(text.replace("plan-3:", "plan-4:"))
+    for cut in (text[:-4], text[:40], text + "AAAA", "gazette-plan-3:"):
         with raises(Invalid, path="option plan"):
             decode_plan(cut)
     # What decompresses to more than it may is not decompressed further.
     monkeypatch.setattr(plan_module, "DATA_BYTES_MAX", 1 << 20)
     with raises(Invalid, path="option plan", says="1048576"):
-        decode_plan("gazette-plan-2:" + text_of(bytes(1 << 26)))
+        decode_plan("gazette-plan-3:" + text_of(bytes(1 << 26)))
     monkeypatch.setattr(plan_module, "TEXT_BYTES_MAX", len(text) - 1)
     with raises(Invalid, path="option plan", says=f"at most {len(text) - 1}"):
         encode_plan(plan_of(options))

@@ -298,22 +298,43 @@ def test_a_journal_that_was_created_again(tmp_path: Path) -> None:
         Query(options(tmp_path), query.log).batch(*query.log[-2:])
 
 
-def test_a_journal_that_was_created_again_and_is_longer_already(tmp_path: Path) -> None:
-    """No message begins where the stream has read to. The error names the cause that is likely."""
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("mode", ["FAILFAST", "PERMISSIVE", "DROPMALFORMED"])
+def test_a_journal_that_was_created_again_and_is_longer_already(
+    mode: str, isolation: str, tmp_path: Path
+) -> None:
+    """No message begins where the stream has read to: no mode makes a row of half a message."""
     journal = Journal(tmp_path, "topic/a")
     journal.add(line(1, 1, OUTSIDE_TXN, n=1))
-    given = options(tmp_path, mode="FAILFAST", summaries="none")
+    given = options(tmp_path, mode=mode, isolation=isolation, summaries="none")
     query = Query(given)
     assert query.step() == [1]
     for path in (tmp_path / "fragments" / "topic" / "a").iterdir():
         path.unlink()
     Journal(tmp_path, "topic/a").add(*(line(1, n, OUTSIDE_TXN, n=1000 + n) for n in range(1, 9)))
     with raises(
-        Corrupt, says="no message begins at the offset where the stream", begin=journal.end
+        Corrupt, says="no message begins at the offset where reading begins", begin=journal.end
+    ) as raised:
+        Query(given, query.log).step()
+    assert "another checkpointLocation" in raised.value.__notes__[0]
+    with raises(Corrupt, says="no message begins at the offset where reading begins", begin=3):
+        Query({**given, "startingOffsets": "3"}).step()
+
+
+def test_a_journal_that_was_created_again_with_another_fragment_there(tmp_path: Path) -> None:
+    """The offset is the begin of a fragment, and what it holds is no message."""
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=1))
+    given = options(tmp_path, mode="FAILFAST", summaries="none")
+    query = Query(given)
+    assert query.step() == [1]
+    journal.add(line(1, 2, OUTSIDE_TXN, n=2)[5:])
+    with raises(
+        Corrupt,
+        says="no message begins at the offset where the stream",
+        begin=len(line(1, 1, 0, n=1)),
     ):
         Query(given, query.log).step()
-    with raises(Corrupt, says="no message begins at the offset where the stream", begin=3):
-        Query({**given, "startingOffsets": "3"}).step()
 
 
 def test_a_malformed_message_behind_others_is_what_it_is(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ TEXT_BYTES_MAX: Final = 256 << 20
 DATA_BYTES_MAX: Final = 1 << 30
 """Largest decompressed plan in bytes: about 280 bytes for each fragment."""
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _MARK: Final = "gazette-plan-"
 _HEADER: Final = re.compile(rf"{_MARK}(\d{{1,9}}):")
 _READ: Final = "Use gazette.spark.read(), which sets it."
@@ -123,7 +123,9 @@ def _check_pieces(run: Run, paths: set[tuple[str, str, Codec]]) -> None:
             and piece.end <= fragment.end
             and len(fragment.sum) == 20
         )
-        if not (whole and at <= piece.begin < piece.end):
+        first = 0 if fragment is None else fragment.begin
+        cut = piece.start is None or first <= piece.start < piece.begin
+        if not (whole and cut and at <= piece.begin < piece.end):
             raise _invalid(
                 f"not a plan: run {run.number} of {run.journal} has the piece"
                 f" {piece.begin} to {piece.end} after {at}"

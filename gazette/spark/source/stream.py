@@ -285,17 +285,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not journal.pieces:
             return journal.end
         last = replace(journal, begin=journal.pieces[-1].begin, pieces=journal.pieces[-1:])
-        try:
-            found = self._last_end(last)
-        except MalformedMessage:
-            # The fragment begins within a message.
-            found = None
+        # The fragment may begin within a message.
+        found = self._last_end(last, sure=False)
         if found is None:
-            found = self._last_end(journal)
+            found = self._last_end(journal, sure=True)
         return journal.begin if found is None else found
 
-    def _last_end(self, journal: JournalSnapshot) -> Offset | None:
-        run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
+    def _last_end(self, journal: JournalSnapshot, *, sure: bool) -> Offset | None:
+        run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin, sure=sure)
         summary = summarise_messages(self._journals.access, run)
         return summary.end if summary.rows else None
 
