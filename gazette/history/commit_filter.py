@@ -53,7 +53,7 @@ class _Producer(Generic[T]):
         self.pending.clear()
 
 
-class Pending(NamedTuple):
+class PendingProducer(NamedTuple):
     """Messages of a producer that are pending, and their least and greatest clock."""
 
     producer: int
@@ -119,9 +119,9 @@ class CommitFilter(Generic[T]):
                 producer.settle(None)
                 producer.acked = producer.newest = int(clocks.max())
 
-    def pending(self) -> dict[Pending, list[tuple[T, Mask]]]:
+    def pending(self) -> dict[PendingProducer, list[tuple[T, Mask]]]:
         """Return what is pending so far: payloads of batches, with a mask of the messages of each."""
-        found: dict[Pending, list[tuple[T, Mask]]] = {}
+        found: dict[PendingProducer, list[tuple[T, Mask]]] = {}
         for number, producer in self._producers.items():
             masks: list[tuple[T, Mask]] = []
             for batch, rows, _ in producer.pending:
@@ -130,7 +130,7 @@ class CommitFilter(Generic[T]):
                 masks.append((batch.payload, mask))
             if masks:
                 first = int(producer.pending[0][2][0])
-                found[Pending(number, first, producer.newest)] = masks
+                found[PendingProducer(number, first, producer.newest)] = masks
         return found
 
     def finish(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from gazette.history.combine import Combine, Combiner
-from gazette.history.commit_filter import CommitFilter, Mask, Pending
+from gazette.history.commit_filter import CommitFilter, Mask, PendingProducer
 from gazette.history.field_arrays import FieldsBuilder
 from gazette.history.first_pass import read_and_summarise, summarise_run
 from gazette.history.merge import CommittedRun
@@ -43,7 +43,7 @@ class OnePass(NamedTuple):
     """Result of reading a run once."""
 
     summary: Summary
-    pending: tuple[Pending, ...] | None
+    pending: tuple[PendingProducer, ...] | None
     """Producers whose rows are pending at the end. None if all rows are to be read again."""
 
 

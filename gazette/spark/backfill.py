@@ -209,7 +209,7 @@ class _FirstPass:
     """The runs that the second pass reads."""
     combine: Combine | None = None
     rows: Any = None
-    """A DataFrame of the rows of all other runs. None if there is none."""
+    """A DataFrame of the rows of all other runs. None if no run was read."""
 
 
 def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
