@@ -7,7 +7,8 @@
 Each measurement has a process of its own. It sets timers in transactions of 10,000, at random times,
 under keys of 16 characters. Then it recovers nothing and fires all of them, in transactions of 16,384.
 It prints timers per second of processor time, and the most memory that the process took. The recovery log
-is dropped, so its bytes are counted and not kept.
+is dropped, so its bytes are counted and not kept. Ten million take an hour or more: each tenth is reported
+on standard error, with the memory of the process then.
 """
 
 from __future__ import annotations
@@ -76,6 +77,24 @@ def timers_of(rng: random.Random, count: int) -> Iterator[tuple[str, float]]:
         yield f"{rng.getrandbits(64):016x}", rng.random() * SPAN_S
 
 
+class Progress:
+    """Print each tenth of ``count``, with the seconds of processor time and the memory at that point."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._tenth = max(1, count // 10)
+        self._next = self._tenth
+
+    def report(self, done: int, began: float) -> None:
+        if done < self._next:
+            return
+        self._next += self._tenth
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        memory = pages * resource.getpagesize() / 2**20
+        spent = process_time() - began
+        print(f"{self._name} {done} in {spent:.1f} s; {memory:.0f} MB", file=sys.stderr, flush=True)
+
+
 def run_bare(directory: Path, count: int) -> dict[str, float]:
     connection = apsw.Connection(str(directory / "bare.db"))
     for pragma in ("journal_mode=WAL", "synchronous=OFF", "wal_autocheckpoint=4000"):
@@ -83,14 +102,15 @@ def run_bare(directory: Path, count: int) -> dict[str, float]:
     connection.execute("PRAGMA cache_size=-65536").fetchall()
     connection.execute(CREATE).fetchall()
     rng = random.Random(1)
-    began = process_time()
+    progress, began = Progress("bare: set", count), process_time()
     for first in range(0, count, BATCH):
         connection.execute("BEGIN IMMEDIATE")
         for key, at in timers_of(rng, min(BATCH, count - first)):
             connection.execute(PUT, (key, int(at * 1e6), PAYLOAD))
         connection.execute("COMMIT")
+        progress.report(first + BATCH, began)
     set_s, began = process_time() - began, process_time()
-    fired = 0
+    fired, progress = 0, Progress("bare: fired", count)
     while True:
         connection.execute("BEGIN IMMEDIATE")
         for _ in range(FIRED_MAX // CONSUME_MAX):
@@ -100,6 +120,7 @@ def run_bare(directory: Path, count: int) -> dict[str, float]:
             connection.execute(REMOVE, rows[-1][:2]).fetchall()
             fired += len(rows)
         connection.execute("COMMIT")
+        progress.report(fired, began)
         if not rows:
             break
     return measured(count, fired, set_s, process_time() - began, 0)
@@ -122,14 +143,16 @@ def run_store(directory: Path, count: int, kind: str) -> dict[str, float]:
         store.start_commit(shard, checkpoint, ()).result()
 
     rng = random.Random(1)
-    began = process_time()
+    progress, began = Progress(f"{kind}: set", count), process_time()
     for first in range(0, count, BATCH):
         timers.begin()
         for key, at in timers_of(rng, min(BATCH, count - first)):
             timers.schedule(key, BEGIN + timedelta(seconds=at), PAYLOAD, TimeDomain.PROCESSING)
         commit()
+        progress.report(first + BATCH, began)
     set_s = process_time() - began
     clock.advance(SPAN_S + 1)
+    progress = Progress(f"{kind}: fired", count)
     fired, began = 0, process_time()
     while timers.is_due(ready=False):
         timers.begin()
@@ -137,6 +160,7 @@ def run_store(directory: Path, count: int, kind: str) -> dict[str, float]:
             if timers.confirm_due():
                 fired += sum(1 for _ in timers.fire(CONSUME_MAX))
         commit()
+        progress.report(fired, began)
     fire_s = process_time() - began
     store.destroy()
     return measured(count, fired, set_s, fire_s, log.length)
@@ -171,7 +195,7 @@ def main() -> None:
     print(f"{arguments.timers} timers; {'':10}set/s     fire/s    most MB   log B/timer")
     for one in ("bare", *arguments.stores.split(",")):
         command = [sys.executable, __file__, "--one", one, "--timers", str(arguments.timers)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout)
         print(
             f"{one:20} {found['set']:15.0f} {found['fire']:10.0f} {found['mb']:10.0f}"
