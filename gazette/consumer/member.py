@@ -34,6 +34,7 @@ from gazette.consumer.api.shard_api import ShardApi
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner, checked_name, name_of
 from gazette.consumer.broker_watch import BrokerWatch
+from gazette.consumer.callback_watch import CallbackWatch
 from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
@@ -144,6 +145,8 @@ class ConsumerMember:
         self._restarts = Restarts(settings.max_restarts)
         self.append_service = AppendService(client, budget=self._append_budget)
         """Append service for publishing from APIs. Each shard has its own."""
+        self.callback_watch = CallbackWatch(clock, settings.lease_ttl_s)
+        """Watch over the callbacks of all shards. ``runconsumer`` starts it for its process."""
         self.process_id = ProcessId(settings.zone, settings.id)
         self.stopping = asyncio.Event()
         """Event that is set when this member is asked to stop: long-running calls should end."""
@@ -459,6 +462,7 @@ class ConsumerMember:
             lag_interval_s=settings.lag_interval_s,
             append_budget=self._append_budget,
             restarts=self._restarts,
+            callback_watch=self.callback_watch,
             owner=owner,
             hint_keys=settings.hint_keys,
             new_worker=self._new_worker,

@@ -24,6 +24,7 @@ _HEADS_S: Final = 5.0
 _AT_ONCE: Final = 16
 _PRIMARY: Final = "PRIMARY"
 _FAILED: Final = "FAILED"
+_SILENCE_S: Final = 60.0
 
 
 class ConsumptionSeen(msgspec.Struct, frozen=True):
@@ -36,6 +37,8 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
     primaries: int
     errors: Mapping[str, str]
     """Errors of failed shards, by id."""
+    recoveries: Mapping[str, str] = {}
+    """Progress of primaries that are being recovered, by id."""
 
 
 class ConsumptionReport:
@@ -59,20 +62,41 @@ class ConsumptionReport:
         self._seen_at = clock.monotonic()
         self._state: tuple[int, int | None] | None = None
         self._said: dict[str, str] = {}
+        self._silent: dict[str, tuple[float, float]] = {}
+        """Members that do not answer: since when, and when to say so next."""
 
     async def look(self) -> list[str]:
         """Return what is new, as lines: nothing while an application has nothing to do."""
         now = self._clock.monotonic()
-        answers = await asyncio.to_thread(_ask, self._members())
+        members = self._members()
+        answers = await asyncio.to_thread(_ask, members)
         seen = seen_in(answers)
         lag = await self._lag(seen.read_through)
-        lines = self._failures(seen)
+        lines = self._silences([one for one in members if one not in answers], now)
+        lines += self._failures(seen)
+        lines += [
+            f"{one} is being recovered: {how}" for one, how in sorted(seen.recoveries.items())
+        ]
         read = 0.0 if self._seen is None else messages_between(self._seen, seen)
         state = (seen.primaries, lag)
         if read or state != self._state:
             rate = read / max(now - self._seen_at, 0.001)
             lines.append(consumption_text(rate, lag, seen.primaries, self._shards))
         self._seen, self._seen_at, self._state = seen, now, state
+        return lines
+
+    def _silences(self, silent: Sequence[str], now: float) -> list[str]:
+        """Return a line for each member that did not answer the last time either, once a minute."""
+        lines, former, self._silent = [], self._silent, {}
+        for address in silent:
+            since, say_at = former.get(address, (now, now))
+            if now > since and now >= say_at:
+                lines.append(
+                    f"{address} has not answered for {now - since:.0f} s: it starts, is paused, or one call"
+                    " of the application keeps the interpreter lock"
+                )
+                say_at = now + _SILENCE_S
+            self._silent[address] = (since, say_at)
         return lines
 
     def _failures(self, seen: ConsumptionSeen) -> list[str]:
@@ -106,6 +130,7 @@ def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
     messages: dict[str, float] = {}
     offsets: dict[str, int] = {}
     errors: dict[str, str] = {}
+    recoveries: dict[str, str] = {}
     primaries = 0
     for address, (metrics, debug) in answers.items():
         for shard, count in _MESSAGES.findall(metrics):
@@ -117,7 +142,9 @@ def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
             elif shard["slot"] == 0 and shard["status"] == _PRIMARY:
                 primaries += 1
                 offsets.update(shard["read_through"])
-    return ConsumptionSeen(messages, offsets, primaries, errors)
+            elif shard["slot"] == 0 and shard["play_back"] is not None:
+                recoveries[shard["id"]] = shard["play_back"]
+    return ConsumptionSeen(messages, offsets, primaries, errors, recoveries)
 
 
 def messages_between(before: ConsumptionSeen, after: ConsumptionSeen) -> float:

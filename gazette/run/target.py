@@ -21,8 +21,8 @@ from typing import Any
 
 from gazette.consumer.application import Application
 from gazette.errors import GazetteError, Invalid
+from gazette.runtime.user_code import is_user_file, shown_path, user_frames
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWN_MAX = 10
 
 
@@ -185,7 +185,7 @@ def user_files() -> list[str]:
         {
             file
             for module in list(sys.modules.values())
-            if isinstance(file := getattr(module, "__file__", None), str) and _is_user_file(file)
+            if isinstance(file := getattr(module, "__file__", None), str) and is_user_file(file)
         }
     )
 
@@ -194,15 +194,11 @@ def frames_text(error: BaseException) -> str:
     """Return where an error comes from: the user's innermost frame first, then its callers."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         line = (error.text or "").strip()
-        return f"  {_shown(error.filename)}, line {error.lineno}\n    {line}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _is_user_file(frame.filename)
-    ]
+        return f"  {shown_path(error.filename)}, line {error.lineno}\n    {line}"
+    frames = user_frames(traceback.extract_tb(error.__traceback__))
     texts = []
     for frame in reversed(frames[-_SHOWN_MAX:]):
-        place = f"  {_shown(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        place = f"  {shown_path(frame.filename)}, line {frame.lineno}, in {frame.name}"
         line = linecache.getline(frame.filename, frame.lineno or 0).strip()
         texts.append(f"{place}\n    {line}")
     return "\n".join(texts)
@@ -210,20 +206,6 @@ def frames_text(error: BaseException) -> str:
 
 def _error_text(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)[-1:]).strip()
-
-
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
-
-
-def _is_user_file(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    path = Path(filename).resolve()
-    if path.is_relative_to(_PACKAGE) or {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    return not path.is_relative_to(Path(os.__file__).resolve().parent)
 
 
 def _applications(module: ModuleType) -> Iterator[type[Application[Any]]]:

@@ -14,6 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -197,10 +198,17 @@ def build(
 async def _serve_one(
     application: Application[Any], loaded: Loaded, member: type[ConsumerMember]
 ) -> int:
-    return await serve_until_signal(
-        "consumer",
-        lambda: build(application, loaded, SystemClock(), member),
-        lambda service: [*diagnostic_routes(service.not_ready), *service.debug_routes()],
-        loaded.group(DebugFlags).port,
-        loaded.group(ConsumerFlags).bind_host,
-    )
+    with ExitStack() as stack:
+
+        def built() -> ConsumerMember:
+            service = build(application, loaded, SystemClock(), member)
+            stack.enter_context(service.callback_watch.watching())
+            return service
+
+        return await serve_until_signal(
+            "consumer",
+            built,
+            lambda service: [*diagnostic_routes(service.not_ready), *service.debug_routes()],
+            loaded.group(DebugFlags).port,
+            loaded.group(ConsumerFlags).bind_host,
+        )

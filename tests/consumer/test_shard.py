@@ -216,7 +216,7 @@ class Unprintable(Exception):
         ("new_store", StopIteration(), "new_store raised StopIteration"),
         ("restore", OSError("gone"), "Store.restore_checkpoint raised OSError: gone"),
         ("type", KeyError("schema"), "'schema'"),
-        ("consume", ValueError("odd"), f"consume_message raised ValueError: odd (journal={SOURCE}"),
+        ("consume", ValueError("odd"), "consume_message raised ValueError: odd (line="),
         ("consume", SystemExit(3), "consume_message raised SystemExit: 3"),
         ("consume", asyncio.CancelledError(), "consume_message raised CancelledError"),
         ("consume", Closed("a connection"), "a connection"),

@@ -251,8 +251,39 @@ async def test_a_failed_shard_says_why(project: Run) -> None:
     await project.until("Ctrl-C stops it")
     await project.publish()
     await project.until("shard-000 failed: ")
-    assert "no such word" in project.said
     await project.until("0 of 1 shards run")
+    said = project.said
+    assert "failed: consume_message raised ValueError: no such word (line=app.py:" in said
+    first = said[said.index("Traceback (most recent call last):") :].splitlines()[1]
+    assert re.fullmatch(r'  File ".*/app.py", line \d+, in consume_message', first), said
+    assert "dispatch.py" not in said, "frames that tell the user nothing"
+    assert await project.stop() == 0
+
+
+async def test_a_recovery_shows_its_progress(project: Run) -> None:
+    project.environ["GAZETTE_FAILPOINTS"] = "recovery.handed_off(*/shard-000)=delay:4"
+    await project.start()
+    await project.until("shard-000 is being recovered: ")
+    assert re.search(
+        r"recovered: \w+ recovery/\S+/shard-000 at \d+ of \d+, [\d.]+ MB/s, ", project.said
+    )
+    await project.until("2 of 2 shards run")
+    assert await project.stop() == 0
+
+
+async def test_a_callback_that_hangs_is_named_while_it_does(project: Run) -> None:
+    text = APPLICATION.replace("partitions=2", "partitions=1")
+    slow = "import threading; threading.Event().wait()"
+    project.program.write_text(
+        text.replace('raise ValueError("no such word")', slow).replace("bad", "gazette")
+    )
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.until("shard shard-000: consume_message has not returned for")
+    assert re.search(
+        r"\(at app.py:\d+ in consume_message, message words/part-000 0\)", project.said
+    )
     assert await project.stop() == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,17 +15,25 @@ import msgspec
 import pytest
 
 from gazette import Application, CSVRecord, Message, Source
+from gazette.client.client import Client
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.errors import Conflict, Invalid
 from gazette.run.banner import banner, publish_command, query_command
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.command import run
-from gazette.run.consumption import ConsumptionSeen, consumption_text, messages_between, seen_in
+from gazette.run.consumption import (
+    ConsumptionReport,
+    ConsumptionSeen,
+    consumption_text,
+    messages_between,
+    seen_in,
+)
 from gazette.run.lock import FILE, RunLock
 from gazette.run.samples import MessageSample, samples_of
 from gazette.run.session import RunSession
 from gazette.run.settings import RunFlags
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.instant_clock import eventually
@@ -186,7 +195,15 @@ gazette_shard_read_messages_created{shard="/app/items/shard-001"} 1.7e+09
 
 
 def _shard(name: str, slot: int, status: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "slot": slot, "status": status, "read_through": {}, "errors": [], **more}
+    return {
+        "id": name,
+        "slot": slot,
+        "status": status,
+        "read_through": {},
+        "errors": [],
+        "play_back": None,
+        **more,
+    }
 
 
 def test_members_say_what_they_consumed() -> None:
@@ -194,6 +211,8 @@ def test_members_say_what_they_consumed() -> None:
         _shard("shard-000", 0, "PRIMARY", read_through={"words/part-000": 7}),
         _shard("shard-001", 1, "STANDBY", read_through={"words/part-001": 3}),
         _shard("shard-002", 0, "FAILED", errors=["ValueError: no"]),
+        _shard("shard-003", 0, "BACKFILL", play_back="playing x at 1 of 2, 1.0 MB/s, 0 s left"),
+        _shard("shard-004", 1, "BACKFILL", play_back="of a standby"),
     ]
     seen = seen_in({"http://a": (METRICS, msgspec.json.encode({"shards": shards}))})
     assert seen.messages == {
@@ -203,6 +222,20 @@ def test_members_say_what_they_consumed() -> None:
     assert seen.read_through == {"words/part-000": 7}
     assert seen.primaries == 1
     assert seen.errors == {"shard-002": "ValueError: no"}
+    assert seen.recoveries == {"shard-003": "playing x at 1 of 2, 1.0 MB/s, 0 s left"}
+
+
+async def test_a_process_that_does_not_answer_is_named_once_a_minute() -> None:
+    clock = ManualClock()
+    address = f"http://127.0.0.1:{free_port()}"
+    async with Client("http://127.0.0.1:1", clock=clock) as client:
+        report = ConsumptionReport(lambda: [address], (), 1, client, clock)
+        silent = re.compile(rf"{address} has not answered for (\d+) s: ")
+        said = []
+        for _ in range(9):
+            said += [found[1] for line in await report.look() if (found := silent.match(line))]
+            clock.advance(10)
+    assert said == ["10", "70"], "not the first time: it may have just started"
 
 
 def test_a_counter_that_began_again_counts_from_zero() -> None:

@@ -15,6 +15,7 @@ from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.consumer.application import Application, Shard
 from gazette.consumer.application_name import Owner
+from gazette.consumer.callback_watch import CallbackWatch
 from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.progress import Progress
@@ -39,6 +40,7 @@ class ShardContext:
     rng: random.Random
     player_pool: Pool
     new_publisher: Callable[[AppendService], Publisher]
+    callback_watch: CallbackWatch
     owner: Owner
     """The application that the shards belong to."""
     hint_keys: HintKeys

@@ -28,6 +28,7 @@ from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.consumer.transaction.poison_handler import checked_policy
+from gazette.consumer.transaction.running_callback import RunningCallback
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_code
 from gazette.consumer.transaction.source_reader import read_source
 from gazette.consumer.transaction.transactor import Transactor
@@ -69,6 +70,7 @@ class Primary:
         """Set on the shard's thread, once the store is made."""
         self.timers: ShardTimers | None = None
         """Set with the restored checkpoint, for an application with ``on_timer``."""
+        self.running = RunningCallback(shard.id)
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
         self._context = context
@@ -86,6 +88,7 @@ class Primary:
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
         parts.scope.daemon(self.appends.run(), name="appends")
+        context.callback_watch.add(self.running)
 
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and all that transactions need.
@@ -143,7 +146,7 @@ class Primary:
                 write_head=recovered.write_head,
                 wait=self.thread.wait,
             )
-        with application_code("new_store"):
+        with application_code("new_store", self.running):
             store = application.new_store(shard, self._recorder)
         self.store = checked_store(store)
         return self.store
@@ -154,13 +157,13 @@ class Primary:
         hit("promotion.fencing", shard.id)
         # This step may have waited behind a callback. A fence would stop the present owner.
         self._parts.ownership.require_running()
-        with application_code("Store.restore_checkpoint"):
+        with application_code("Store.restore_checkpoint", self.running):
             checkpoint = store.restore_checkpoint(shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         require_own_state(checkpoint, self._context.owner, shard.id)
-        with application_code("poison_policy"):
+        with application_code("poison_policy", self.running):
             self._poison_policy = checked_policy(application.poison_policy(shard), store)
-        with application_code("Store.timer_table"):
+        with application_code("Store.timer_table", self.running):
             self.timers = open_timers(application, shard, store, self._context.clock)
         hit("promotion.opened", shard.id)
         return checkpoint
@@ -184,7 +187,11 @@ class Primary:
         )
         return Transactor(
             ShardCallbacks(
-                context.application, shard, self.store, context.new_publisher(self.appends)
+                context.application,
+                shard,
+                self.store,
+                context.new_publisher(self.appends),
+                self.running,
             ),
             self.appends,
             inbox,
@@ -337,6 +344,7 @@ class Primary:
                 if self.store is not None:
                     self.store.destroy()
             finally:
+                self._context.callback_watch.remove(self.running)
                 afterwards()
 
         done = self.thread.submit(destroy)

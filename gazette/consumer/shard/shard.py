@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, TypeAlias, TypeVar
 
 from gazette.allocator.model import DecodedKV
 from gazette.consumer import metrics
@@ -21,7 +22,7 @@ from gazette.consumer.application import (
     Store,
     checked_view,
 )
-from gazette.consumer.callbacks import require_instance
+from gazette.consumer.callbacks import ApplicationFailed, require_instance
 from gazette.consumer.query.standby_lag import watch_lag
 from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.consumer.shard.context import ShardContext, ShardParts
@@ -41,6 +42,7 @@ from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.errors import (
     Broken,
     Closed,
+    GazetteError,
 )
 from gazette.etcd.values import Compare, Op
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
@@ -51,11 +53,13 @@ from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 STOP_TIMEOUT_S: Final = 10.0
 """Seconds that a stopped shard waits for a running callback. After that, the thread ends alone."""
 
 _RESTART_POLL_S: Final = 0.25
+_RECOVERY_REPORT_S: Final = 10.0
 READS_GRACE_S: Final = 60.0
 """Seconds that queries of a standby may go on after its promotion: they read its view, not its store."""
 
@@ -262,8 +266,8 @@ class Shard(WithTimers):
             self._recovered.cancel()
         log.error(
             "shard %(shard)s failed: %(error)s",
-            {"shard": self.id, "error": error_text(error)},
-            exc_info=error,
+            {"shard": self.id, "error": _logged_text(error)},
+            exc_info=_without_our_calls(error),
         )
         self.ended.set()
         self.store_ready.set()
@@ -372,7 +376,10 @@ class Shard(WithTimers):
     async def _serve(self) -> None:
         context = self._context
         began = context.clock.monotonic()
-        recovered = await self._take_over()
+        async with TaskScope(f"recovery of shard {self.id}") as scope:
+            scope.daemon(self._report_recovery(), name="progress")
+            recovered = await self._take_over()
+            scope.cancel()
         played = context.clock.monotonic()
         primary = self._primary = Primary(
             context,
@@ -395,6 +402,15 @@ class Shard(WithTimers):
         self._scope.spawn(self._guard(primary.keep_hints()), name="hints")
         self._scope.spawn(self._guard(primary.keep_backup_hints()), name="backup hints")
         await primary.run(checkpoint)
+
+    async def _report_recovery(self) -> None:
+        while True:
+            await self._context.clock.sleep(_RECOVERY_REPORT_S)
+            progress = self.play_back
+            log.info(
+                "shard %(shard)s is being recovered: %(progress)s",
+                {"shard": self.id, "progress": progress or "its hints are read"},
+            )
 
     async def _take_over(self) -> RecoveredState | None:
         """Finish play-back as the log's new owner. Return None for a shard without a log."""
@@ -435,13 +451,18 @@ class Shard(WithTimers):
 
     @property
     def play_back(self) -> PlayProgress | None:
-        """Progress of play-back, on a standby."""
-        return None if self._player is None or self._started_primary else self._player.progress
+        """Progress of play-back, on a standby, and on a primary until it has all of its log."""
+        done = self._recovered.done() if self._started_primary else False
+        return None if self._player is None or done else self._player.progress
 
-    @property
-    def play_lag_bytes(self) -> int | None:
-        """Bytes by which play-back is behind the head of the log; None after its end."""
-        player = self._player
-        if player is None or self._started_primary:
-            return None
-        return player.progress.lag_bytes
+
+def _logged_text(error: BaseException) -> str:
+    """Return the text of an error in the log, which adds a hint of its own (`TextFormatter`)."""
+    has_own = isinstance(error, GazetteError) and error.hint != error.default_hint
+    return str(error) if has_own else error_text(error)
+
+
+def _without_our_calls(error: BaseException) -> ExcInfo:
+    """Return what to log of an error. Only the traceback of its cause tells of the application."""
+    ours = isinstance(error, ApplicationFailed) and error.__cause__ is not None
+    return type(error), error, None if ours else error.__traceback__

@@ -85,6 +85,7 @@ class Dispatcher:
         self._shard = callbacks.shard
         self._store = callbacks.store
         self._publisher = callbacks.publisher
+        self._running = callbacks.running
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
@@ -133,6 +134,7 @@ class Dispatcher:
         Raise ``ApplicationFailed``, and errors of ours that the application let through.
         """
         self._inbox.check()
+        self._running.enter("on_timer", timer)
         try:
             if self._guarded:
                 self._fire_guarded(timer)
@@ -148,6 +150,8 @@ class Dispatcher:
             raise
         except BaseException as error:
             raise self._classified("on_timer", error, _place_of(timer)) from error
+        finally:
+            self._running.leave()
 
     def _fire(self, timer: Timer) -> None:
         result: object = self._application.on_timer(  # type: ignore[func-returns-value]
@@ -175,11 +179,14 @@ class Dispatcher:
         application, shard, store = self._application, self._shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, guarded = application.consume_message, self._guarded
+        running = self._running
+        running.enter("consume_message", batch[0])
         position = 0
         try:
             for position, envelope in enumerate(batch):  # noqa: B007
                 if inbox.stopped:
                     inbox.check()
+                running.call = envelope
                 if guarded:
                     self._consume_guarded(envelope)
                     continue
@@ -192,6 +199,8 @@ class Dispatcher:
             raise
         except BaseException as error:
             raise self._failed("consume_message", error, batch[position : position + 1]) from error
+        finally:
+            running.leave()
         return len(batch)
 
     def _consume_guarded(self, envelope: Envelope[Any]) -> None:
@@ -261,11 +270,15 @@ class Dispatcher:
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
         """Have the application consume a batch. If it raises, the batch had no effect."""
-        with self._undoing(deferred=True):
-            result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
-                self._shard, self._store, batch, self._publisher
-            )
-            require_none("consume_messages", result, **_place(batch))
+        self._running.enter("consume_messages", batch)
+        try:
+            with self._undoing(deferred=True):
+                result: object = self._application.consume_messages(  # type: ignore[func-returns-value]
+                    self._shard, self._store, batch, self._publisher
+                )
+                require_none("consume_messages", result, **_place(batch))
+        finally:
+            self._running.leave()
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:

@@ -7,7 +7,7 @@ tree pass through.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
@@ -18,36 +18,49 @@ from gazette.consumer.callbacks import (
     require_result,
 )
 from gazette.consumer.transaction.error_cause import error_text
+from gazette.consumer.transaction.running_callback import RunningCallback
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture
+from gazette.runtime.user_code import place_of_error, without_callers
 
 
 class application_code:
-    """Wrap exceptions of callbacks, to tell them from our own errors."""
+    """Wrap exceptions of callbacks, to tell them from our own errors. Note in ``running`` what runs."""
 
-    def __init__(self, callback: str) -> None:
+    def __init__(self, callback: str, running: RunningCallback | None = None) -> None:
         self._callback = callback
+        self._running = running
 
     def __enter__(self) -> None:
-        return None
+        if self._running is not None:
+            self._running.enter(self._callback, self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: object
     ) -> None:
+        if self._running is not None:
+            self._running.leave()
         if error is None or isinstance(error, GazetteError):
             return
         raise application_failed(self._callback, error) from error
 
 
 def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
+    """Return the error for what a callback raised. It names the line of the user's code.
+
+    The traceback of ``error`` then begins with the user's code: our calls before it tell nothing.
+    """
     text = f"{callback} raised {type(error).__name__}"
     detail = error_text(error)
     if detail != type(error).__name__:
         text = f"{text}: {detail}"
+    if place := place_of_error(error):
+        facts = {"line": place, **facts}
+    error.__traceback__ = without_callers(error.__traceback__)
     return ApplicationFailed(text, **facts)
 
 
@@ -59,12 +72,13 @@ class ShardCallbacks:
     shard: Shard
     store: Store
     publisher: Publisher
+    running: RunningCallback = field(default_factory=RunningCallback)
 
     def start_reading(self, checkpoint: Checkpoint, feed: Any) -> None:
         """Have a `MessageProducer` begin to bring its messages to ``feed``."""
         application = self.application
         assert isinstance(application, MessageProducer)
-        with application_code("start_reading"):
+        with application_code("start_reading", self.running):
             result: object = application.start_reading(self.shard, self.store, checkpoint, feed)
         require_none("start_reading", result)
 
@@ -72,25 +86,25 @@ class ShardCallbacks:
         """Yield messages that a `MessageProducer` brings again."""
         application = self.application
         assert isinstance(application, MessageProducer)
-        with application_code("replay"):
+        with application_code("replay", self.running):
             replayed = application.replay(self.shard, self.store, *wanted)
             yield from require_result("replay", replayed)
 
     def restore_checkpoint(self) -> Checkpoint:
-        with application_code("Store.restore_checkpoint"):
+        with application_code("Store.restore_checkpoint", self.running):
             checkpoint = self.store.restore_checkpoint(self.shard)
         require_instance("Store.restore_checkpoint", checkpoint, Checkpoint)
         return checkpoint
 
     def begin_transaction(self) -> object:
         """Return what the callback returned, unchecked: by then the transaction has begun."""
-        with application_code("begin_transaction"):
+        with application_code("begin_transaction", self.running):
             return self.application.begin_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store
             )
 
     def finalize_transaction(self) -> None:
-        with application_code("finalize_transaction"):
+        with application_code("finalize_transaction", self.running):
             result: object = self.application.finalize_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store, self.publisher
             )
@@ -99,7 +113,7 @@ class ShardCallbacks:
     def start_commit(
         self, checkpoint: Checkpoint, waits: Collection[OpFuture[Any]]
     ) -> OpFuture[Any]:
-        with application_code("Store.start_commit"):
+        with application_code("Store.start_commit", self.running):
             commit = self.store.start_commit(self.shard, checkpoint, waits)
         if not isinstance(require_result("Store.start_commit", commit), OpFuture):
             raise ApplicationFailed(
@@ -108,7 +122,7 @@ class ShardCallbacks:
         return commit
 
     def finished_transaction(self, commit: OpFuture[Any]) -> None:
-        with application_code("finished_transaction"):
+        with application_code("finished_transaction", self.running):
             result: object = self.application.finished_transaction(  # type: ignore[func-returns-value]
                 self.shard, self.store, commit
             )

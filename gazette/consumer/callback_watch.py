@@ -1,0 +1,209 @@
+"""Warnings of code of the application that takes longer than a member can bear.
+
+Three things may stand still, and each one hurts in another way:
+
+- *The thread of a shard*, in a callback. Only this shard waits. The lease is renewed on the event loop.
+- *The event loop*, in a route, a servicer or a task of the application. Nothing renews the lease.
+- *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
+
+A thread of its own looks for them: it runs while the other threads stand still, except in the third case.
+So a call that never returns is reported too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gazette.consumer.timers.timer import Timer
+from gazette.consumer.transaction.running_callback import RunningCallback
+from gazette.message.envelope import Envelope
+from gazette.runtime.clock import Clock
+from gazette.runtime.user_code import place_of_thread
+
+log = logging.getLogger(__name__)
+
+REPEAT_S: Final = 60.0
+"""Seconds between two warnings of one call that goes on."""
+_LOOKS: Final = 4
+"""Looks in the time that a call may take."""
+_SHARE: Final = 3
+"""The lease is renewed this many times in its length: a delay of one such part makes a renewal late."""
+
+
+@dataclass(slots=True)
+class _SeenCall:
+    call: object
+    since: float
+    warned_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A function that the event loop was asked to run."""
+
+    sent_at: float
+    answered: bool = False
+    warned_at: float | None = None
+
+    def answer(self) -> None:
+        self.answered = True
+
+
+class CallbackWatch:
+    """Watch over the running callbacks of a member's shards, and over the event loop that serves them.
+
+    A call may take a third of the lease before it is reported. Its time is counted from the first look
+    that finds it, so it may have run for a quarter of that longer.
+    """
+
+    def __init__(self, clock: Clock, lease_ttl_s: float) -> None:
+        self._clock = clock
+        self._lease_s = lease_ttl_s
+        self._limit_s = lease_ttl_s / _SHARE
+        self.interval_s = self._limit_s / _LOOKS
+        """Seconds from one look to the next."""
+        self._lock = threading.Lock()
+        self._running: dict[RunningCallback, None] = {}
+        self._seen: dict[RunningCallback, _SeenCall] = {}
+        self._looked_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._probe: _Probe | None = None
+
+    def add(self, running: RunningCallback) -> None:
+        """Watch the callbacks of a shard from now on. Any thread."""
+        with self._lock:
+            self._running[running] = None
+
+    def remove(self, running: RunningCallback) -> None:
+        """Watch them no longer. Has no effect if they are not watched. Any thread."""
+        with self._lock:
+            self._running.pop(running, None)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look again and again on a thread, while the block runs. Enter it on the event loop's thread."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        ending = threading.Event()
+
+        def run() -> None:
+            while not ending.wait(self.interval_s):
+                self.look()
+
+        thread = threading.Thread(target=run, name="callback watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            thread.join()
+            self._loop = None
+
+    def look(self) -> None:
+        """Warn of what has taken too long by now. Called each ``interval_s``, by one thread."""
+        now = self._clock.monotonic()
+        with self._lock:
+            shards = list(self._running)
+        before, self._looked_at = self._looked_at, now
+        if before is not None and now - before - self.interval_s >= self._limit_s:
+            self._warn_of_process(now - before - self.interval_s, shards)
+            self._probe = None  # The loop stood still as well, and that has been said.
+        for running in shards:
+            self._look_at(running, now)
+        self._seen = {one: self._seen[one] for one in shards if one in self._seen}
+        if self._loop is not None:
+            self._look_at_loop(self._loop, now)
+
+    def _look_at(self, running: RunningCallback, now: float) -> None:
+        call, seen = running.call, self._seen.get(running)
+        if seen is not None and call is not seen.call:
+            if seen.warned_at is not None:
+                log.info(
+                    "shard %(shard)s: its callback has returned, after %(seconds).1f s",
+                    {"shard": running.shard_id, "seconds": now - seen.since},
+                )
+            del self._seen[running]
+            seen = None
+        if call is None:
+            return
+        if seen is None:
+            seen = self._seen[running] = _SeenCall(call, now)
+        if now - seen.since >= self._limit_s and _is_due(seen.warned_at, now):
+            seen.warned_at = now
+            log.warning(
+                "shard %(shard)s: %(callback)s has not returned for %(seconds).1f s%(where)s. Until then the"
+                " shard consumes nothing, queries of what it has not committed wait, and a hand-over waits 10"
+                " s and then drops its effects. Give the call a time-out, or divide its work",
+                {
+                    "shard": running.shard_id,
+                    "callback": running.callback,
+                    "seconds": now - seen.since,
+                    "where": _where(running.thread, call),
+                },
+                extra={"cause": f"slow callback of {running.shard_id}"},
+            )
+
+    def _look_at_loop(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        probe = self._probe
+        if probe is None or probe.answered:
+            self._probe = probe = _Probe(now)
+            with contextlib.suppress(RuntimeError):  # The loop is closed: the process ends.
+                loop.call_soon_threadsafe(probe.answer)
+        elif now - probe.sent_at >= self._limit_s and _is_due(probe.warned_at, now):
+            probe.warned_at = now
+            log.warning(
+                "the event loop has run nothing for %(seconds).1f s%(where)s: the member loses its lease of"
+                " %(lease)g s, and its shards, if that goes on. Await there, or call what blocks by"
+                " asyncio.to_thread",
+                {
+                    "seconds": now - probe.sent_at,
+                    "where": _where(self._loop_thread, None),
+                    "lease": self._lease_s,
+                },
+                extra={"cause": "blocked event loop"},
+            )
+
+    def _warn_of_process(self, seconds: float, shards: list[RunningCallback]) -> None:
+        calls = [(one, one.call) for one in shards]
+        what = "; ".join(
+            f"shard {one.shard_id} runs {one.callback}{_where(one.thread, call)}"
+            for one, call in calls
+            if call is not None
+        )
+        log.warning(
+            "this process stood still for %(seconds).1f s: the member loses its lease of %(lease)g s, and its"
+            " shards, if that lasts longer. The machine had no time for it, or one call into C, such as a"
+            " regular expression, kept the interpreter lock. Now %(what)s. Bound such calls, or run them in"
+            " another process",
+            {
+                "seconds": seconds,
+                "lease": self._lease_s,
+                "what": what or "no callback of a shard runs",
+            },
+            extra={"cause": "process that stood still"},
+        )
+
+
+def _is_due(warned_at: float | None, now: float) -> bool:
+    return warned_at is None or now - warned_at >= REPEAT_S
+
+
+def _where(thread: int, call: object | None) -> str:
+    """Return where a thread is in the user's code, and in what message or timer, in parentheses."""
+    facts = []
+    if place := place_of_thread(thread):
+        facts.append(f"at {place}")
+    match call:
+        case Envelope():
+            facts.append(f"message {call.journal} {call.begin}")
+        case [Envelope() as first, *_]:
+            facts.append(f"messages from {first.journal} {first.begin} on")
+        case Timer():
+            facts.append(f"timer {call.key}")
+    return f" ({', '.join(facts)})" if facts else ""

@@ -1,0 +1,28 @@
+"""The callback that a shard's thread runs now, for other threads to see."""
+
+from __future__ import annotations
+
+import threading
+
+
+class RunningCallback:
+    """Written by the shard's thread, read by any. A message costs one assignment to ``call``."""
+
+    __slots__ = ("call", "callback", "shard_id", "thread")
+
+    def __init__(self, shard_id: str = "") -> None:
+        self.shard_id = shard_id
+        self.callback = ""
+        """Name of the callback that was entered last."""
+        self.call: object | None = None
+        """An object that no other call has: the message, the batch, or the timer. None between calls."""
+        self.thread = 0
+        """Identity of the thread that entered it."""
+
+    def enter(self, callback: str, call: object) -> None:
+        """Note that calls of a callback begin, the first of them for ``call``."""
+        self.callback, self.thread, self.call = callback, threading.get_ident(), call
+
+    def leave(self) -> None:
+        """Note that no callback runs."""
+        self.call = None
