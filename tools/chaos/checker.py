@@ -80,6 +80,7 @@ _PENDING_MAX = 12
 """Appends that may be under way at a time."""
 _DEPTH_MAX = 3
 """Lost appends behind what a reader was shown before, of which one read may consist."""
+_DISK_FULL = "disk is full"
 _LEASE_KINDS = ("pause", "etcd")
 """Faults with these words in their names may cost a broker its lease."""
 
@@ -196,6 +197,8 @@ class _Book:
         """The times of cuts that held bytes back."""
         self._shaken: dict[str, float] = {}
         """Targets of faults that may cost leases, until when: infinity while they last."""
+        self._mute: set[str] = set()
+        """Brokers that cannot write to files now, nor to their log."""
 
     @cached_property
     def attempts_of(self) -> dict[str, list[Attempt]]:
@@ -315,6 +318,8 @@ class _Book:
                 self._held.append((begun, event.time))
         if any(word in event.kind for word in _LEASE_KINDS):
             self._shaken[event.target] = float("inf") if event.phase == "begun" else event.time
+        if event.kind == _DISK_FULL:
+            (self._mute.add if event.phase == "begun" else self._mute.discard)(event.target)
 
     def _enter_ended(self, event: Ended) -> None:
         since = event.time - self._lease_s - _CREATION_S
@@ -324,8 +329,8 @@ class _Book:
         )
         if event.asked and event.exit_code == 0:
             return
-        if shaken and "lease" in event.error.lower():
-            return  # It ends when it may be replaced, as it should.
+        if shaken and ("lease" in event.error.lower() or event.broker in self._mute):
+            return  # It ends when it may be replaced, as it should. With a full disk, it cannot say so.
         how = "asked to end, " if event.asked else "unasked, "
         text = f"{event.broker} ended {how}with exit code {event.exit_code} at {event.time:.1f} s: "
         self._complain("ended", "", text + event.error)

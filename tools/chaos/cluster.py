@@ -206,10 +206,17 @@ class ChaosCluster:
 
     def created(self, journal: str) -> int:
         """Return the revision as of which a journal was created; 0 if there is no such journal."""
+        kv = self._item(journal)
+        return 0 if kv is None else kv.raw.create_revision
+
+    def modified(self, journal: str) -> int:
+        """Return the revision as of which a journal was changed last; 0 if there is no such journal."""
+        kv = self._item(journal)
+        return 0 if kv is None else kv.raw.mod_revision
+
+    def _item(self, journal: str) -> DecodedKV | None:
         key = f"{ROOT}/items/{journal}"
-        return next(
-            (kv.raw.create_revision for kv in self.key_space.prefixed(key) if kv.key == key), 0
-        )
+        return next((kv for kv in self.key_space.prefixed(key) if kv.key == key), None)
 
     def specs(self) -> list[JournalSpec]:
         items: Sequence[DecodedKV] = self.key_space.prefixed(f"{ROOT}/items/")

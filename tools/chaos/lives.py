@@ -18,7 +18,6 @@ from tools.chaos.store import BreakableStore
 
 _ATTEMPT_S: Final = 10.0
 _RETRY_S: Final = 0.1
-_ANY: Final = -1
 _SHORT_BYTES: Final = 1024
 """Fragments of this length are completed by nearly every append."""
 _FAILING_S: Final = 7.0
@@ -92,12 +91,15 @@ class Lives:
         if hiding is not None:
             spec = self._specs[name]
             short = replace(spec, fragment=replace(spec.fragment, length=_SHORT_BYTES))
-            await self._apply(JournalChange(upsert=short, expect_mod_revision=_ANY))
+            # With its revision: a cut may deliver a change late, to the journal's next life.
+            modified = self._cluster.modified(name)
+            await self._apply(JournalChange(upsert=short, expect_mod_revision=modified))
             store.hide()
             hiding.spawn(self._show_later(store), name="show")
             await self._cluster.clock.sleep(_FAILING_S)
         while self._cluster.created(name) == former:
-            await self._apply(JournalChange(delete=name, expect_mod_revision=_ANY))
+            modified = self._cluster.modified(name)
+            await self._apply(JournalChange(delete=name, expect_mod_revision=modified))
         await self._cluster.clock.sleep(gap_s)
         self._next_life(name, self._life[name] + 1)
         while not self._cluster.created(name):

@@ -922,6 +922,25 @@ def test_a_broker_that_ended() -> None:
     assert ending(1, asked=False, error=lease, fault="store is missing") == {"ended"}
 
 
+def test_a_broker_whose_full_disk_keeps_it_from_saying_why_it_ended() -> None:
+    def ended(full: str, *, mended: bool, shaken: bool = True) -> set[str]:
+        story = Story()
+        story.append()
+        if shaken:
+            story.say(FaultEvent, "cut from etcd beyond the lease", "b1 | etcd refused", "begun")
+        story.say(FaultEvent, "disk is full", full, "begun")
+        if mended:
+            story.say(FaultEvent, "disk is full", full, "ended")
+        story.say(Ended, "b1", 1, False, "warning: not uploaded yet")
+        return story.kinds()
+
+    assert ended("b1", mended=False) == set()
+    # Case: another broker's disk, one that is mended, a broker that must not lose its lease.
+    assert ended("b2", mended=False) == {"ended"}
+    assert ended("b1", mended=True) == {"ended"}
+    assert ended("b1", mended=False, shaken=False) == {"ended"}
+
+
 def test_a_run_without_an_end() -> None:
     story = Story()
     story.append()
