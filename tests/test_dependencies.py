@@ -71,16 +71,21 @@ print(*sorted({name for module in sys.modules for name in of.get(module.partitio
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
-    """Return the names of the distributions that pip installs for the requirements."""
+    """Return the names of the distributions that pip installs for the requirements and their extras."""
     found: set[str] = set()
-    todo = [Requirement(one) for one in requirements]
+    todo = [(Requirement(one), {""}) for one in requirements]
     while todo:
-        one = todo.pop()
+        one, extras = todo.pop()
         name = canonicalize_name(one.name)
-        if name in found or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+        if one.marker is not None and not any(
+            one.marker.evaluate({"extra": extra}) for extra in extras
+        ):
+            continue
+        if name in found and not one.extras:
             continue
         found.add(name)
-        todo += map(Requirement, importlib.metadata.distribution(name).requires or [])
+        required = map(Requirement, importlib.metadata.distribution(name).requires or [])
+        todo += [(each, {"", *one.extras}) for each in required]
     return found
 
 

@@ -4,9 +4,9 @@
 
     python benchmarks/frameworks/visits.py --python ENVIRONMENT/bin/python
 
-The environment has bytewax and quixstreams, and nothing of ours. Each program is killed once after three
-seconds, started again, and what it wrote is compared with the sessions of the input. Ours is killed by
-``pytest tests/run/test_visits.py``.
+The environment has bytewax and quixstreams, and nothing of ours. Each program is killed once it has written
+100 sessions, started again, and what it wrote is compared with the sessions of the input. A program that does
+not end in time is reported, and the next one runs. Ours is killed by ``pytest tests/run/test_visits.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ import random
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
 GAP_S: Final = 1800
 BEGIN_S: Final = 1_700_000_000
-KILL_S: Final = 3.0
+KILL_AT: Final = 100
+"""Number of sessions that a program has written when it is killed."""
+POLL_S: Final = 1.0
 END_S: Final = 150.0
 
 MOCK: Final = """
@@ -108,26 +112,45 @@ def history(rng: random.Random) -> tuple[list[dict[str, Any]], Counter[tuple[str
     return messages, sessions
 
 
-def run_killed(command: list[str], log: Path, *, ends: bool) -> None:
-    """Start a program, kill it after `KILL_S`, and start it again until it ends, or for `END_S`."""
+def run_killed(command: list[str], log: Path, written: Callable[[], int], total: int) -> None:
+    """Start a program, kill it when it has written `KILL_AT` sessions, and start it again.
+
+    Return when it has ended, or has written all. Print it if neither is so within `END_S`.
+    """
     with log.open("wb") as output:
         first = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            first.wait(KILL_S)
-        except subprocess.TimeoutExpired:
-            first.kill()
-            first.wait()
-        else:
-            raise SystemExit(f"{command[1]} ended before it was killed:\n{log.read_text()[-2000:]}")
+        _wait(first, lambda: written() >= KILL_AT)
+        if first.poll() is not None:
+            raise SystemExit(f"{command} ended before it was killed:\n{log.read_text()[-2000:]}")
+        first.kill()
+        first.wait()
+        print(f"killed after {written()} sessions", flush=True)
         second = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            second.wait(END_S)
-        except subprocess.TimeoutExpired:
-            if ends:
-                raise
-        if not ends:
+        began = perf_counter()
+        done = _wait(second, lambda: written() >= total)
+        seconds = perf_counter() - began
+        print(f"{'done' if done else 'not done'} {seconds:.0f} s after the restart", flush=True)
+        if second.poll() is None:
             second.terminate()
+        try:
+            second.wait(30)
+        except subprocess.TimeoutExpired:
+            second.kill()
             second.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> bool:
+    """Return True once the process has ended or ``enough`` returns True, and False after `END_S`."""
+    until = perf_counter() + END_S
+    while perf_counter() < until:
+        try:
+            process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            if enough():
+                return True
+        else:
+            return True
+    return False
 
 
 def compare(
@@ -155,36 +178,55 @@ def main() -> None:
         source, target, state = root / "input.jsonl", root / "output.jsonl", root / "bytewax"
         source.write_text("".join(json.dumps(one) + "\n" for one in messages))
         state.mkdir()
+        total = sum(expected.values())
         command = [python, str(HERE / "visits_bytewax.py"), str(source), str(target), str(state)]
-        run_killed(command, root / "log", ends=True)
+
+        def in_file() -> int:
+            return target.read_bytes().count(b"\n") if target.exists() else 0
+
+        # It ends with its input. Its last sessions are those that no message closes.
+        run_killed(command, root / "log", in_file, len(messages))
         visits = [json.loads(line) for line in target.read_text().splitlines()]
         compare("bytewax, to a file", visits, expected)
         for guarantee in ("at-least-once", "exactly-once"):
-            kafka = subprocess.Popen(
-                [python, "-c", MOCK, str(source)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert kafka.stdout is not None
-            address = kafka.stdout.readline().strip()
-            script, state = str(HERE / "visits_quix.py"), str(root / guarantee)
-            command = [python, "-c", ON_MOCK, script, address, state, guarantee]
-            try:
-                run_killed(command, root / "log", ends=False)
-                drained = subprocess.run(
-                    [python, "-c", DRAIN, address], check=True, capture_output=True, text=True
-                ).stdout
-                if not drained:
-                    print((root / "log").read_text()[-3000:])
-                compare(
-                    f"quixstreams, {guarantee}", [*map(json.loads, drained.splitlines())], expected
-                )
-            except BaseException:
-                print((root / "log").read_text()[-3000:])
-                raise
-            finally:
-                kafka.communicate("")
+            run_quix(python, root, guarantee, source, expected, total)
+
+
+def run_quix(
+    python: str,
+    root: Path,
+    guarantee: str,
+    source: Path,
+    expected: Counter[tuple[str, int, int]],
+    total: int,
+) -> None:
+    kafka = subprocess.Popen(
+        [python, "-c", MOCK, str(source)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert kafka.stdout is not None
+    address = kafka.stdout.readline().strip()
+
+    def drained() -> list[str]:
+        done = subprocess.run(
+            [python, "-c", DRAIN, address], check=True, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout.splitlines()
+
+    log = root / "log"
+    script = str(HERE / "visits_quix.py")
+    command = [python, "-c", ON_MOCK, script, address, str(root / guarantee), guarantee]
+    try:
+        run_killed(command, log, lambda: len(drained()), total)
+        compare(f"quixstreams, {guarantee}", [*map(json.loads, drained())], expected)
+    except BaseException:
+        print(log.read_text()[-3000:])
+        raise
+    finally:
+        kafka.communicate("")
 
 
 if __name__ == "__main__":
