@@ -113,7 +113,7 @@ FUZZ_SEED ?= 0
 fuzz-spark: $(DEV_STAMP)
 	$(BIN)/python -m gazette.history.json_kernel
 	GAZETTE_FUZZ_HISTORIES=$(FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 3600 \
-	    tests/history/test_histories.py tests/history/test_summaries.py tests/history/test_tables.py tests/history/test_read.py \
+	    tests/history/test_histories.py tests/history/test_one_pass.py tests/history/test_summaries.py tests/history/test_tables.py tests/history/test_read.py \
 	    tests/history/test_json_lines.py tests/spark/test_stream.py tests/backfill/test_histories.py $(ARGS)
 
 # Random histories of windows and joins against lists that are searched by brute force: messages that are late or repeated, crashes, and
