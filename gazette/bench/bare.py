@@ -1,7 +1,7 @@
 """Baselines of `gazette bench`: the transport, the decompressor and SQLite, with nothing around.
 
-The bare service is `grpc.aio` with our channel and server options and no serializers. It runs in
-its own process, as brokers do: ``python -m gazette.bench.bare PORT``.
+The bare service is `grpc.aio`, or our own HTTP/2, with our options and no serializers. It runs in
+its own process, as brokers do: ``python -m gazette.bench.bare PORT TRANSPORT``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from gazette.client.rpc.channel import ChannelSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
-from gazette.net.server import grpc_options
+from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http_server import bind_tcp
+from gazette.net.server import GRPCIO, HTTP2, grpc_options
 from gazette.protocol.content import CHUNK_BYTES
-from gazette.runtime.clock import Clock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent
 
@@ -38,6 +40,7 @@ READ_BYTES: Final = 1 << 18
 START_TIMEOUT_S: Final = 30.0
 TXN_MESSAGES: Final = 50_000
 FILE_BYTES: Final = 1 << 30
+_MESSAGE_BYTES: Final = 16 << 20
 
 
 async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
@@ -74,8 +77,14 @@ async def _unary(request: bytes, _context: Any) -> bytes:
     return request
 
 
-async def _serve(port: int) -> None:
-    server = grpc.aio.server(options=grpc_options(16 << 20, 1024))
+async def _serve(port: int, transport: str) -> None:
+    server: Any
+    if transport == HTTP2:
+        server = GrpcServer(SystemClock(), max_recv_bytes=_MESSAGE_BYTES, limit=1024)
+        server.listen(bind_tcp("127.0.0.1", port), None)
+    else:
+        server = grpc.aio.server(options=grpc_options(_MESSAGE_BYTES, 1024))
+        server.add_insecure_port(f"127.0.0.1:{port}")
     handlers = {
         "Append": grpc.stream_unary_rpc_method_handler(_append),
         "File": grpc.stream_unary_rpc_method_handler(_FileService().append),
@@ -83,7 +92,6 @@ async def _serve(port: int) -> None:
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
 
@@ -91,12 +99,14 @@ async def _serve(port: int) -> None:
 class BareService:
     """The bare service in its process, and calls of it. Use as ``async with``."""
 
-    def __init__(self, directory: Path, environ: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, environ: Mapping[str, str], clock: Clock, transport: str = GRPCIO
+    ) -> None:
         self._port = free_port()
         self._process = ChildProcess(
-            "bare",
-            python_module("gazette.bench.bare", str(self._port)),
-            directory / "logs" / "bare.log",
+            f"bare {transport}",
+            python_module("gazette.bench.bare", str(self._port), transport),
+            directory / "logs" / f"bare-{transport}.log",
             {**environ, "TMPDIR": str(directory)},
             clock,
         )
@@ -126,6 +136,10 @@ class BareService:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._port
 
     async def append(self, chunk: bytes, count: int, *, file: bool = False) -> None:
         """Send one stream of ``count`` chunks, which the service hashes.
@@ -210,7 +224,7 @@ class BareSQLite:
 
 def main() -> None:
     die_with_parent(os.environ)
-    asyncio.run(_serve(int(sys.argv[1])))
+    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from gazette.bench.memory import memory
 from gazette.bench.messages import consume, end_to_end, publish
 from gazette.bench.recovery import playback
 from gazette.bench.report import Figure, Report, load_average, machine_facts
+from gazette.bench.small import many, small, tailers
 from gazette.bench.timeline import timeline
 from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
@@ -32,6 +33,8 @@ Suite = Callable[[Bench], Awaitable[list[Figure]]]
 SUITES: Final[dict[str, Suite]] = {
     "append": append,
     "latency": latency,
+    "small": small,
+    "tailers": tailers,
     "read": read,
     "publish": publish,
     "consume": consume,
@@ -40,6 +43,7 @@ SUITES: Final[dict[str, Suite]] = {
     "failover": failover,
     "playback": playback,
     "idle": idle,
+    "many": many,
     "memory": memory,
     "allocator": allocator,
 }

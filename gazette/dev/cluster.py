@@ -49,6 +49,10 @@ class ClusterSettings:
     """True if etcd syncs its files. Otherwise its data survives the end of its processes, and not
     that of the machine.
     """
+    broker_flags: tuple[str, ...] = ()
+    """Further flags of each broker."""
+    original: Path | None = None
+    """Directory of the original's binaries: its brokers are run instead of ours."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.brokers <= 20:
@@ -162,23 +166,30 @@ class LocalCluster:
         spools = self.directory / "spools" / name
         fragments.mkdir(parents=True, exist_ok=True)
         spools.mkdir(parents=True, exist_ok=True)
-        argv = python_module(
-            "gazette.main",
-            "serve",
+        flags = (
             f"--broker.id={name}",
             f"--broker.zone={zone}",
             f"--broker.host={self.settings.advertised_host}",
-            f"--broker.bind-host={self.settings.host}",
             f"--broker.port={grpc_port}",
-            f"--broker.http-port={http_port}",
             f"--broker.file-root={fragments}",
-            f"--broker.spool-dir={spools}",
             f"--etcd.address={self.etcd.endpoint}",
-            f"--etcd.lease={self.settings.lease_ttl_s}s",
-            # Brokers are stopped together: none is left to take over.
-            "--broker.drain-timeout=0s",
+            f"--etcd.lease={self.settings.lease_ttl_s:g}s",
             f"--log.level={self.settings.log_level}",
+            *self.settings.broker_flags,
         )
+        if self.settings.original is not None:
+            argv, http_port = [str(self.settings.original / "gazette"), "serve", *flags], grpc_port
+        else:
+            argv = python_module(
+                "gazette.main",
+                "serve",
+                *flags,
+                f"--broker.bind-host={self.settings.host}",
+                f"--broker.http-port={http_port}",
+                f"--broker.spool-dir={spools}",
+                # Brokers are stopped together: none is left to take over.
+                "--broker.drain-timeout=0s",
+            )
         log_path = self.directory / "logs" / f"{name}.log"
         process = ChildProcess(name, argv, log_path, self.environ, self._clock)
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)

@@ -19,6 +19,7 @@ import zstandard
 from rich.console import Console
 
 from gazette import main
+from gazette.bench import load, sides
 from gazette.bench import main as bench
 from gazette.bench import processes as bench_processes
 from gazette.bench import report as bench_report
@@ -35,12 +36,17 @@ from gazette.bench.report import (
     value_at_least,
     value_at_most,
 )
-from gazette.errors import Invalid, NotFound
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.net.http2.messages import prefixed
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
 from tests.facts import raises
 
 SUITES = [
     "append",
     "latency",
+    "small",
+    "tailers",
     "read",
     "publish",
     "consume",
@@ -49,6 +55,7 @@ SUITES = [
     "failover",
     "playback",
     "idle",
+    "many",
     "memory",
     "allocator",
 ]
@@ -343,3 +350,43 @@ def test_a_run_of_everything(tmp_path: Path) -> None:
 def test_the_message_type_is_what_applications_use() -> None:
     assert issubclass(BenchMessage, msgspec.Struct)
     assert BenchMessage(word="a", count=1).uuid == ""
+
+
+@pytest.mark.long
+def test_small_calls_are_measured_on_each_transport(tmp_path: Path) -> None:
+    written = run(tmp_path, "small", "--seconds=0.005", "--rounds=1")
+    small = names(written, "small")
+    for shape in ("R=1, one appender, p50", "R=3, 8 appenders on one journal, rate"):
+        assert {f"{shape}, grpcio", f"{shape}, http2"} <= set(small)
+    assert {one["baseline"]["name"] for one in written["figures"] if one["suite"] == "small"} == {
+        "bare http2"
+    }
+
+
+@pytest.mark.long
+def test_readers_are_measured_on_each_transport(tmp_path: Path) -> None:
+    written = run(tmp_path, "tailers", "--seconds=0.005", "--rounds=1")
+    assert "5 readers at 1 MB/s, append p50, http2" in names(written, "tailers")
+
+
+@pytest.mark.long
+def test_many_journals_are_measured_on_each_transport(tmp_path: Path) -> None:
+    written = run(tmp_path, "many", "--seconds=0.005", "--rounds=1")
+    assert "start of a broker, 10 journals, grpcio" in names(written, "many")
+
+
+def test_a_directory_without_the_original_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sides.ORIGINAL_ENV, str(tmp_path))
+    with raises(Invalid, path="GAZETTE_GO", says="has no program gazette"):
+        sides.original_directory()
+
+
+def test_an_append_that_fails_is_no_measurement() -> None:
+    response = broker_pb2.AppendResponse(status=Status.NOT_ALLOWED.name)
+    refused = prefixed(response.SerializeToString())
+    for answered in (b"", refused):
+        with raises(Unavailable, says="an append failed"):
+            load.check_answer(answered, b"")
+    load.check_answer(prefixed(broker_pb2.AppendResponse(total_chunks=2).SerializeToString()), b"")

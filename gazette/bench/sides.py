@@ -1,0 +1,122 @@
+"""Clusters that `gazette bench` measures in turn: one for each transport, and one of the original."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gazette.bench.bare import BareService
+from gazette.bench.cluster import BROKERS, Bench
+from gazette.client.client import Client
+from gazette.client.journals import JournalChange
+from gazette.dev.cluster import ClusterSettings, LocalCluster
+from gazette.errors import Invalid, Unavailable
+from gazette.net.server import GRPCIO, HTTP2
+from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.clock import Clock
+
+ORIGINAL_ENV: Final = "GAZETTE_GO"
+"""Names a directory with the original's binaries."""
+ORIGINAL: Final = "original"
+_STOP_S: Final = 1.0
+_READY_TIMEOUT_S: Final = 180.0
+_BATCH: Final = 100
+
+
+@dataclass(slots=True)
+class Side:
+    """A running cluster, and a client of it. ``bare`` is the bare service of its transport, if any."""
+
+    name: str
+    cluster: LocalCluster
+    client: Client
+    bare: BareService | None
+    clock: Clock
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of all brokers."""
+        return [one.process.pid for one in self.cluster.brokers]
+
+    async def apply(self, specs: Sequence[JournalSpec]) -> None:
+        """Create journals, and return once each has its primary."""
+        changes = [JournalChange(upsert=spec) for spec in specs]
+        for begin in range(0, len(changes), _BATCH):
+            await self.client.apply_journals(changes[begin : begin + _BATCH])
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                for spec in specs:
+                    while await self.primary(spec.name, spec.replication) is None:
+                        await self.clock.sleep(_POLL_S)
+        except TimeoutError:
+            raise Unavailable("journals did not get their brokers", cluster=self.name) from None
+
+    async def primary(self, journal: str, replication: int = 1) -> tuple[str, int] | None:
+        """Return host and port of the journal's primary; None before it has all its replicas."""
+        listed = await self.client.list_journals(LabelSelector.of(name=journal))
+        route = listed.journals[0].route if listed.journals else None
+        if route is None or route.primary is None or len(route.members) < replication:
+            return None
+        host, _, port = route.endpoints[route.primary].rpartition(":")
+        return host.rpartition("/")[2], int(port)
+
+
+_POLL_S: Final = 0.05
+
+
+@asynccontextmanager
+async def sides(bench: Bench) -> AsyncIterator[list[Side]]:
+    """Run a cluster for each transport, and one of the original if `ORIGINAL_ENV` names it.
+
+    Raise ``Invalid`` if that directory has no broker, and what a start raises. The end of the block ends all.
+    """
+    directory = bench.settings.directory / "sides"
+    original = original_directory()
+    async with AsyncExitStack() as stack:
+        running: list[Side] = []
+        for name in (GRPCIO, HTTP2, *((ORIGINAL,) if original is not None else ())):
+            of_original = name == ORIGINAL
+            settings = ClusterSettings(
+                directory / name,
+                brokers=BROKERS,
+                zones=BROKERS,
+                broker_flags=() if of_original else (f"--broker.transport={name}",),
+                original=original if of_original else None,
+            )
+            cluster = LocalCluster(settings, bench.clock)
+            stack.push_async_callback(_stop, cluster)
+            await cluster.start()
+            addresses = ",".join(one.grpc_url for one in cluster.brokers)
+            client = await stack.enter_async_context(Client(addresses, clock=bench.clock))
+            bare = None
+            if not of_original:
+                bare = await stack.enter_async_context(
+                    BareService(cluster.directory, cluster.environ, bench.clock, name)
+                )
+            running.append(Side(name, cluster, client, bare, bench.clock))
+        yield running
+
+
+def original_directory() -> Path | None:
+    named = os.environ.get(ORIGINAL_ENV, "")
+    if not named:
+        return None
+    directory = Path(named)
+    if not os.access(directory / "gazette", os.X_OK):
+        raise Invalid(
+            f"{directory} has no program gazette",
+            path=ORIGINAL_ENV,
+            hint="Name the directory of the original's binaries, or unset it.",
+        )
+    return directory
+
+
+async def _stop(cluster: LocalCluster) -> None:
+    # What the brokers hold is not needed any more.
+    await asyncio.shield(cluster.stop(_STOP_S))
