@@ -46,7 +46,7 @@ def test_files_of_the_user_are_neither_ours_nor_installed() -> None:
         ((OURS, "/a/app.py", "/a/parse.py", PYTHONS), "/a/parse.py:2 in f2"),
         ((OURS, "/a/app.py", INSTALLED, OURS), "/a/app.py:1 in f1"),
         # An application that is installed: where it was called, and not the library that it calls.
-        ((PYTHONS, OURS, INSTALLED, "/x/site-packages/b.py"), f"{INSTALLED}:2 in f2"),
+        ((PYTHONS, OURS, INSTALLED, "/x/site-packages/b.py"), f"{shown_path(INSTALLED)}:2 in f2"),
         ((OURS, PYTHONS, "<string>"), ""),
         ((), ""),
     ],
