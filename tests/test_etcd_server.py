@@ -95,6 +95,29 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     os.close(ended)
 
 
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another")
+def test_it_outlives_processes_that_need_it_to_end(tmp_path: Path) -> None:
+    script = (
+        "import os, subprocess\n"
+        "from gazette.testing.etcd import etcd_for_tests\n"
+        f"server = etcd_for_tests({str(tmp_path)!r})\n"
+        "server.start()\n"
+        "subprocess.Popen(['sh', '-c', 'read x'], stdout=2, pass_fds=[server.lifeline])\n"
+        "print(server.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    reading, writing = os.pipe()
+    argv = [sys.executable, "-c", script]
+    run = subprocess.run(argv, stdin=reading, stdout=subprocess.PIPE, check=False)
+    os.close(reading)
+    assert run.returncode == -9
+    ended = os.pidfd_open(int(run.stdout))
+    assert not select.select([ended], [], [], 1)[0]
+    os.close(writing)
+    assert select.select([ended], [], [], 10)[0]
+    os.close(ended)
+
+
 def test_the_binary_on_path_wins_over_the_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

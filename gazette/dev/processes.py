@@ -19,7 +19,10 @@ LOG_TAIL_BYTES: Final = 2_000
 
 
 class ChildProcess:
-    """One process and its log file. It gets SIGTERM when this process dies, in any way."""
+    """One process and its log file. It gets SIGTERM when this process dies, in any way.
+
+    ``pass_fds`` are file descriptors that it inherits.
+    """
 
     def __init__(
         self,
@@ -28,12 +31,15 @@ class ChildProcess:
         log_path: Path,
         environ: Mapping[str, str],
         clock: Clock,
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.log_path = log_path
         self._argv = list(argv)
         self._environ = dict(environ)
         self._clock = clock
+        self._pass_fds = tuple(pass_fds)
         self._process: asyncio.subprocess.Process | None = None
         self._log_begin = 0
 
@@ -61,6 +67,7 @@ class ChildProcess:
                 stderr=log,
                 env={**self._environ, PARENT_ENV: str(os.getpid())},
                 start_new_session=True,
+                pass_fds=self._pass_fds,
             )
 
     def signal(self, number: signal.Signals) -> None:

@@ -208,7 +208,9 @@ class WordCountCluster:
             ),
         }
         log_path = cluster.directory / "logs" / f"{name}.log"
-        process = ChildProcess(name, argv, log_path, environ, self._clock)
+        process = ChildProcess(
+            name, argv, log_path, environ, self._clock, pass_fds=(cluster.etcd.lifeline,)
+        )
         await process.start()
         host = cluster.settings.advertised_host
         member = Member(process, zone, host, grpc_port, http_port)

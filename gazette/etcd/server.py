@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
 from gazette.runtime.clock import Clock, SystemClock
@@ -72,7 +72,7 @@ class EtcdServer:
 
     All methods block, for milliseconds up to their timeout: call them through a ``BlockingPool`` where a
     loop must go on. The child ignores the terminal's Ctrl-C: its parent decides when to stop it. It ends
-    when its parent ends, in any way.
+    when its parent has ended, in any way, and all processes that inherited ``lifeline``.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class EtcdServer:
         self._clock = clock if clock is not None else SystemClock()
         self._any_port = self._scheme != "unix" and self._port == 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: _Guard | None = None
+        self._lifeline: _Lifeline | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
         """Exit code of the process before the present one; after a signal, its negative number."""
 
@@ -118,6 +119,15 @@ class EtcdServer:
         return None if self._process is None else self._process.pid
 
     @property
+    def lifeline(self) -> int:
+        """File descriptor for processes that need etcd to end in order: etcd outlives those that inherit it.
+
+        Valid while the process runs, and the same one over starts after a crash.
+        """
+        assert self._lifeline is not None, "etcd does not run"
+        return self._lifeline.held
+
+    @property
     def running(self) -> bool:
         """True if the process exists, also if it is paused."""
         return self._process is not None and self._process.poll() is None
@@ -135,6 +145,15 @@ class EtcdServer:
             self._forget(self._process)  # it has died
         binary = self._binary if self._binary is not None else find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self._lifeline is None:
+            self._lifeline = _Lifeline()
+        try:
+            self._launch_at_free_port(binary, timeout_s)
+        except BaseException:
+            self._cut_lifeline()
+            raise
+
+    def _launch_at_free_port(self, binary: str, timeout_s: float) -> None:
         for attempt in range(_FREE_PORT_ATTEMPTS):
             if self._any_port:
                 self._port = free_port(self._host)
@@ -162,16 +181,16 @@ class EtcdServer:
             except subprocess.TimeoutExpired:
                 process.kill()
         self._forget(process)
+        self._cut_lifeline()
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process is gone. Committed writes survive (if ``durable``)."""
-        if self._process is not None:
-            self._process.kill()
-            self._forget(self._process)
+        self._kill()
+        self._cut_lifeline()
 
     def restart(self) -> None:
         """Kill the process and start it again at the same address, over the same data."""
-        self.kill()
+        self._kill()
         self.start()
 
     def pause(self) -> None:
@@ -194,6 +213,11 @@ class EtcdServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._forget(self._process)
 
     def _signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -227,16 +251,23 @@ class EtcdServer:
             ) from error
         finally:
             os.close(lock)
-        self._guard = _Guard(self._process.pid)
+        assert self._lifeline is not None
+        self._guard = self._lifeline.end_with_it(self._process.pid)
         self._await_ready(self._process, log_start, timeout_s)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         # The guard knows only a process id, which another process may get soon.
         if self._guard is not None:
-            self._guard.dismiss()
+            self._guard.kill()
+            self._guard.wait()
             self._guard = None
         self.exit_code = process.wait()
         self._process = None
+
+    def _cut_lifeline(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.cut()
+            self._lifeline = None
 
     def _await_ready(
         self, process: subprocess.Popen[bytes], log_start: int, timeout_s: float
@@ -257,7 +288,7 @@ class EtcdServer:
                 if _READY in log.read():
                     return
             if self._clock.monotonic() > deadline:
-                self.kill()
+                self._kill()
                 raise Unavailable(
                     "etcd did not become ready in time",
                     hint="The end of its log shows what it waits for.",
@@ -331,30 +362,27 @@ class EtcdServer:
         return lock
 
 
-class _Guard:
-    """A child process that ends another one when this process is gone.
+class _Lifeline:
+    """A pipe that is never written to. A read of it returns when no process has its other end any more."""
 
-    It reads from a pipe that is never written to. Only this process holds the other end. The read returns
-    when the kernel closes that end.
-    """
+    _SCRIPT: Final = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'
 
-    _SCRIPT = 'read -r _; kill -TERM "$0"; kill -CONT "$0"'
+    def __init__(self) -> None:
+        self._reading, self.held = os.pipe()
 
-    def __init__(self, pid: int) -> None:
-        reading, self._lifeline = os.pipe()
-        self._process = subprocess.Popen(
+    def end_with_it(self, pid: int) -> subprocess.Popen[bytes]:
+        """Start a process that ends another one when all that hold this lifeline are gone."""
+        return subprocess.Popen(
             ["/bin/sh", "-c", self._SCRIPT, str(pid)],
-            stdin=reading,
+            stdin=self._reading,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(reading)
 
-    def dismiss(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._lifeline)
+    def cut(self) -> None:
+        os.close(self._reading)
+        os.close(self.held)
 
 
 def _parse_listen(listen: str) -> tuple[str, str, int]:

@@ -57,7 +57,10 @@ class MemberProcess:
 
 
 class RunMembers:
-    """All processes of the application. ``flags`` are those that all of them get."""
+    """All processes of the application. ``flags`` are those that all of them get.
+
+    ``pass_fds`` are file descriptors that they inherit.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,8 @@ class RunMembers:
         environ: Mapping[str, str],
         clock: Clock,
         say: Callable[[str], None],
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.members = tuple(members)
         self._target = target
@@ -74,6 +79,7 @@ class RunMembers:
         self._environ = dict(environ)
         self._clock = clock
         self._say = say
+        self._pass_fds = tuple(pass_fds)
         self._rng = random.SystemRandom()
 
     async def start(self) -> None:
@@ -140,6 +146,7 @@ class RunMembers:
             env={**self._environ, PARENT_ENV: str(os.getpid())},
             # A terminal's Ctrl-C is for the parent, which stops its processes in order.
             start_new_session=True,
+            pass_fds=self._pass_fds,
         )
 
     async def _await_ready(self, member: MemberProcess) -> None:

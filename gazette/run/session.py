@@ -103,8 +103,7 @@ class RunSession:
             return _EXIT_USAGE
         self._say(f"starting {self._target} …", at=False)
         if after_crash:
-            seconds = f"{self._flags.lease:g} s"
-            self._say(f"the last run was killed: its leases end within {seconds} …", at=False)
+            self._say("the last run was killed: waiting for the end of its processes …", at=False)
         async with (
             self._cluster(after_crash) as cluster,
             Client(cluster.brokers, route_cache_size=0, clock=self._clock) as client,
@@ -140,6 +139,8 @@ class RunSession:
             self._environ if cluster.local is None else cluster.local.environ,
             self._clock,
             self._say,
+            # Its processes end with this one, and need etcd for that.
+            pass_fds=() if cluster.local is None else (cluster.local.etcd.lifeline,),
         )
         try:
             # Without shards at first: no member runs that would list them. Outputs have to exist before.
@@ -316,9 +317,15 @@ class RunSession:
                 self._check_ports()
                 await cluster.start()
                 return cluster
-            except (Conflict, Invalid):
+            except (Conflict, Invalid) as error:
                 if self._clock.monotonic() >= deadline:
-                    raise
+                    if not after_crash or isinstance(error, Invalid):
+                        raise
+                    raise Conflict(
+                        f"processes of the last run still work in {_shown(self._directory)} "
+                        f"after {_CRASH_S:.0f} s",
+                        hint=f"End them (`pkill -f {self._directory}`), or give another directory: --dir.",
+                    ) from error
             await self._clock.sleep(_RETRY_S)
 
     def _check_ports(self) -> None:

@@ -177,12 +177,15 @@ async def test_one_command_serves_and_its_state_survives_kill_9(project: Run) ->
     await project.publish()
     await project.count(2)
     assert project.process is not None
+    killed = project.children("")
     project.process.kill()
     await project.ends()
 
     await project.start()
     await project.until("the last run was killed")
     await project.until("Ctrl-C stops it")
+    left = [one for one in killed if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not left, "two runs work in one directory"
     await project.count(2)
     await project.publish()
     await project.count(3)
