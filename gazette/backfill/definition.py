@@ -129,8 +129,9 @@ class Backfill:
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too,
         for example with sums instead of summands. Spark may pass any of the rows, also some that do not
-        commit in the end, and earlier results of this method. Without it, all rows of a task go to Java,
-        which is most of the cost of a fold, and the history is read twice.
+        commit in the end, and earlier results of this method. If it raises, its run is read again, and it
+        gets the rows that have committed. Without it, all rows of a task go to Java, which is most of the
+        cost of a fold, and the history is read twice.
         """
         return rows
 

@@ -9,6 +9,8 @@ again. Combined rows are few, so they can be kept until then.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -53,17 +55,15 @@ def read_once(
     """Yield the rows of a run, as if it repeated nothing of earlier runs. Return its summary.
 
     The rows may be any of those that would be there otherwise, if the result says to read the run
-    again. Raise what `summarise_run` and ``combine`` raise.
+    again. That is so also if a message is malformed or does not fit, or if ``combine`` raises: the message
+    may continue one of the run before, or never commit. The second reading knows. Raise what
+    `summarise_run` raises.
     """
+    found = None
     if run.pieces[0].begin >= run.begin:
-        try:
-            found = yield from _read(access, run, format, combine)
-        except (MalformedMessage, Unfit):
-            pass  # It may not matter: the message may continue one of the run before, or never commit.
-        else:
-            if found is not None:
-                return found
-    return OnePass(summarise_run(access, run), None)
+        with suppress(MalformedMessage, Unfit, _NotCombined):
+            found = yield from _read(access, run, format, partial(_guarded, combine))
+    return OnePass(summarise_run(access, run), None) if found is None else found
 
 
 def select_parts(
@@ -137,6 +137,17 @@ def _read(
     yield from rows.add(COMMITTED, assumed.ready())
     yield from rows.finish()
     return OnePass(summary, tuple(pending))
+
+
+class _NotCombined(Exception):
+    """``combine`` has raised its cause."""
+
+
+def _guarded(combine: Combine, rows: pa.Table) -> pa.Table:
+    try:
+        return combine(rows)
+    except Exception as error:
+        raise _NotCombined from error
 
 
 class _Rows:

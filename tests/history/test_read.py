@@ -439,7 +439,7 @@ def test_an_offset_inside_a_message_is_an_error(
 
 @pytest.mark.parametrize("malformed", ["skip", "null"])
 def test_an_offset_where_a_malformed_message_begins(malformed: Malformed, tmp_path: Path) -> None:
-    """What is before it shows that it is the begin of something: reading may go on there."""
+    """Reading may begin there: the message before it has ended."""
     for content_type, good, bad in (
         (CONTENT_JSON_LINES, b"{}\n", b"nonsense\n"),
         (CONTENT_PROTO_FIXED, fixed(b"one"), b"nonsense"),

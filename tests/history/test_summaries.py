@@ -9,7 +9,7 @@ import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -152,55 +152,78 @@ class Stored:
             self.store.put(path, io.BytesIO(changed))
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(
+class Reading(NamedTuple):
+    """A stored journal, of which the messages from ``middle`` up to ``last`` are read in runs."""
+
+    items: list[Item]
+    middle: int
+    last: int
+    cuts: set[int]
+    run_bytes: int
+    torn: float
+    malformed: Malformed
+    seed: int
+
+    def expected(self, rng: random.Random) -> Expected:
+        """Store the journal, and read the messages by one sequencer."""
+        journal = Stored(self.items, self.cuts, rng, self.torn)
+        count = len(self.items)
+        middle, last = min(self.middle, count), max(min(self.middle, count), min(self.last, count))
+        begin = journal.envelopes[middle].begin if middle < count else journal.end
+        end = max(begin, journal.envelopes[last - 1].end if last else 0)
+        prior = sequenced(journal.envelopes, None, 0, begin)[1] if middle else None
+        want, checkpoint = sequenced(journal.envelopes, prior, begin, end)
+        snapshot = journal.snapshot(begin, end, prior, self.malformed)
+        return Expected(journal, snapshot, [e for e in want if not e.is_ack], checkpoint)
+
+
+class Expected(NamedTuple):
+    """What reading has to find, and where."""
+
+    journal: Stored
+    snapshot: Snapshot
+    messages: list[Envelope[Any]]
+    checkpoint: SourceCheckpoint
+
+
+readings = st.builds(
+    Reading,
     items=histories,
     middle=st.integers(0, 40),
     last=st.integers(0, 60),
     cuts=st.sets(st.integers(1, 60)),
     run_bytes=st.sampled_from([1, 300, 1000, 100_000]),
-    state=st.sampled_from(["none", "cold", "warm", "partly", "damaged"]),
     torn=st.sampled_from([0.0, 0.0, 0.3]),
     malformed=st.sampled_from(["fail", "skip", "null"]),
     seed=st.integers(0, 2**32),
 )
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(reading=readings, state=st.sampled_from(["none", "cold", "warm", "partly", "damaged"]))
 @example(
     # A transaction from before the checkpoint, in a fragment with an acknowledgement of the same producer.
-    items=[Item(0, 1, ACK_TXN), Item(0, 2, 1), Item(0, 3, 1), Item(1, 1, 0), Item(0, 4, ACK_TXN)],
-    middle=3,
-    last=5,
-    cuts={3},
-    run_bytes=1,
+    reading=Reading(
+        [Item(0, 1, ACK_TXN), Item(0, 2, 1), Item(0, 3, 1), Item(1, 1, 0), Item(0, 4, ACK_TXN)],
+        middle=3,
+        last=5,
+        cuts={3},
+        run_bytes=1,
+        torn=0.0,
+        malformed="fail",
+        seed=1,
+    ),
     state="warm",
-    torn=0.0,
-    malformed="fail",
-    seed=1,
 )
-def test_what_is_kept_changes_nothing(
-    items: list[Item],
-    middle: int,
-    last: int,
-    cuts: set[int],
-    run_bytes: int,
-    state: State,
-    torn: float,
-    malformed: Malformed,
-    seed: int,
-) -> None:
+def test_what_is_kept_changes_nothing(reading: Reading, state: State) -> None:
     """From any checkpoint to any end, with any summaries of other readers: what one sequencer makes."""
-    rng = random.Random(seed)
-    journal = Stored(items, cuts, rng, torn)
-    count = len(items)
-    middle, last = min(middle, count), max(min(middle, count), min(last, count))
-    begin = journal.envelopes[middle].begin if middle < count else journal.end
-    end = max(begin, journal.envelopes[last - 1].end if last else 0)
-    prior = sequenced(journal.envelopes, None, 0, begin)[1] if middle else None
-    want, checkpoint = sequenced(journal.envelopes, prior, begin, end)
+    rng = random.Random(reading.seed)
+    journal, snapshot, messages, checkpoint = reading.expected(rng)
 
     if state in ("warm", "partly", "damaged"):
         # Others have read all of it, or up to some fragments' ends, in runs of another size.
         for until in {journal.end, *(f.end for f in journal.fragments if rng.random() < 0.3)}:
-            size = rng.choice([run_bytes, 1, 700, 100_000])
+            size = rng.choice([reading.run_bytes, 1, 700, 100_000])
             journal.folded(journal.snapshot(0, until, None, rng.choice(["fail", "skip"])), size)
     if state == "partly":
         for path in journal.store.kept:
@@ -209,11 +232,12 @@ def test_what_is_kept_changes_nothing(
     if state == "damaged":
         journal.damage(rng, 0.6)
 
-    snapshot = journal.snapshot(begin, end, prior, malformed)
     for _ in range(2):
-        folded = journal.folded(snapshot, run_bytes, NO_SUMMARIES if state == "none" else "")
+        folded = journal.folded(
+            snapshot, reading.run_bytes, NO_SUMMARIES if state == "none" else ""
+        )
         assert folded.sources[JOURNAL] == checkpoint
-        assert journal.committed(folded) == sorted(e.begin for e in want if not e.is_ack)
+        assert journal.committed(folded) == sorted(e.begin for e in messages)
 
 
 # -- what is read, and what is kept

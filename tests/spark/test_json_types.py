@@ -228,7 +228,7 @@ def read_alone(kind: str, value: str) -> tuple[Any, bool]:
     "kind", ["bigint", "double", "float", "string", "boolean", "struct<x:double>"]
 )
 def test_neighbours_of_a_line_change_nothing(tmp_path: Path, kind: str) -> None:
-    """Whether the scanner or the specification reads a line depends on those around it."""
+    """The scanner or the specification may read a line: its neighbours decide. Its values are the same."""
     from tests.spark.test_table import read
 
     for number, value in enumerate(VALUES):
