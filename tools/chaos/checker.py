@@ -329,7 +329,8 @@ class _Book:
         )
         if event.asked and event.exit_code == 0:
             return
-        if shaken and ("lease" in event.error.lower() or event.broker in self._mute):
+        chosen = event.exit_code > 0  # No signal has ended it.
+        if shaken and chosen and ("lease" in event.error.lower() or event.broker in self._mute):
             return  # It ends when it may be replaced, as it should. With a full disk, it cannot say so.
         how = "asked to end, " if event.asked else "unasked, "
         text = f"{event.broker} ended {how}with exit code {event.exit_code} at {event.time:.1f} s: "

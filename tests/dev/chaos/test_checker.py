@@ -920,10 +920,12 @@ def test_a_broker_that_ended() -> None:
     }
     assert ending(1, asked=False, error="Bug", fault="pause beyond the lease") == {"ended"}
     assert ending(1, asked=False, error=lease, fault="store is missing") == {"ended"}
+    # Case: a signal ended it, whatever it said before.
+    assert ending(-11, asked=False, error=lease, fault="pause beyond the lease") == {"ended"}
 
 
 def test_a_broker_whose_full_disk_keeps_it_from_saying_why_it_ended() -> None:
-    def ended(full: str, *, mended: bool, shaken: bool = True) -> set[str]:
+    def ended(full: str, *, mended: bool, shaken: bool = True, code: int = 1) -> set[str]:
         story = Story()
         story.append()
         if shaken:
@@ -931,7 +933,7 @@ def test_a_broker_whose_full_disk_keeps_it_from_saying_why_it_ended() -> None:
         story.say(FaultEvent, "disk is full", full, "begun")
         if mended:
             story.say(FaultEvent, "disk is full", full, "ended")
-        story.say(Ended, "b1", 1, False, "warning: not uploaded yet")
+        story.say(Ended, "b1", code, False, "warning: not uploaded yet")
         return story.kinds()
 
     assert ended("b1", mended=False) == set()
@@ -939,6 +941,8 @@ def test_a_broker_whose_full_disk_keeps_it_from_saying_why_it_ended() -> None:
     assert ended("b2", mended=False) == {"ended"}
     assert ended("b1", mended=True) == {"ended"}
     assert ended("b1", mended=False, shaken=False) == {"ended"}
+    # Case: a signal ended it.
+    assert ended("b1", mended=False, code=-25) == {"ended"}
 
 
 def test_a_run_without_an_end() -> None:
