@@ -17,6 +17,10 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
 }
 _PY_FILES: Final = "spark.submit.pyFiles"
+_CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
+"""Variable that PySpark sets for a session of Spark Connect, and keeps when it is stopped."""
+_SERVER: Final = "SPARK_REMOTE"
+_ONE_SESSION: Final = "Use that one, or stop it first."
 _STARTS: Final = 3
 _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 _LOCAL_DEFAULTS: Final[dict[str, str]] = {
@@ -51,6 +55,7 @@ def session(
         raise not_installed("Spark", str(error.name), "spark") from error
     if master.startswith(CONNECT):
         return _connected(master, app_name, conf or {})
+    _leave_connect_mode(master)
     settings = {
         **DEFAULTS,
         **(_LOCAL_DEFAULTS if master.startswith("local") else {}),
@@ -62,7 +67,7 @@ def session(
         if running != master:
             raise Conflict(
                 f"a session with master {running} exists already, and not with {master}",
-                hint="Use that one, or stop it first.",
+                hint=_ONE_SESSION,
             )
     else:
         require_reachable(master)
@@ -90,11 +95,34 @@ def _configured(builder: Any, settings: Mapping[str, str]) -> Any:
     return builder
 
 
+def _leave_connect_mode(master: str) -> None:
+    """Let the process have a session with a master again, after one of Spark Connect was stopped.
+
+    Raise `Conflict` if that one is still there. Has no effect if the mode is set for the whole process.
+    """
+    if _CONNECT_MODE not in os.environ or _SERVER in os.environ:
+        return
+    from pyspark.sql.connect.session import SparkSession as Connected
+
+    if (Connected.getActiveSession() or Connected._default_session) is not None:
+        raise Conflict(
+            f"a session of Spark Connect exists already, and none with master {master}",
+            hint=_ONE_SESSION,
+        )
+    del os.environ[_CONNECT_MODE]
+
+
 def _connected(server: str, app_name: str, conf: Mapping[str, str]) -> Any:
     """Return a session on a server of Spark Connect."""
     import pyspark
     from pyspark.sql import SparkSession
 
+    active: Any = None if _CONNECT_MODE in os.environ else SparkSession.getActiveSession()
+    if active is not None:
+        raise Conflict(
+            f"a session with master {active.sparkContext.master} exists already, and not with {server}",
+            hint=_ONE_SESSION,
+        )
     require_reachable(server)
     settings = {_TIME_ZONE: DEFAULTS[_TIME_ZONE], **conf}
     try:

@@ -18,7 +18,7 @@ import pyspark
 import pytest
 from word_count.ngram_pb2 import NGramCount
 
-from gazette.errors import Unavailable
+from gazette.errors import Conflict, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at
@@ -122,7 +122,15 @@ async def test_tables_views_and_streams_by_spark_connect(tmp_path: Path) -> None
         done = run_tasks(spark, given_items, work, 3, length=100, on_read=counted.append)
         assert done == [1, 2, 3]
         assert sum(counted) == 100
+        with raises(Conflict, says="a session of Spark Connect exists already"):
+            session("local[1]")
         spark.stop()
+        # Its mode ends with it: other tests of this process need a session with a master.
+        here = session("local[1]", conf={"spark.driver.memory": "1g"})
+        assert here.range(3).count() == 3
+        with raises(Conflict, says="a session with master local[1] exists already"):
+            session(url)
+        here.stop()
 
 
 def test_a_server_that_is_not_there() -> None:
