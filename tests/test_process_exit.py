@@ -26,7 +26,7 @@ def test_a_signal_at_the_end_does_not_change_the_exit_code(number: int) -> None:
 
 
 _TEARDOWN = """
-import atexit, os, sys
+import atexit, gc, os, sys
 from gazette.runtime.process_exit import end_process
 
 class Slow:
@@ -37,6 +37,7 @@ kept = Slow()
 texts, content = open(sys.argv[1], "w"), open(sys.argv[2], "wb")
 texts.write("text")
 content.write(b"content")
+gc.freeze()  # As a member does once it has started.
 atexit.register(print, "registered")
 print("printed")
 end_process(7)

@@ -7,6 +7,7 @@ SIGINT stop it gracefully. A second signal ends the wait for other processes to 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import socket
@@ -146,6 +147,7 @@ async def serve_until_signal(
             debug.start(scope)
         await asyncio.wait({starting})
         if not starting.cancelled():
+            freeze_heap()
             await service.wait()
     finally:
         starting.cancel()
@@ -157,6 +159,17 @@ async def serve_until_signal(
                 await debug.stop(1.0)
             await scope.stop(_STOP_S)
     return EXIT_OK
+
+
+def freeze_heap() -> None:
+    """Exclude all objects of the present from garbage collection. Call it once a process has started.
+
+    A full collection visits every object that is not frozen, and the event loop stands still meanwhile. The
+    modules and the key space of a broker are some hundred thousand objects, which took 40 ms each time. All
+    appends in flight waited for that. Objects that are frozen are still freed when their last reference goes.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _debug_server(

@@ -50,6 +50,7 @@ def end_process(code: int) -> NoReturn:
 
 def _flush_files() -> None:
     """Write what the files of this process buffer. An application may have left one open."""
+    gc.unfreeze()  # `get_objects` leaves out what is frozen.
     files = (one for one in gc.get_objects() if type(one) in _BUFFERED)
     # Texts first: they are buffered once more below.
     for file in sorted(files, key=lambda one: not isinstance(one, io.TextIOWrapper)):

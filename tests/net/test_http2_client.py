@@ -438,6 +438,19 @@ async def test_a_silent_server_is_asked_and_then_given_up(served: Served) -> Non
         assert "keepalive" in str(error.details())
 
 
+async def test_both_ends_send_small_frames_at_once() -> None:
+    """A frame behind another one must not wait for the peer to acknowledge that one."""
+    served = Served(own=True)
+    await served.start()
+    async with served.channel() as channel:
+        assert await double(channel)(b"x") == b"xx"
+        ends = [*channel._connections, *served.server.connections]
+        sockets = [one._transport.get_extra_info("socket") for one in ends]
+        options = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets]
+        assert options == [1, 1]
+    await served.server.stop(0)
+
+
 async def test_numbers_of_streams_that_are_used_up_make_a_new_connection(served: Served) -> None:
     async with served.channel() as channel:
         assert await double(channel)(b"x") == b"xx"
