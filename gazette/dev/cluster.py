@@ -191,8 +191,8 @@ class LocalCluster:
                 "--broker.drain-timeout=0s",
             )
         log_path = self.directory / "logs" / f"{name}.log"
-        # A broker that is told to end because this process died has to store its fragments, and to leave. The
-        # original is not told.
+        # A broker that ends because this process died has to store its fragments, and to leave. The
+        # original has no lifeline.
         lifeline = () if self.settings.original is not None else (self.etcd.lifeline,)
         process = ChildProcess(name, argv, log_path, self.environ, self._clock, pass_fds=lifeline)
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)
