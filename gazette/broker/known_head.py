@@ -146,6 +146,7 @@ class KnownHead:
         """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
         self._closed: LabelSet | None = None
+        self._begun = False
         self._noting: asyncio.Task[None] | None = None
 
     @property
@@ -154,8 +155,12 @@ class KnownHead:
 
     @property
     def closed(self) -> LabelSet | None:
-        """The journal's registers at ``offset``, if nothing was acknowledged beyond; else None."""
-        return self._head.closed
+        """The journal's registers at ``offset``, if nothing was acknowledged beyond; else None.
+
+        None once this primary has begun: bytes that appear in stores from then on may be removed again by
+        the broker that uploads them.
+        """
+        return None if self._begun else self._head.closed
 
     def limit(self, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary than that of ``tenure`` has begun, as last read."""
@@ -194,10 +199,16 @@ class KnownHead:
 
         Return False, without effect, if a former primary has acknowledged bytes behind ``begin``. An operator
         may have confirmed the head while it was paused.
+
+        A head that is closed at ``begin`` stays so in etcd: this primary has acknowledged nothing yet.
         """
-        return self._tenure == tenure or await self._write(
-            lambda head: head.begun(tenure, begin, begin), tenure, begin
-        )
+
+        def change(head: Head) -> Head:
+            closed = head.closed if begin == head.offset else None
+            return replace(head.begun(tenure, begin, begin), closed=closed)
+
+        self._begun = self._tenure == tenure or await self._write(change, tenure, begin)
+        return self._begun
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.

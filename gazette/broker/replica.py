@@ -147,12 +147,7 @@ class Replica:
 
         Then call ``begin`` before the next append.
         """
-        if self.others.empty:
-            return False
-        if self.others.unknown:
-            # A primary that left in good order was in step with all others.
-            return self.head.closed is None
-        return self.others.any_gone(self.other_followers(route))
+        return not self.others.empty and self.others.any_gone(self.other_followers(route))
 
     async def begin(self, tenure: Revision, end: Offset) -> None:
         """Begin at ``end`` as the primary of ``tenure``.

@@ -366,6 +366,67 @@ async def test_two_primaries_do_not_both_begin(cluster: FixedCluster) -> None:
     cluster["a"].catch_up()
 
 
+async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
+    cluster: FixedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica. The first primary leaves in good order. The second one, b, does not hear that c leads.
+
+    Its first append comes when c has appended, and before c tells etcd.
+    """
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    cluster.assign(JOURNAL, "b")
+    await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
+    cluster["b"].lagging = []
+    cluster.assign(JOURNAL, "c")
+    head = cluster["c"].replica(JOURNAL).head
+    acknowledge, late = head.acknowledge, []
+
+    async def meanwhile(tenure: int, begin: int, end: int) -> None:
+        if not late:
+            late.append(await append(cluster["b"], b"of b"))
+        await acknowledge(tenure, begin, end)
+
+    monkeypatch.setattr(head, "acknowledge", meanwhile)
+    outcome = await append(cluster["c"], b"of c")
+    assert outcome.commit is not None
+    assert (outcome.commit.begin, outcome.commit.end) == (5, 9)
+    assert late[0].ending is Ending.FAILED
+    assert isinstance(late[0].error, Conflict)
+    cluster["b"].catch_up()
+    await cluster["b"].context.resolver.wait_torn_down(10.0)
+    cluster.assign(JOURNAL, "a")
+    await cluster["c"].context.resolver.wait_torn_down(10.0)
+    await until(lambda: len(stored(tmp_path)) == 2)
+    assert stored(tmp_path)[1].name == name_of(5, b"of c")
+
+
+async def test_a_head_stays_closed_until_a_primary_answers(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """One that begins and ends without an append leaves nothing for an operator to do."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await append(cluster["a"], b"first")
+    await until(lambda: stored(tmp_path))
+    cluster.assign(JOURNAL, "b")
+    await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
+    replica = cluster["b"].replica(JOURNAL)
+    await replica.load_head()
+    await replica.begin(cluster.etcd.revision, 5)
+    assert (head := known(cluster)) is not None
+    assert head.closed == LabelSet(())
+    assert head.limit(0) == 0
+    # Bytes of others that b finds in stores from now on may be removed again.
+    assert replica.head.closed is None
+    cluster.assign(JOURNAL, "c")
+    outcome = await append(cluster["c"], b"x")
+    assert outcome.commit is not None
+    assert outcome.commit.begin == 5
+    assert (head := known(cluster)) is not None
+    assert head.closed is None
+
+
 async def test_an_upload_between_listing_and_first_append_is_not_hidden(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
