@@ -381,7 +381,8 @@ async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
     cluster["b"].lagging = []
     cluster.assign(JOURNAL, "c")
     head = cluster["c"].replica(JOURNAL).head
-    acknowledge, late = head.acknowledge, []
+    acknowledge = head.acknowledge
+    late: list[Outcome] = []
 
     async def meanwhile(tenure: int, begin: int, end: int) -> None:
         if not late:
