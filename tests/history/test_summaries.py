@@ -178,7 +178,7 @@ class Reading(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What reading has to find, and where."""
+    """A stored journal, the part of it to read, and the messages and checkpoint that result."""
 
     journal: Stored
     snapshot: Snapshot
