@@ -1,12 +1,16 @@
-"""The same sessions joined with a table, on bytewax and on quixstreams, killed by SIGKILL in the middle.
+"""The same sessions joined with a table, on other frameworks, killed by SIGKILL in the middle.
 
 ::
 
-    python benchmarks/frameworks/visits.py --python ENVIRONMENT/bin/python
+    python benchmarks/frameworks/visits.py --python ENVIRONMENT/bin/python --kafka JARS
 
-The environment has bytewax and quixstreams, and nothing of ours. Each program is killed once it has written
-100 sessions, started again, and what it wrote is compared with the sessions of the input. A program that does
-not end in time is reported, and the next one runs. Ours is killed by ``pytest tests/run/test_visits.py``.
+The environment has bytewax, quixstreams and faust-streaming, and nothing of ours. JARS is a directory with
+the jars of ``org.apache.kafka:kafka_2.13`` and of all that it needs, for a broker of one process: as
+``mvn dependency:copy-dependencies`` writes it. Each run has a broker of its own.
+
+Each program is killed once it has written 100 sessions, and started again. What it wrote is compared with the
+sessions of the input. A program that does not end in time is reported, and the next one runs. Ours is killed
+by ``pytest tests/run/test_visits.py``.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import socket
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -28,43 +34,43 @@ BEGIN_S: Final = 1_700_000_000
 KILL_AT: Final = 100
 """Number of sessions that a program has written when it is killed."""
 POLL_S: Final = 1.0
-END_S: Final = 150.0
+END_S: Final = 240.0
+CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qk"
 
-MOCK: Final = """
-import json, sys, time
+SERVER: Final = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={directory}/data
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+group.initial.rebalance.delay.ms=0
+# Messages have times of 2023.
+log.retention.ms=-1
+"""
+FILL: Final = """
+import json, sys
 from confluent_kafka import Producer
-cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1})
-brokers = cluster.list_topics(timeout=30).brokers.values()
-address = ",".join(f"{one.host}:{one.port}" for one in brokers)
+from confluent_kafka.admin import AdminClient, NewTopic
+address, source = sys.argv[1:]
+admin = AdminClient({"bootstrap.servers": address, "log_level": 0})  # It waits for the broker.
+admin.list_topics(timeout=60)
+topics = [NewTopic(name, 4, 1) for name in ("clicks", "plans", "visits")]
+for created in admin.create_topics(topics).values():
+    created.result(60)
 producer = Producer({"bootstrap.servers": address})
-for name in ("clicks", "plans", "visits"):
-    producer.list_topics(name, timeout=30)
-for line in open(sys.argv[1]):
+for line in open(source):
     message = json.loads(line)
     name = "plans" if "plan" in message else "clicks"
     producer.produce(name, line.strip(), message["user"], timestamp=message["at"] * 1000)
     producer.poll(0)
 producer.flush(60)
-print(address, flush=True)
-sys.stdin.read()
-"""
-ON_MOCK: Final = """
-import runpy, sys
-from confluent_kafka import Producer
-from quixstreams.models.topics import TopicAdmin, TopicConfig
-
-# The mock broker has no admin API: it makes topics as they are asked for, all alike.
-settings = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
-producer = Producer({"bootstrap.servers": sys.argv[2]})
-
-def inspect(admin, names, *_, **__):
-    for name in names:
-        producer.list_topics(name, timeout=30)
-    return dict.fromkeys(names, TopicConfig(4, 1, settings))
-
-TopicAdmin.inspect_topics = inspect
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
 DRAIN: Final = """
 import json, sys
@@ -118,25 +124,30 @@ def run_killed(command: list[str], log: Path, written: Callable[[], int], total:
     Return when it has ended, or has written all. Print it if neither is so within `END_S`.
     """
     with log.open("wb") as output:
-        first = subprocess.Popen(command, stdout=output, stderr=output)
-        _wait(first, lambda: written() >= KILL_AT)
-        if first.poll() is not None:
-            raise SystemExit(f"{command} ended before it was killed:\n{log.read_text()[-2000:]}")
-        first.kill()
-        first.wait()
+        with subprocess.Popen(command, stdout=output, stderr=output) as first:
+            try:
+                _wait(first, lambda: written() >= KILL_AT)
+                if first.poll() is not None:
+                    raise SystemExit(
+                        f"{command} ended before it was killed:\n{log.read_text()[-2000:]}"
+                    )
+            finally:
+                first.kill()
         print(f"killed after {written()} sessions", flush=True)
-        second = subprocess.Popen(command, stdout=output, stderr=output)
-        began = perf_counter()
-        done = _wait(second, lambda: written() >= total)
-        seconds = perf_counter() - began
-        print(f"{'done' if done else 'not done'} {seconds:.0f} s after the restart", flush=True)
-        if second.poll() is None:
-            second.terminate()
-        try:
-            second.wait(30)
-        except subprocess.TimeoutExpired:
-            second.kill()
-            second.wait()
+        with subprocess.Popen(command, stdout=output, stderr=output) as second:
+            try:
+                began = perf_counter()
+                done = _wait(second, lambda: written() >= total)
+                seconds = perf_counter() - began
+                print(
+                    f"{'done' if done else 'not done'} {seconds:.0f} s after the restart",
+                    flush=True,
+                )
+                second.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    second.wait(30)
+            finally:
+                second.kill()
 
 
 def _wait(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> bool:
@@ -170,63 +181,104 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", required=True)
-    python = parser.parse_args().python
+    parser.add_argument("--python", required=True, help="Python of the environment")
+    parser.add_argument("--kafka", type=Path, help="directory of Kafka's jars")
+    parser.add_argument("--only", default="bytewax,quix,faust")
+    arguments = parser.parse_args()
+    python, only = arguments.python, arguments.only.split(",")
     messages, expected = history(random.Random(7))
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        source, target, state = root / "input.jsonl", root / "output.jsonl", root / "bytewax"
+        source = root / "input.jsonl"
         source.write_text("".join(json.dumps(one) + "\n" for one in messages))
-        state.mkdir()
-        total = sum(expected.values())
-        command = [python, str(HERE / "visits_bytewax.py"), str(source), str(target), str(state)]
+        if "bytewax" in only:
+            run_bytewax(python, root, source, expected)
+        for framework in sorted({"faust", "quix"} & set(only)):
+            if arguments.kafka is None:
+                parser.error(f"{framework} needs --kafka")
+            for guarantee in ("at-least-once", "exactly-once"):
+                directory = root / f"{framework}-{guarantee}"
+                directory.mkdir()
+                script = str(HERE / f"visits_{framework}.py")
+                command = [python, script, "ADDRESS", str(directory), guarantee]
+                with broker(arguments.kafka, directory) as address:
+                    command[2] = address
+                    run_on_kafka(python, command, address, source, expected)
 
-        def in_file() -> int:
-            return target.read_bytes().count(b"\n") if target.exists() else 0
 
-        # It ends with its input. Its last sessions are those that no message closes.
-        run_killed(command, root / "log", in_file, len(messages))
-        visits = [json.loads(line) for line in target.read_text().splitlines()]
-        compare("bytewax, to a file", visits, expected)
-        for guarantee in ("at-least-once", "exactly-once"):
-            run_quix(python, root, guarantee, source, expected, total)
+def run_bytewax(
+    python: str, root: Path, source: Path, expected: Counter[tuple[str, int, int]]
+) -> None:
+    target, state = root / "output.jsonl", root / "bytewax"
+    state.mkdir()
+    command = [python, str(HERE / "visits_bytewax.py"), str(source), str(target), str(state)]
+
+    def in_file() -> int:
+        return target.read_bytes().count(b"\n") if target.exists() else 0
+
+    # It ends with its input. Its last sessions are those that no message closes.
+    run_killed(command, root / "log", in_file, len(source.read_text().splitlines()))
+    visits = [json.loads(line) for line in target.read_text().splitlines()]
+    compare("bytewax, to a file", visits, expected)
 
 
-def run_quix(
+@contextmanager
+def broker(jars: Path, directory: Path) -> Iterator[str]:
+    """Run one broker of Kafka, and yield its address. It answers a little later."""
+    port, controller = free_port(), free_port()
+    settings = directory / "server.properties"
+    settings.write_text(SERVER.format(port=port, controller=controller, directory=directory))
+    java = ["java", "-Xmx512m", "-cp", f"{jars}/*"]
+    with (directory / "kafka.log").open("wb") as output:
+        subprocess.run(
+            [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(settings)],
+            stdout=output,
+            stderr=output,
+            check=True,
+        )
+        process = subprocess.Popen(
+            [*java, "kafka.Kafka", str(settings)], stdout=output, stderr=output
+        )
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run_on_kafka(
     python: str,
-    root: Path,
-    guarantee: str,
+    command: list[str],
+    address: str,
     source: Path,
     expected: Counter[tuple[str, int, int]],
-    total: int,
 ) -> None:
-    kafka = subprocess.Popen(
-        [python, "-c", MOCK, str(source)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert kafka.stdout is not None
-    address = kafka.stdout.readline().strip()
+    directory = Path(command[3])
+    subprocess.run([python, "-c", FILL, address, str(source)], check=True, timeout=180)
 
-    def drained() -> list[str]:
+    def drained() -> list[dict[str, Any]]:
         done = subprocess.run(
             [python, "-c", DRAIN, address], check=True, capture_output=True, text=True, timeout=60
         )
-        return done.stdout.splitlines()
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
-    log = root / "log"
-    script = str(HERE / "visits_quix.py")
-    command = [python, "-c", ON_MOCK, script, address, str(root / guarantee), guarantee]
+    def written() -> int:
+        """Return the number of sessions in the output. One that is there twice counts once."""
+        return len({(one["user"], one["begin"]) for one in drained()})
+
+    log = directory / "log"
     try:
-        run_killed(command, log, lambda: len(drained()), total)
-        compare(f"quixstreams, {guarantee}", [*map(json.loads, drained())], expected)
+        run_killed(command, log, written, sum(expected.values()))
+        compare(directory.name, drained(), expected)
     except BaseException:
         print(log.read_text()[-3000:])
         raise
-    finally:
-        kafka.communicate("")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ application = Application(
     commit_interval=0.5,
     state_dir=DIRECTORY,
     processing_guarantee=GUARANTEE,
-    auto_create_topics=False,
 )
 clicks = application.topic("clicks", timestamp_extractor=lambda value, *_: value["at"] * 1000)
 plans = application.topic("plans", timestamp_extractor=lambda value, *_: value["at"] * 1000)

@@ -19,13 +19,14 @@ from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
 from gazette.consumer.application import Store
 from gazette.consumer.key_space import ShardItem
+from gazette.consumer.shard.restarts import ANNOUNCED
 from gazette.consumer.shard.shard import Shard
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
-from gazette.protocol.shard import ReplicaCode, ShardSpec
+from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.runtime.tasks import TaskScope
 
@@ -253,6 +254,15 @@ class Resolver:
     def primary_of(self, shard_id: str) -> ProcessId | None:
         """Return the member that is assigned as primary of a shard now."""
         return route_of(self._state.assignments_of(shard_id)).primary_id
+
+    def failure_of(self, shard_id: str) -> str:
+        """Return the error of a primary that has failed, and is not started again; else ``""``."""
+        for kv in self._state.assignments_of(shard_id):
+            status: ReplicaStatus = kv.decoded.value
+            if kv.decoded.slot == 0 and status.code is ReplicaCode.FAILED:
+                text = "\n".join(status.errors)
+                return "" if ANNOUNCED in text else text
+        return ""
 
     async def next_change(self) -> None:
         """Return after the next change of the key space. The caller bounds the wait."""

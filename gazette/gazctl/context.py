@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
-
-import grpc
-import grpc.aio
+from typing import Final, TypeVar
 
 from gazette.client.client import Client
-from gazette.client.rpc.preflight import require_reachable
+from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
 from gazette.config.schema import Loaded
 from gazette.errors import GazetteError, Invalid, Unavailable
@@ -33,9 +30,6 @@ CALLS_MAX: Final = 32
 """Largest number of calls in flight of a command that makes one for each journal or shard."""
 _CONNECT_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 0.2
-_METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
-"""A method that only these servers have, and that costs nothing when it is called in vain."""
-_OTHER: Final = {"broker": "consumer", "consumer": "broker"}
 
 
 class Context:
@@ -105,25 +99,7 @@ class Context:
             connect_s=min(_CONNECT_S, self.timeout_s),
             hint=f"Check that it runs there, or give another address with --{what}.address.{origin}",
         )
-        other = _OTHER[what]
-        if await self._is_served(client, what):
-            return
-        found = f"is a {other}" if await self._is_served(client, other) else "is another server"
-        raise Invalid(
-            f"the server at {client.address} {found}, and this command calls a {what}",
-            path=f"--{what}.address",
-            hint=f"Give the address of a {what}.{origin}",
-        )
-
-    async def _is_served(self, client: Client | ShardClient, what: str) -> bool:
-        """Return True if the server knows a method of brokers, or of consumers."""
-        channel = cast("Any", client.channels.grpc_channel(client.address))
-        try:
-            # The request is empty, and refused: only the reason counts.
-            await channel.unary_unary(_METHODS[what])(b"", timeout=self.timeout_s)
-        except grpc.aio.AioRpcError as error:
-            return error.code() is not grpc.StatusCode.UNIMPLEMENTED
-        return True
+        await require_kind(client, what, timeout_s=self.timeout_s, origin=origin)
 
     def is_given(self, key: str) -> bool:
         """Return True if a setting has another source than its default."""

@@ -75,6 +75,7 @@ class MessageWriter:
         """Read one journal after the other, each to its head."""
         listed = await list_journals(self.context, self.client, selector)
         if not listed.journals:
+            await _require_no_directory(self.context, self.client)
             raise _nothing_matches(selector)
 
         async def every() -> None:
@@ -204,6 +205,10 @@ async def produce(context: Context) -> int:
     flags = context.flags(ProduceMessagesFlags)
     output = _output(context, flags.selector)
     client = await context.broker()
+    if isinstance(output, str):
+        listed = await client.list_journals(LabelSelector.of(name=output))
+        if not listed.journals:
+            await _require_no_directory(context, client)
     pool = BlockingPool("input", 1)
     try:
         # The command line's own deadline goes for each commit.
@@ -312,8 +317,7 @@ def _selector(context: Context, text: str) -> LabelSelector:
     if bool(names) == bool(text.strip()):
         raise Invalid(
             "give either names of journals, or a selector",
-            path="gazctl",
-            hint="As in `gazctl read first/words`, or `gazctl read -l prefix=first/`.",
+            hint="As in `gazctl read words/part-000`, or `gazctl read -l name:prefix=words/`.",
         )
     if names:
         return LabelSelector.of(*(("name", name) for name in names))
@@ -325,6 +329,19 @@ def _output(context: Context, text: str) -> Output:
     if len(names) == 1 and not text.strip():
         return names[0]
     return _selector(context, text)
+
+
+async def _require_no_directory(context: Context, client: Client) -> None:
+    """Raise ``NotFound`` if a name of the arguments is that of a directory of journals."""
+    for name in context.loaded.arguments:
+        directory = f"{name.rstrip('/')}/"
+        listed = await client.list_journals(LabelSelector.of(("name:prefix", directory)))
+        if found := [one.spec.name for one in listed.journals]:
+            what = "a journal is" if len(found) == 1 else f"{len(found)} journals are"
+            raise NotFound(
+                f"{name} is no journal: {what} below it ({found[0]}{', …' if found[1:] else ''})",
+                hint=f"Give one, or all of them: -l name:prefix={directory}",
+            )
 
 
 def _nothing_matches(selector: LabelSelector) -> NotFound:

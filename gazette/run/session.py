@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gazette.client.client import Client
-from gazette.client.rpc.preflight import require_reachable
+from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
 from gazette.declare.apply import apply_journals, apply_shards, changes_needed
 from gazette.declare.changes import DeclaredChanges
@@ -115,6 +115,7 @@ class RunSession:
                     connect_s=_CONNECT_S,
                     hint="Check that it runs there, or leave --broker.address out.",
                 )
+                await require_kind(client, "broker", timeout_s=_CONNECT_S)
             async with TaskScope("cluster") as scope:
                 if (local := cluster.local) is not None:
                     scope.daemon(local.keep_etcd(self._say_etcd), name="etcd")

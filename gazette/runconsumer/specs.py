@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gazette.client.flags import BrokerClientFlags
-from gazette.client.rpc.preflight import require_reachable
+from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
 from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.config.member import ProcessFlags
@@ -154,6 +154,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
             connect_s=_CONNECT_S,
             hint="Check that it runs there, or give another address with --broker.address.",
         )
+        await require_kind(brokers, "broker", timeout_s=_CONNECT_S)
         members = _members(loaded) if flags.shards else None
         try:
             no_member = None if members is None else await _unreachable(members)
@@ -196,12 +197,13 @@ def _members(loaded: Loaded) -> ShardClient:
 
 
 async def _unreachable(members: ShardClient) -> Unavailable | None:
-    """Return why no member answers, or None if one does."""
+    """Return why no member answers, or None if one does. Raise ``Invalid`` if another server does."""
     hint = "Start a member (`serve`), and apply again: this was about the shards, and no journal."
     try:
         await require_reachable(members, "consumer", connect_s=_CONNECT_S, hint=hint)
     except Unavailable as error:
         return error
+    await require_kind(members, "consumer", timeout_s=_CONNECT_S)
     return None
 
 

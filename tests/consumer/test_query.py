@@ -14,7 +14,9 @@ from gazette import Application
 from gazette.client.shards import ShardChange
 from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
+from gazette.consumer.shard.restarts import LABEL
 from gazette.errors import GazetteError, Invalid, Moved, NotFound, Unavailable
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.protocol.route import Header
 from gazette.runtime.clock import SystemClock
@@ -152,6 +154,29 @@ async def test_queries_go_on_while_a_shard_is_handed_over(
     assert set(answers) == {1}
     member: Any = one.service
     assert member.failure is None
+
+
+async def test_a_query_of_a_shard_that_has_failed_gives_the_reason_at_once(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """It is not started again, so there is nothing to wait for: the timeout of queries is a minute."""
+    first, one, _, two = await two_members(start, broker)
+    await append(broker, b"no message\n")
+    await first.await_failed(SHARD)
+    async with asyncio.timeout(30):
+        for application in (one, two):
+            with raises(Unavailable, says=f"shard {SHARD} has failed: line is not a message"):
+                await application.count("a")
+
+
+async def test_a_query_waits_for_a_failed_shard_that_is_started_again(
+    start: Start, broker: BrokerFixture
+) -> None:
+    first, one, _, two = await two_members(start, broker, labels=LabelSet.of((LABEL, "3")))
+    first.shard(SHARD)._fail(Unavailable("it cannot be reached now"))
+    async with asyncio.timeout(30):
+        assert await one.count("a") == 1
+        assert await two.count("a") == 1
 
 
 async def test_a_query_reads_through_what_it_is_asked_to(

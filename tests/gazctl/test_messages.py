@@ -105,9 +105,11 @@ async def test_what_is_no_message(broker: BrokerFixture, gazctl: Runner) -> None
 @pytest.mark.parametrize(
     ("argv", "code", "says"),
     [
-        (["read"], 2, "names of journals, or a selector"),
+        (["read"], 2, "gazctl: give either names of journals, or a selector"),
         (["read", ONE, "-l", "name=a"], 2, "names of journals, or a selector"),
         (["read", "words/part-009"], 1, "no journal matches"),
+        (["read", "words"], 1, "words is no journal: 2 journals are below it (words/part-000, …)"),
+        (["produce", "words/"], 1, "-l name:prefix=words/"),
         (["read", ONE, "--limit=-1"], 2, "--limit"),
         (["produce"], 2, "names of journals, or a selector"),
         (["produce", "words/part-009"], 1, "words/part-009"),
@@ -120,6 +122,7 @@ async def test_what_cannot_be_read_or_published_is_named(
     result = await gazctl(*argv, stdin=b'{"word":"a"}\n')
     assert result.code == code
     assert says in result.err
+    assert "gazctl: gazctl" not in result.err
 
 
 async def test_reading_goes_on_until_the_limit(broker: BrokerFixture, gazctl: Runner) -> None:

@@ -177,6 +177,12 @@ async def test_a_deployment_from_nothing(running: Project, tmp_path: Path) -> No
     assert "+ journal words/part-000  1 replicas, in file:///\n" in shown.out
     assert "+ shard" not in shown.out
     assert "dry run: nothing was changed" in shown.out
+    broker = cluster.brokers[0].grpc_url
+    no_consumer = await running.apply(f"--consumer.address={broker}")
+    assert no_consumer.code == 2
+    assert f"the server at {broker} is a broker, and this command calls a consumer" in (
+        no_consumer.err
+    )
     done = await running.apply(member)
     assert done.code == 1
     assert "applied journals" in done.out

@@ -1,4 +1,4 @@
-"""A check that a server answers at a client's address: `require_reachable`.
+"""Checks of a client's address: `require_reachable`, and `require_kind`.
 
 Calls wait for a connection, as brokers and members come and go. A wrong address, or a server that
 was never started, must be reported at once instead.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import grpc
 import grpc.aio
 
-from gazette.errors import Unavailable
+from gazette.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _PROBE: Final = "/gazctl.Probe/Probe"
 """A method that no server has. Even its refusal proves that the call has arrived."""
+_METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
+"""A method that only these servers have, and that costs nothing when it is called in vain."""
+_OTHER: Final = {"broker": "consumer", "consumer": "broker"}
 
 
 async def require_reachable(
@@ -46,6 +49,36 @@ async def require_reachable(
         return
     listed = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
     raise Unavailable(f"cannot reach the {what} at {listed}", hint=hint)
+
+
+async def require_kind(
+    client: Client | ShardClient, what: str, *, timeout_s: float, origin: str = ""
+) -> None:
+    """Require that the reachable server is a ``what``: a broker, or a consumer.
+
+    Raise ``Invalid`` for ``--WHAT.address`` if it is another server. ``origin`` says where the address
+    comes from, after the hint.
+    """
+    if await _is_served(client, what, timeout_s):
+        return
+    other = _OTHER[what]
+    found = f"is a {other}" if await _is_served(client, other, timeout_s) else "is another server"
+    raise Invalid(
+        f"the server at {client.address} {found}, and this command calls a {what}",
+        path=f"--{what}.address",
+        hint=f"Give the address of a {what}.{origin}",
+    )
+
+
+async def _is_served(client: Client | ShardClient, what: str, timeout_s: float) -> bool:
+    """Return True if the server knows a method of brokers, or of consumers."""
+    channel = cast("Any", client.channels.grpc_channel(client.address))
+    try:
+        # The request is empty, and refused: only the reason counts.
+        await channel.unary_unary(_METHODS[what])(b"", timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        return error.code() is not grpc.StatusCode.UNIMPLEMENTED
+    return True
 
 
 async def _comes_back(client: Client | ShardClient, wait_s: float) -> bool:

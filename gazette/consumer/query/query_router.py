@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -117,7 +118,8 @@ class QueryRouter:
         send along. Both may be called again after a failure: they must only read.
 
         Without a reachable primary, wait for the next one: a query outlasts a fail-over. Raise
-        ``NotFound``. Raise ``Unavailable`` after ``timeout_s`` seconds or when this member leaves.
+        ``NotFound``. Raise ``Unavailable`` after ``timeout_s`` seconds, when this member leaves, or
+        once the shard has failed and nothing will start it again.
         Raise what ``serve`` raises. Raise ``Moved`` if the query has a header and this member
         may not answer. After a cancellation ``serve`` may still run.
         """
@@ -132,22 +134,36 @@ class QueryRouter:
             if self.running.ended:
                 raise self.running.leaving(shard=query.shard) from None
             raise Unavailable(
-                f"shard {query.shard} did not answer within {timeout_s:g} s: {attempts.describe()}",
+                f"shard {query.shard} did not answer within {timeout_s:.3g} s: {attempts.describe()}",
                 hint="See `gazctl shards list` for its status.",
                 shard=query.shard,
             ) from error
 
     async def _answer(self, attempts: _Attempts, query: ShardQuery) -> QueryResult[Any]:
         pause_s = _PAUSE_S
-        while True:
+        for attempt in count():
             try:
                 return await attempts.run()
             except Retryable as error:
                 if query.header is not None:
                     raise
                 attempts.failed(error)
+            # The second attempt may ask standbys, which answer beside a primary that has failed.
+            if attempt:
+                self._require_not_failed(query.shard)
             await self._change_or(pause_s)
             pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+        raise AssertionError("unreachable: attempts are counted without end")
+
+    def _require_not_failed(self, shard_id: str) -> None:
+        """Raise ``Unavailable`` with the reason if the shard has failed, and is not started again."""
+        failure = self.resolver.failure_of(shard_id)
+        if failure:
+            reason, _, hint = failure.partition("\n")
+            raise Unavailable(
+                f"shard {shard_id} has failed: {reason}",
+                hint=hint or "Correct the cause, then: gazctl shards unassign --failed.",
+            )
 
     async def _change_or(self, pause_s: float) -> None:
         """Wait for a change of the key space, at most ``pause_s`` seconds."""
@@ -182,7 +198,8 @@ class _Attempts:
 
     def failed(self, error: Retryable) -> None:
         """Keep why an attempt has failed."""
-        reason = str(error)
+        facts = {name: value for name, value in error.facts.items() if name != "shard"}
+        reason = str(GazetteError(error.message, **facts))
         self.describe = lambda: reason
 
     def _waits(self, describe: Callable[[], str]) -> None:
