@@ -9,8 +9,8 @@ the jars of ``org.apache.kafka:kafka_2.13`` and of all that it needs, for a brok
 ``mvn dependency:copy-dependencies`` writes it. Each run has a broker of its own.
 
 Each program is killed once it has written 100 sessions, and started again. What it wrote is compared with the
-sessions of the input. A program that does not end in time is reported, and the next one runs. Ours is killed
-by ``pytest tests/run/test_visits.py``.
+sessions of the input. A program that does not end in time is reported, and the next one runs. With ``--control``
+none is killed: then each must be right. Ours is killed by ``pytest tests/run/test_visits.py``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ KILL_AT: Final = 100
 POLL_S: Final = 1.0
 END_S: Final = 240.0
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qk"
+Perform = Callable[[list[str], Path, Callable[[], int], int], None]
+"""Runs a command, which writes to a log. Takes the number of sessions written, and that of all."""
 
 SERVER: Final = """
 process.roles=broker,controller
@@ -119,10 +121,7 @@ def history(rng: random.Random) -> tuple[list[dict[str, Any]], Counter[tuple[str
 
 
 def run_killed(command: list[str], log: Path, written: Callable[[], int], total: int) -> None:
-    """Start a program, kill it when it has written `KILL_AT` sessions, and start it again.
-
-    Return when it has ended, or has written all. Print it if neither is so within `END_S`.
-    """
+    """Start a program, kill it when it has written `KILL_AT` sessions, and run it again to its end."""
     with log.open("wb") as output:
         with subprocess.Popen(command, stdout=output, stderr=output) as first:
             try:
@@ -133,21 +132,26 @@ def run_killed(command: list[str], log: Path, written: Callable[[], int], total:
                     )
             finally:
                 first.kill()
-        print(f"killed after {written()} sessions", flush=True)
-        with subprocess.Popen(command, stdout=output, stderr=output) as second:
-            try:
-                began = perf_counter()
-                done = _wait(second, lambda: written() >= total)
-                seconds = perf_counter() - began
-                print(
-                    f"{'done' if done else 'not done'} {seconds:.0f} s after the restart",
-                    flush=True,
-                )
-                second.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    second.wait(30)
-            finally:
-                second.kill()
+    print(f"killed after {written()} sessions", flush=True)
+    run_to_end(command, log, written, total)
+
+
+def run_to_end(command: list[str], log: Path, written: Callable[[], int], total: int) -> None:
+    """Return when a program has ended, or has written all. Print it if neither is so within `END_S`."""
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as process,
+    ):
+        try:
+            began = perf_counter()
+            done = _wait(process, lambda: written() >= total)
+            seconds = perf_counter() - began
+            print(f"{'done' if done else 'not done'} {seconds:.0f} s after the start", flush=True)
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+        finally:
+            process.kill()
 
 
 def _wait(process: subprocess.Popen[bytes], enough: Callable[[], bool]) -> bool:
@@ -184,15 +188,17 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="Python of the environment")
     parser.add_argument("--kafka", type=Path, help="directory of Kafka's jars")
     parser.add_argument("--only", default="bytewax,quix,faust")
+    parser.add_argument("--control", action="store_true", help="run each program without a kill")
     arguments = parser.parse_args()
     python, only = arguments.python, arguments.only.split(",")
+    perform = run_to_end if arguments.control else run_killed
     messages, expected = history(random.Random(7))
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         source = root / "input.jsonl"
         source.write_text("".join(json.dumps(one) + "\n" for one in messages))
         if "bytewax" in only:
-            run_bytewax(python, root, source, expected)
+            run_bytewax(python, root, source, expected, perform)
         for framework in sorted({"faust", "quix"} & set(only)):
             if arguments.kafka is None:
                 parser.error(f"{framework} needs --kafka")
@@ -203,11 +209,15 @@ def main() -> None:
                 command = [python, script, "ADDRESS", str(directory), guarantee]
                 with broker(arguments.kafka, directory) as address:
                     command[2] = address
-                    run_on_kafka(python, command, address, source, expected)
+                    run_on_kafka(python, command, address, source, expected, perform)
 
 
 def run_bytewax(
-    python: str, root: Path, source: Path, expected: Counter[tuple[str, int, int]]
+    python: str,
+    root: Path,
+    source: Path,
+    expected: Counter[tuple[str, int, int]],
+    perform: Perform,
 ) -> None:
     target, state = root / "output.jsonl", root / "bytewax"
     state.mkdir()
@@ -217,7 +227,7 @@ def run_bytewax(
         return target.read_bytes().count(b"\n") if target.exists() else 0
 
     # It ends with its input. Its last sessions are those that no message closes.
-    run_killed(command, root / "log", in_file, len(source.read_text().splitlines()))
+    perform(command, root / "log", in_file, len(source.read_text().splitlines()))
     visits = [json.loads(line) for line in target.read_text().splitlines()]
     compare("bytewax, to a file", visits, expected)
 
@@ -258,6 +268,7 @@ def run_on_kafka(
     address: str,
     source: Path,
     expected: Counter[tuple[str, int, int]],
+    perform: Perform,
 ) -> None:
     directory = Path(command[3])
     subprocess.run([python, "-c", FILL, address, str(source)], check=True, timeout=180)
@@ -274,7 +285,7 @@ def run_on_kafka(
 
     log = directory / "log"
     try:
-        run_killed(command, log, written, sum(expected.values()))
+        perform(command, log, written, sum(expected.values()))
         compare(directory.name, drained(), expected)
     except BaseException:
         print(log.read_text()[-3000:])
