@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -28,17 +28,15 @@ from gazette.history.meta_columns import META
 from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import RUN_BYTES, Snapshot
 from gazette.history.source import Access
+from gazette.history.table_columns import value_of_all
 from gazette.protocol.ids import split_journal_meta
 from gazette.spark.cluster_url import CONNECT, require_reachable
 from gazette.spark.combined_fold import CombinedFold
 from gazette.spark.errors import wrap_spark_errors
 from gazette.spark.java import ensure_java
 from gazette.spark.progress import reporting
-from gazette.spark.source.options import ReadOptions
-from gazette.spark.source.plan import Plan, encode_plan
-from gazette.spark.source.planning import fold_by_spark
-from gazette.spark.source.schema import common_value, row_format
-from gazette.spark.source.source import with_combine
+from gazette.spark.source.planning import fold_by_spark, rows_by_spark
+from gazette.spark.source.schema import make_format
 from gazette.spark.spark_session import session
 from gazette.spark.tasks import run_tasks
 from gazette.stores.state_builder import BuiltState, StateBuilder
@@ -100,17 +98,17 @@ class SparkRunner:
         Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, ``Broken`` for
         Spark's errors, and what reading raises.
         """
-        combined = None if backfill is None else _combined(backfill, access, snapshot)
+        fold = None if backfill is None else _fold_of(backfill, snapshot)
         self._release()
         with wrap_spark_errors():
-            if combined is None:
+            if fold is None or fold.combine is None:
                 folded = fold_by_spark(self.spark, access, snapshot, self._run_bytes, on_read)
-                self._first_pass = _FirstPass(snapshot, folded.runs)
+                self._first_pass = _FirstPass(fold, folded.runs)
                 return folded
-            self._combined = CombinedFold(self.spark, access, *combined)
+            self._combined = CombinedFold(self.spark, access, fold.format, fold.combine)
             folded = self._combined.fold(snapshot, self._run_bytes, on_read)
             rows, again = self._combined.rows(folded.runs)
-            self._first_pass = _FirstPass(snapshot, again, combined[1], rows)
+            self._first_pass = _FirstPass(fold, again, rows)
         return folded
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
@@ -155,7 +153,7 @@ class SparkRunner:
 
     def _with_shards(self, backfill: Backfill, tasks: Sequence[ShardTask]) -> Any:
         """Return the committed rows of the history, each with the shard that it belongs to."""
-        rows = self._read(backfill, tasks[0].access)
+        rows = self._read(tasks[0].access)
         if backfill.history:
             return self._mapped(backfill, rows, tasks)
         pairs = [
@@ -167,18 +165,14 @@ class SparkRunner:
         joined = rows.join(table.hint("broadcast"), _JOURNAL)
         return joined.drop(_JOURNAL) if _adds_journal(backfill) else joined
 
-    def _read(self, backfill: Backfill, access: Access) -> Any:
+    def _read(self, access: Access) -> Any:
         first = self._first_pass
-        if first is None:
+        if first is None or first.fold is None:
             raise Conflict("the second pass needs the first of the same runner")
         if first.rows is not None and not first.runs:
             return first.rows
-        given = _options(backfill, access, first.snapshot)
-        given["plan"] = encode_plan(Plan(first.runs))
-        source = with_combine(first.combine)
-        self.spark.dataSource.register(source)
-        reader = self.spark.read.format(source.name()).options(**given)
-        read = reader.schema(_schema(backfill)).load()
+        schema, format, combine = first.fold
+        read = rows_by_spark(self.spark, access, first.runs, schema, format, combine)
         return read if first.rows is None else first.rows.union(read)
 
     def _mapped(self, backfill: Backfill, rows: Any, tasks: Sequence[ShardTask]) -> Any:
@@ -200,66 +194,44 @@ class SparkRunner:
             combined.close()
 
 
+class _Fold(NamedTuple):
+    """How rows of a fold are made: their columns, for Spark and for us, and what combines them."""
+
+    schema: Any
+    format: RowFormat
+    combine: Combine | None
+
+
 @dataclass(frozen=True, slots=True)
 class _FirstPass:
     """Results of the first pass that the second pass needs."""
 
-    snapshot: Snapshot
+    fold: _Fold | None
     runs: tuple[CommittedRun, ...]
     """The runs that the second pass reads."""
-    combine: Combine | None = None
     rows: Any = None
     """A DataFrame of the rows of all other runs. None if no run was read."""
 
 
-def _options(backfill: Backfill, access: Access, snapshot: Snapshot) -> dict[str, str]:
-    """Return the options of ``format("gazette")`` for the history of a fold. Raise ``Invalid``."""
-    if not backfill.fields:
-        raise Invalid(
-            f"{type(backfill).__name__} has a fold(), but does not say which fields it reads",
-            hint='Set the class attribute fields, as in "word string, n long".',
-        )
-    options: dict[str, str] = {
-        "metaPrefix": _PREFIX,
-        "journal": ",".join(one.journal for one in snapshot.journals),
-        "direct": str(access.direct).lower(),
-        "uuidField": backfill.uuid_field,
-        "summaries": access.summaries,
-        # In another mode, a null would get into the state in place of a value that does not fit.
-        "mode": "FAILFAST",
-    }
-    if access.file_root is not None:
-        options["fileRoot"] = str(access.file_root)
-    options["fsspecProtocols"] = ",".join(sorted(access.fsspec_protocols))
-    brokers = access.brokers
-    if brokers is not None:
-        options |= {
-            "broker.address": brokers.address,
-            "broker.authKeys": brokers.auth_keys,
-            "broker.authToken": brokers.auth_token,
-            "broker.trustedCaFile": brokers.trusted_ca_file,
-            "broker.certFile": brokers.cert_file,
-            "broker.certKeyFile": brokers.cert_key_file,
-        }
-    if messages := {one.shape.message for one in snapshot.journals} - {""}:
-        options["message"] = messages.pop()
-    return {name: value for name, value in options.items() if value}
-
-
-def _combined(
-    backfill: str | Backfill, access: Access, snapshot: Snapshot
-) -> tuple[RowFormat, Combine] | None:
-    """Return what makes and combines the rows of a fold, if anything combines them. Raise ``Invalid``
-    for a fold whose fields do not exist.
+def _fold_of(backfill: str | Backfill, snapshot: Snapshot) -> _Fold | None:
+    """Return how rows of a fold are made. Return None without a fold. Raise ``Invalid`` for a fold
+    whose fields do not exist.
     """
     loaded = load_backfill(backfill) if isinstance(backfill, str) else backfill
-    if type(loaded).fold is Backfill.fold or not snapshot.journals:
+    if type(loaded).fold is Backfill.fold:
         return None
-    parsed = ReadOptions.parse(_options(loaded, access, snapshot))
-    format = row_format(parsed, _schema(loaded), common_value(parsed, snapshot.shapes))
-    if type(loaded).combine is Backfill.combine:
-        return None
-    return format, _Combine(backfill)
+    if not loaded.fields:
+        raise Invalid(
+            f"{type(loaded).__name__} has a fold(), but does not say which fields it reads",
+            hint='Set the class attribute fields, as in "word string, n long".',
+        )
+    schema = _schema(loaded)
+    has_class = any(one.message for one in snapshot.shapes)
+    value = value_of_all("protobuf" if has_class else "", snapshot.shapes)
+    combines = type(loaded).combine is not Backfill.combine
+    return _Fold(
+        schema, make_format(schema, value, _PREFIX), _Combine(backfill) if combines else None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar, get_args
 
 from gazette.errors import Invalid
@@ -32,8 +32,7 @@ def credential_options(group: str) -> dict[str, str]:
 class Options:
     """Options by name, in any case. Errors name the option, its value, and what to do.
 
-    ``known`` has the public options and what each is. ``internal`` names those that only our own
-    code sets: no text lists them. ``renamed`` has what to do in place of former names.
+    ``known`` has the options and what each is. ``renamed`` has what to do in place of former names.
     """
 
     def __init__(
@@ -41,13 +40,12 @@ class Options:
         options: Mapping[str, str],
         known: Mapping[str, str],
         *,
-        internal: Collection[str] = (),
         renamed: Mapping[str, str] = {},
     ) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         self._known = {name.lower(): (name, text) for name, text in known.items()}
         for name, value in self._values.items():
-            if name in self._known or name in internal or name in _IGNORED:
+            if name in self._known or name in _IGNORED:
                 continue
             near = difflib.get_close_matches(name, self._known, n=1)
             hint = f"Known: {', '.join(known)}."

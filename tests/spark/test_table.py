@@ -31,7 +31,6 @@ from gazette.message.uuid import (
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
-from gazette.spark.source.plan import decode_plan
 from gazette.spark.source.source import GazetteDataSource
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
@@ -171,11 +170,6 @@ def test_a_journal_that_the_store_does_not_have(options: dict[str, str]) -> None
         for isolation in ("read_committed", "read_uncommitted"):
             with raises(NotFound, "stores", journal="topic/none"):
                 read({**given, "isolation": isolation}, "word string")
-
-
-def test_not_a_plan() -> None:
-    with raises(Invalid, path="option plan"):
-        decode_plan("nonsense")
 
 
 def test_csv_rows_and_a_header(tmp_path: Path) -> None:

@@ -91,8 +91,6 @@ WRITE: Final[dict[str, str]] = {
         "is set"
     ),
 }
-_PLAN: Final = "plan"
-_INTERNAL: Final = frozenset({_PLAN})
 _IN_QUERIES: Final = (
     "Spark does not keep the options of CREATE TABLE: give them to queries, as in SELECT … FROM "
     "name WITH (`broker.address` = '…', journal = '…'), or use gazette.spark.create_view."
@@ -138,7 +136,7 @@ class SourceOptions(Options):
             raise Invalid(
                 "CREATE TABLE takes columns, and no options", path="provider", hint=_IN_QUERIES
             )
-        super().__init__(options, known, internal=_INTERNAL, renamed=_RENAMED)
+        super().__init__(options, known, renamed=_RENAMED)
         self._empty = not options
 
     def offsets(self, name: str, every: str) -> tuple[int | None, dict[str, int]]:
@@ -260,7 +258,6 @@ class ReadOptions:
     corrupt: str
     """Name of the column for messages that do not fit the others."""
     run_bytes: int
-    plan: str
 
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
@@ -314,7 +311,6 @@ class ReadOptions:
             has_mode="mode" in given,
             corrupt=given.text("columnNameOfCorruptRecord", _CORRUPT),
             run_bytes=given.number("maxPartitionBytes", RUN_BYTES, 1),
-            plan=given.text(_PLAN),
         )
 
     def inferred(self) -> ReadOptions:
@@ -345,7 +341,7 @@ class StreamOptions:
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
         """Parse the options. Raise `Invalid`."""
         given = SourceOptions(options, STREAM)
-        for name in ("endingOffsets", "endingTimestamp", _PLAN):
+        for name in ("endingOffsets", "endingTimestamp"):
             if given.text(name):
                 given.fail(name, "is for tables, and not for streams")
         latest = given.text("startingOffsets").lower() == "latest"

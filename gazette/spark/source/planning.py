@@ -2,7 +2,8 @@
 
 A data source plans in a process of the driver that has no Spark. So ``format("gazette")`` alone reads
 there, with threads, the fragments whose summaries are not kept yet. For terabytes, `read` makes the
-first pass a job: its tasks find or make the summaries, and combine those of each run.
+first pass a job: its tasks find or make the summaries, and combine those of each run. The same
+processes then make the rows.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import pyarrow as pa
+
+from gazette.history.combine import Combine, Combiner
 from gazette.history.first_pass import resolver, summarise_run
-from gazette.history.merge import FoldedSnapshot, fold_snapshot
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access
 from gazette.history.summary import Summary
 from gazette.spark.error_hints import with_hints
 from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
-from gazette.spark.source.plan import Plan, encode_plan
-from gazette.spark.source.schema import table_schema
-from gazette.spark.source.table import check_isolation, warn_of_loss
-from gazette.spark.tasks import run_tasks
+from gazette.spark.source.schema import row_format, table_schema
+from gazette.spark.source.table import checked_snapshot
+from gazette.spark.tasks import run_tasks, task_frame
 from gazette.spark.worker_process import keep_imports
 
 TASKS_MAX: Final = 4096
@@ -32,33 +36,45 @@ TASKS_MAX: Final = 4096
 
 @with_hints()
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
-    """Return a DataFrame of journals as of now; the executors make the first pass.
+    """Return a DataFrame of journals as of now; the executors make both passes.
 
     ``options`` are those of ``format("gazette")``; a dot in a name is written as ``__``
     (``broker__address``). This call fixes what is read, whatever is appended later. Raise what
     planning raises.
     """
-    given = option_texts(options)
-    parsed = ReadOptions.parse(given)
-    if parsed.isolation == "read_committed":
-        if schema is None:
-            schema, inferred = table_schema(parsed)
-            if inferred and not parsed.has_mode:
-                parsed, given = parsed.inferred(), {**given, "mode": "FAILFAST"}
-        elif isinstance(schema, str):
-            schema = spark.createDataFrame([], schema).schema
-    reader = spark.read.format("gazette").options(**given)
-    if parsed.isolation == "read_committed":
-        with parsed.access.open() as opened:
-            snapshot = take_snapshot(opened, parsed.selection)
-            require_stored(snapshot, parsed.selection)
-            warn_of_loss(snapshot)
-            check_isolation(parsed, snapshot)
-        folded = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes)
-        reader = reader.option("plan", encode_plan(Plan(folded.runs)))
-    if schema is not None:
-        reader = reader.schema(schema)
-    return reader.load()
+    parsed = ReadOptions.parse(option_texts(options))
+    if schema is None:
+        schema, inferred = table_schema(parsed)
+        if inferred:
+            parsed = parsed.inferred()
+    elif isinstance(schema, str):
+        schema = spark.createDataFrame([], schema).schema
+    with parsed.access.open() as opened:
+        snapshot = checked_snapshot(opened, parsed)
+    format = row_format(parsed, schema, snapshot.shapes)
+    runs: Sequence[CommittedRun | Run]
+    if parsed.isolation == "read_uncommitted":
+        runs = snapshot.runs(parsed.run_bytes)
+    else:
+        runs = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes).runs
+    return rows_by_spark(spark, parsed.access, runs, schema, format)
+
+
+def rows_by_spark(
+    spark: Any,
+    access: Access,
+    runs: Iterable[CommittedRun | Run],
+    schema: Any,
+    format: RowFormat,
+    combine: Combine | None = None,
+) -> Any:
+    """Return a DataFrame of the rows of runs, which is the second pass: a task for each run.
+
+    ``schema`` is that of ``format``, as a ``StructType``. ``combine`` combines the rows of each run.
+    """
+    selected = [run for run in runs if format.selects(run)]
+    work = partial(_rows, access, format, combine)
+    return task_frame(spark, selected, max(1, len(selected)), work, schema, _as_is)
 
 
 def fold_by_spark(
@@ -88,6 +104,25 @@ def summarise_by_spark(
     length = sum(run.length for run in runs)
     work = partial(_summarise, access)
     return run_tasks(spark, runs, work, TASKS_MAX, length=length, on_read=on_read)
+
+
+def _rows(
+    access: Access,
+    format: RowFormat,
+    combine: Combine | None,
+    runs: Iterable[CommittedRun | Run],
+) -> Iterator[pa.RecordBatch]:
+    with with_hints(), access.open() as opened:
+        for run in runs:
+            combiner = Combiner(combine, format.schema)
+            for batch in read_rows(opened, run, format):
+                yield from combiner.add(batch)
+            yield from combiner.finish()
+    keep_imports()
+
+
+def _as_is(_number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
 
 
 def _summarise(access: Access, runs: Iterable[Run]) -> Iterator[Summary]:

@@ -65,29 +65,41 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
     return from_arrow_schema(columns, prefer_timestamp_ntz=False), inferred
 
 
-def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFormat:
-    """Return how rows of a schema are made. Raise `Invalid`."""
+def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
+    """Return how rows of a schema are made of the messages of journals. Raise `Invalid`."""
+    value = _common_value(options, shapes)
+    if value == "csv" and options.columns:
+        with _as_options():
+            fields = parse_columns(options.fields).names if options.fields else None
+            require_leading(schema.names, options.meta_prefix, fields)
+    return make_format(
+        schema,
+        value,
+        options.meta_prefix,
+        acks=options.acks,
+        clock_begin=options.clock_begin,
+        clock_end=options.clock_end,
+        corrupt=options.corrupt if options.corrupt in schema.names else "",
+    )
+
+
+def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowFormat:
+    """Return how rows of a schema are made. ``prefix`` begins the names of metadata, and ``bounds`` are
+    further fields of `RowFormat`. Raise `Invalid`.
+    """
     for field in schema.fields:
         _require_readable(field.name, field.dataType)
     arrow = to_arrow_schema(schema, timezone="UTC")
     if any(not field.nullable for field in schema.fields):
         name = next(field.name for field in schema.fields if not field.nullable)
         raise Invalid("columns of journals may be null: leave out NOT NULL", path=name)
-    prefix = options.meta_prefix
-    if snapshot_value == "csv" and options.columns:
-        with _as_options():
-            fields = parse_columns(options.fields).names if options.fields else None
-            require_leading(arrow.names, prefix, fields)
     meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in arrow.names)
     format = RowFormat(
-        snapshot_value,  # type: ignore[arg-type]
+        value,  # type: ignore[arg-type]
         arrow,
         meta,
-        options.acks,
-        options.clock_begin,
-        options.clock_end,
-        corrupt=options.corrupt if options.corrupt in arrow.names else "",
         encode_variant=_encode_variant,
+        **bounds,
     )
     try:
         format.validate()
@@ -100,7 +112,7 @@ def row_format(options: ReadOptions, schema: Any, snapshot_value: str) -> RowFor
     return format
 
 
-def common_value(options: ReadOptions, shapes: Iterable[MessageFormat]) -> str:
+def _common_value(options: ReadOptions, shapes: Iterable[MessageFormat]) -> str:
     """Return how the messages of all journals are read. Raise `Invalid` if that differs."""
     with _as_options():
         return value_of_all(options.value, shapes)
@@ -166,7 +178,7 @@ def _fields(options: ReadOptions) -> tuple[pa.Schema, bool]:
         with options.access.open() as access:
             snapshot = take_snapshot(access, options.selection)
             require_stored(snapshot, options.selection)
-            value = common_value(options, snapshot.shapes)
+            value = _common_value(options, snapshot.shapes)
             if value in ("json", "csv"):
                 with _as_options():
                     inferred = infer_fields(access, options.selection, snapshot, value, INFER_BYTES)

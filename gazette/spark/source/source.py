@@ -7,8 +7,6 @@ other processes. They hold only options and their meaning.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +30,6 @@ class GazetteDataSource(DataSource):
     def name(cls) -> str:
         return "gazette"
 
-    @classmethod
-    def _combine(cls) -> Callable[[Any], Any] | None:
-        """Return the function that combines the rows of a run, or None. No option can set it."""
-        return None
-
     @with_hints()
     def schema(self) -> Any:
         from gazette.spark.source.options import STREAM, ReadOptions
@@ -54,7 +47,7 @@ class GazetteDataSource(DataSource):
         options = ReadOptions.parse(self.options)
         if self._inferred:
             options = options.inferred()
-        return GazetteReader(options, schema, self._combine())
+        return GazetteReader(options, schema)
 
     @with_hints()
     def streamReader(self, schema: Any) -> Any:
@@ -81,25 +74,6 @@ class GazetteDataSource(DataSource):
 
         _no_overwriting(overwrite)
         return GazetteStreamWriter(WriteOptions.parse(self.options, streaming=True), schema)
-
-
-def with_combine(combine: Callable[[Any], Any] | None) -> type[GazetteDataSource]:
-    """Return a source whose tasks combine the rows of each run, under a unique name.
-
-    Spark ships the class from the driver that registers it, like all of a job's own code.
-    """
-    own = f"gazette_{uuid.uuid4().hex}"
-
-    class CombiningSource(GazetteDataSource):
-        @classmethod
-        def name(cls) -> str:
-            return own
-
-        @classmethod
-        def _combine(cls) -> Callable[[Any], Any] | None:
-            return combine
-
-    return CombiningSource
 
 
 def _no_overwriting(overwrite: bool) -> None:

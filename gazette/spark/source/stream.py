@@ -32,7 +32,7 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import StreamOptions
-from gazette.spark.source.schema import common_value, row_format
+from gazette.spark.source.schema import row_format
 from gazette.spark.source.stream_admission import BatchAdmission, later_end, next_pieces
 from gazette.spark.source.stream_journals import Sources, StreamJournals
 from gazette.spark.source.stream_offset import (
@@ -152,7 +152,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with _placed(known):
                 folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
-        format = row_format(read, self._schema, common_value(read, snapshot.shapes))
+        format = row_format(read, self._schema, snapshot.shapes)
         rows = [RunPartition(run, format) for run in runs if format.selects(run)]
         return [*rows, *ahead]
 
