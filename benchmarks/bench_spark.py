@@ -257,7 +257,11 @@ def works_of(history: History, spark: Any) -> dict[str, Work]:
     from gazette.spark.backfill import SparkRunner
 
     def by_spark(backfill: BenchRows) -> int:
-        return history.backfill(SparkRunner(spark=spark, run_bytes=history.run_bytes), backfill)
+        runner = SparkRunner(spark=spark, run_bytes=history.run_bytes)
+        try:
+            return history.backfill(runner, backfill)
+        finally:
+            runner.stop()
 
     queries: dict[str, Work] = {
         JSON: lambda: history.by_json(spark),

@@ -157,12 +157,13 @@ class SparkRunner:
         if backfill.history:
             return self._mapped(backfill, rows, tasks)
         pairs = [
-            (split_journal_meta(source.journal)[0], number)
+            {_JOURNAL: split_journal_meta(source.journal)[0], SHARD: number}
             for number, task in enumerate(tasks)
             for source in task.spec.sources
         ]
-        table = self.spark.createDataFrame(pairs, f"{_JOURNAL} string, {SHARD} int").coalesce(1)
-        joined = rows.join(table.hint("broadcast"), _JOURNAL)
+        schema = pa.schema([(_JOURNAL, pa.string()), (SHARD, pa.int32())])
+        shards = self.spark.createDataFrame(pa.Table.from_pylist(pairs, schema)).coalesce(1)
+        joined = rows.join(shards.hint("broadcast"), _JOURNAL)
         return joined.drop(_JOURNAL) if _adds_journal(backfill) else joined
 
     def _read(self, access: Access) -> Any:

@@ -85,8 +85,11 @@ class CombinedFold:
         if self._frame is None:
             return None, ()
         wanted, again = select_parts(self._read, runs)
-        columns = f"{_RUN.name} int, {_PART.name} long"
-        counting = self._spark.createDataFrame(wanted, columns).coalesce(1).hint("broadcast")
+        keys = pa.Table.from_pylist(
+            [dict(zip((_RUN.name, _PART.name), one, strict=True)) for one in wanted],
+            pa.schema([_RUN, _PART]),
+        )
+        counting = self._spark.createDataFrame(keys).coalesce(1).hint("broadcast")
         rows = self._frame.join(counting, [_RUN.name, _PART.name], "left_semi")
         return rows.select(f"{_ROW}.*"), tuple(again)
 

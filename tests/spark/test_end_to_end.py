@@ -79,6 +79,71 @@ def test_tables(spark: Any, store: dict[str, str]) -> None:
     assert total[0][0] == 1
 
 
+def test_rows_that_the_tasks_of_read_make_are_those_of_the_source(
+    spark: Any, tmp_path: Path
+) -> None:
+    """For each kind of column, nested and null, in a zone that is not UTC; and without any message."""
+    values = [
+        {
+            "n": 1,
+            "d": 12.75,
+            "b": "aGk=",
+            "t": "2024-02-29T12:30:00.123456Z",
+            "v": {"a": [1, None]},
+        },
+        {
+            "m": {"k": "v"},
+            "s": {"l": [{"x": 1}, None], "day": "2024-02-29"},
+            "l": "2024-01-02T03:04:05",
+        },
+        {},
+    ]
+    lines = [
+        json_line(value, build_uuid(ALPHA, NOON + at * 160, OUTSIDE_TXN))
+        for at, value in enumerate(values)
+    ]
+    write_journal(tmp_path, STORE, "topic/kinds", lines, Codec.ZSTANDARD)
+    given = {"store": f"file://{tmp_path}/fragments", "journal": "topic/kinds"}
+    schema = (
+        "n long, d decimal(10,2), b binary, t timestamp, l timestamp_ntz, v variant, "
+        "m map<string,string>, s struct<l: array<struct<x: int>>, day: date>, "
+        "offset long, timestamp timestamp"
+    )
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        for more in ({}, {"isolation": "read_uncommitted"}, {"startingOffsets": str(1 << 40)}):
+            made = read(spark, schema=schema, **given, **more)
+            other = spark.read.format("gazette").options(**given, **more).schema(schema).load()
+            assert made.schema == other.schema
+            texts = [
+                [row.asDict(recursive=True) for row in one.orderBy("offset").collect()]
+                for one in (made.drop("v"), other.drop("v"))
+            ]
+            assert texts[0] == texts[1]
+            assert len(texts[0]) == (0 if "startingOffsets" in more else 3)
+            variants = [
+                [row.v for row in one.orderBy("offset").selectExpr("to_json(v) AS v").collect()]
+                for one in (made, other)
+            ]
+            assert variants[0] == variants[1] == ['{"a":[1,null]}', None, None][: len(texts[0])]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_what_one_read_has_cached_does_not_stand_for_another(
+    spark: Any, store: dict[str, str]
+) -> None:
+    """Spark takes equal plans for the same. A broker may have other bytes by now."""
+    frames = [read(spark, **store, journal="topic/a", schema="n long") for _ in range(2)]
+    frames[0].persist()
+    try:
+        plans = [frame._jdf.queryExecution().withCachedData().toString() for frame in frames]
+        assert ["InMemoryRelation" in plan for plan in plans] == [True, False]
+    finally:
+        frames[0].unpersist()
+
+
 def test_views_are_planned_by_each_query(spark: Any, tmp_path: Path) -> None:
     """With what was appended, and without what was pruned. Spark keeps the plan of a DataFrame instead."""
 
