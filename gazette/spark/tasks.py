@@ -90,10 +90,10 @@ def _run(
         nonlocal number
         for given in batches:
             for row in given.to_pylist():
-                number = row["first"]
+                number = row["first"] - 1
                 for item in cloudpickle.loads(row["items"]):
-                    yield item
                     number += 1
+                    yield item
 
     for result in work(items()):
         yield batch(number, result)

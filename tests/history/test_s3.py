@@ -53,9 +53,9 @@ class Bucket:
             **options,
         }
         parsed = ReadOptions.parse(given)
-        format = row_format(parsed, table_schema(parsed)[0], "json")
         with parsed.access.open() as opened:
             snapshot = take_snapshot(opened, parsed.selection)
+            format = row_format(parsed, table_schema(parsed)[0], snapshot.shapes)
             folded = fold_locally(parsed.access, snapshot, run_bytes=1)
             return [
                 row
