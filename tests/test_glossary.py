@@ -37,7 +37,7 @@ SAME_NAMES = {
     "Outcome": 3,
     "Owner": 2,
     "Pipeline": 2,
-    "Plan": 3,
+    "Plan": 2,
     "Player": 2,
     "Progress": 2,
     "Reader": 2,
