@@ -178,7 +178,7 @@ class _ItemPlan:
 
     def step(self) -> ItemStep | None:
         keep, unwanted, adds = self._diff()
-        removes, rejoined = self._constrain_removes(unwanted)
+        removes, rejoined = self._constrain_removes(keep, unwanted)
         keep = sorted(keep + rejoined, key=lambda kv: kv.decoded.slot)
 
         self._remove(removes, keep)
@@ -215,12 +215,19 @@ class _ItemPlan:
         return list(keep.values()), unwanted, adds
 
     def _constrain_removes(
-        self, unwanted: list[DecodedKV]
+        self, keep: list[DecodedKV], unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
         """Return (removes, rejoined): what to remove, and members whose assignment stays after all.
         At least R consistent assignments remain, or nothing is removed. The most loaded members
         lose theirs first.
+
+        The second assignment of a member holds nothing that the first one lacks, so it always goes. A step that
+        etcd applied late may have made it. With it, no replica could become consistent.
         """
+        members = {kv.decoded.member_id for kv in keep}
+        doubled = [kv for kv in unwanted if kv.decoded.member_id in members]
+        if doubled:
+            return doubled, [kv for kv in unwanted if kv not in doubled]
         replication = self.round.replication[self.item.decoded.id]
         left = len(self.consistent)
         order = sorted(
@@ -238,7 +245,12 @@ class _ItemPlan:
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
-        self.compares += [_unchanged(kv) for kv in keep if kv.key in self.consistent]
+        members = {kv.decoded.member_id for kv in removes}
+        self.compares += [
+            _unchanged(kv)
+            for kv in keep
+            if kv.key in self.consistent or kv.decoded.member_id in members
+        ]
         for kv in removes:
             self.compares.append(_unchanged(kv))
             self.operations.append(Op.delete(kv.key))
