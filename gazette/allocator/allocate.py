@@ -211,7 +211,7 @@ class _Batch:
             return
         compares = tuple(self._compares)
         result = await self._etcd.txn(
-            compares, tuple(self._operations), tuple(GetOp(compare.key) for compare in compares)
+            compares, tuple(self._operations), tuple(GetOp(c.key, c.range_end) for c in compares)
         )
         if not result.succeeded:
             self._raise_stale(compares, result)
@@ -239,9 +239,11 @@ class _Batch:
 
 
 def _holds(compare: Compare, read: RangeResult) -> bool:
-    revision = 0
-    if read.kvs:
-        kv = read.kvs[0]
-        is_create = compare.target is Target.CREATE_REVISION
-        revision = kv.create_revision if is_create else kv.mod_revision
+    """Return True for a condition of a step, of which there are two kinds, if it holds for what was read."""
+    is_create = compare.target is Target.CREATE_REVISION
+    revisions = [kv.create_revision if is_create else kv.mod_revision for kv in read.kvs]
+    revision = max(revisions, default=0)
+    if compare.relation == "<":
+        assert isinstance(compare.operand, int)
+        return revision < compare.operand
     return revision == compare.operand

@@ -18,10 +18,11 @@ from gazette.allocator.model import (
     MemberId,
     Progress,
     assignment_key,
+    item_assignments_prefix,
     item_key,
     unknown_progress,
 )
-from gazette.etcd.values import Compare, DeleteOp, Op, PutOp
+from gazette.etcd.values import Compare, DeleteOp, Op, PutOp, Target, prefix_range
 
 _DEAD_PER_STEP = 32  # keeps every step small enough for one transaction
 
@@ -191,6 +192,8 @@ class _ItemPlan:
             packed = self._pack(keep)
         if not self.operations:
             return None
+        if promotee is not None or added or packed:
+            self.compares.append(self._nothing_newer())
         return ItemStep(
             self.item.decoded.id,
             tuple(self.compares),
@@ -256,6 +259,14 @@ class _ItemPlan:
             self.operations.append(Op.delete(kv.key))
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
+    def _nothing_newer(self) -> Compare:
+        """Return the condition that the item got no assignment since. Otherwise a step that etcd applies
+        late, after those of another leader, would make a second primary or give a member two slots.
+        """
+        begin, end = prefix_range(item_assignments_prefix(self.round.root, self.item.decoded.id))
+        newest = max((kv.raw.create_revision for kv in self.current), default=0)
+        return Compare(Target.CREATE_REVISION, begin, "<", newest + 1, end)
+
     def _promotee(self, keep: list[DecodedKV]) -> DecodedKV | None:
         """Return the replica that becomes the primary, if the item has no primary left.
 
@@ -307,7 +318,6 @@ class _ItemPlan:
                 continue
             key = assignment_key(self.round.root, self.item.decoded.id, *member, slot)
             self.compares.append(_unchanged(kv))
-            self.compares.append(Compare.create_revision(key, "=", 0))
             self.operations.append(Op.put(key, b"", lease=kv.raw.lease))
             self.loads.add(member, slot)
             slot += 1

@@ -131,12 +131,8 @@ class PaperCluster:
         operations = tuple(operations)
         touched = [op.key for op in operations]
         assert len(touched) == len(set(touched)), "etcd takes no key twice"
-        for compare in compares:
-            kv = self.kvs.get(compare.key.decode())
-            is_create = compare.target is Target.CREATE_REVISION
-            actual = (kv.create_revision if is_create else kv.mod_revision) if kv else 0
-            if actual != compare.operand:
-                return False
+        if not all(map(self._holds, compares)):
+            return False
         self.revision += 1
         for op in operations:
             if isinstance(op, PutOp):
@@ -144,6 +140,20 @@ class PaperCluster:
             else:
                 del self.kvs[op.key.decode()]
         return True
+
+    def _holds(self, compare: Compare) -> bool:
+        begin, end = compare.key.decode(), compare.range_end.decode()
+        if end:
+            assert compare.relation == "<"
+            assert compare.target is Target.CREATE_REVISION
+            assert isinstance(compare.operand, int)
+            found = [kv for key, kv in self.kvs.items() if begin <= key < end]
+            return all(kv.create_revision < compare.operand for kv in found)
+        assert compare.relation == "="
+        kv = self.kvs.get(begin)
+        is_create = compare.target is Target.CREATE_REVISION
+        actual = (kv.create_revision if is_create else kv.mod_revision) if kv else 0
+        return actual == compare.operand
 
     def mark_consistent(self, only: Callable[[str], bool] = lambda key: True) -> None:
         """Mark these assignments as synchronised by the application."""

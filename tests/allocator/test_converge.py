@@ -6,7 +6,7 @@ import pytest
 
 from gazette.allocator.converge import ItemStep, Round, converge
 from gazette.allocator.state import State
-from gazette.etcd.values import Compare, Op
+from gazette.etcd.values import Compare, Op, Target
 
 MEMBERS = [(f"members/{m}", "10") for m in ("a#1", "b#2", "c#3", "d#4")]
 C = "consistent"
@@ -36,6 +36,13 @@ def cluster_of(paper: Any, replication: int, *assigned: str) -> Any:
     return paper([*MEMBERS, ("items/x", str(replication)), *keys])
 
 
+def nothing_newer(revision: int) -> Compare:
+    """Return the condition of a step that ``x`` got no assignment after this revision."""
+    return Compare(
+        Target.CREATE_REVISION, b"/root/assign/x#", "<", revision + 1, b"/root/assign/x$"
+    )
+
+
 def test_nothing_to_do(paper: Any) -> None:
     assert step_of(cluster_of(paper, 1, "a#1#0"), "a#1") is None
     assert step_of(cluster_of(paper, 2, "a#1#1=", "b#2#0"), "b#2 a#1") is None
@@ -51,9 +58,8 @@ def test_fresh_assignments_are_empty_and_under_their_members_leases(paper: Any) 
         "x",
         (
             Compare.mod_revision("/root/members/a#1", "=", revision["a#1"]),
-            Compare.create_revision("/root/assign/x#a#1#0", "=", 0),
             Compare.mod_revision("/root/members/c#3", "=", revision["c#3"]),
-            Compare.create_revision("/root/assign/x#c#3#1", "=", 0),
+            nothing_newer(0),
         ),
         (
             Op.put("/root/assign/x#a#1#0", b"", lease=lease["a#1"]),
@@ -203,7 +209,10 @@ def test_a_promotion_carries_value_and_lease(paper: Any) -> None:
     step = step_of(cluster, "a#1 b#2")
     assert step == ItemStep(
         "x",
-        (Compare.mod_revision("/root/assign/x#a#1#1", "=", before.mod_revision),),
+        (
+            Compare.mod_revision("/root/assign/x#a#1#1", "=", before.mod_revision),
+            nothing_newer(cluster.kvs["/root/assign/x#b#2#2"].create_revision),
+        ),
         (
             Op.delete("/root/assign/x#a#1#1"),
             Op.put("/root/assign/x#a#1#0", b"consistent", lease=before.lease),
@@ -217,8 +226,8 @@ def test_the_primary_is_removed_and_replaced_in_one_step(paper: Any) -> None:
     step = step_of(cluster, "b#2 c#3")
     assert operations(step) == ["delete x#a#1#0", "delete x#b#2#1", "put x#b#2#0"]
     assert step is not None
-    # No assignment is compared twice, though one is relied upon and moved.
-    assert len(step.compares) == len(set(step.compares)) == 4
+    # No assignment is compared twice, though one is relied upon and moved. And nothing newer may be there.
+    assert len(step.compares) == len(set(step.compares)) == 5
 
 
 def test_packing_closes_one_gap_at_a_time(paper: Any) -> None:
@@ -259,7 +268,42 @@ def test_a_member_with_two_slots_gives_one_up(paper: Any) -> None:
     assert operations(step_of(cluster, "a#1")) == ["delete x#a#1#1"]
     # Case: as many assignments as members wanted, but not by as many members.
     cluster = cluster_of(paper, 2, "a#1#0", "a#1#1")
-    assert operations(step_of(cluster, "a#1 b#2")) == ["put x#b#2#2"]
+    assert operations(step_of(cluster, "a#1 b#2")) == ["delete x#a#1#1", "put x#b#2#2"]
+    # Case: nothing is consistent, and nothing could become so before it is gone.
+    cluster = cluster_of(paper, 2, "a#1#0=", "a#1#2=", "b#2#1=")
+    step = step_of(cluster, "a#1 b#2")
+    assert operations(step) == ["delete x#a#1#2"]
+    assert step is not None
+    # Its other slot must still be there.
+    cluster.delete("assign/x#a#1#0")
+    assert not cluster.txn(step.compares, step.operations)
+
+
+def test_a_step_that_is_applied_late_makes_no_second_slot(paper: Any) -> None:
+    cluster = cluster_of(paper, 3, "a#1#0", "c#3#1")
+    late = step_of(cluster, "a#1 b#2 c#3")
+    assert operations(late) == ["put x#b#2#2"]
+    assert late is not None
+    # Meanwhile another assignment went, and the same member was added in another slot.
+    cluster.delete("assign/x#c#3#1")
+    step = step_of(cluster, "a#1 b#2")
+    assert operations(step) == ["put x#b#2#1"]
+    assert step is not None
+    assert cluster.txn(step.compares, step.operations)
+    assert not cluster.txn(late.compares, late.operations)
+
+
+def test_a_promotion_that_is_applied_late_makes_no_second_primary(paper: Any) -> None:
+    cluster = cluster_of(paper, 2, "a#1#1", "b#2#2")
+    late = step_of(cluster, "a#1 b#2")
+    assert operations(late) == ["delete x#a#1#1", "put x#a#1#0"]
+    assert late is not None
+    # Meanwhile the other one was promoted, because another leader prefers it.
+    kv = cluster.kvs["/root/assign/x#b#2#2"]
+    assert cluster.txn(
+        (), (Op.delete(kv.key), Op.put("/root/assign/x#b#2#0", kv.value, lease=kv.lease))
+    )
+    assert not cluster.txn(late.compares, late.operations)
 
 
 def test_assignments_without_an_item_are_removed_if_it_stays_away(paper: Any) -> None:
