@@ -127,6 +127,8 @@ class _Method:
         self._received = GRPC_SERVER_RECEIVED.labels(*self.labels)
         self._sent = GRPC_SERVER_SENT.labels(*self.labels)
         self._seconds = GRPC_SERVER_SECONDS.labels(*self.labels)
+        self._handled: dict[Any, Any] = {}
+        """Counters by the status of a call."""
         self.inner = handler
         self.handler = self._wrapped(handler, streams)
 
@@ -187,8 +189,11 @@ class _Method:
             raise
         finally:
             self._seconds.observe(self._clock.monotonic() - begin)
-            name = grpc_code_name(_code(code))
-            GRPC_SERVER_HANDLED.labels(*self.labels, name).inc()
+            handled = self._handled.get(code)
+            if handled is None:
+                name = grpc_code_name(_code(code))
+                handled = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
+            handled.inc()
 
 
 def _writing(

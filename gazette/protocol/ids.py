@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from gazette.errors import Invalid
@@ -51,6 +52,7 @@ def validate_path_token(value: str, minimum: int, maximum: int) -> None:
     _validate_symbols(value, _PATH_TOKEN, minimum, maximum)
 
 
+@lru_cache(maxsize=4096)
 def validate_path_component(value: str, minimum: int, maximum: int) -> None:
     """Require a relative path in its clean form that stays below its parent.
 

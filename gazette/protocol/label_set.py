@@ -124,6 +124,8 @@ class LabelSet:
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.LabelSet) -> LabelSet:
+        if not pb.labels:
+            return EMPTY_LABELS
         return cls(tuple(Label(label.name, label.value, label.prefix) for label in pb.labels))
 
     def _range_of(self, name: str) -> tuple[int, int]:

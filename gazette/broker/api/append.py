@@ -76,6 +76,8 @@ class ClientContent:
         message was not sent, instead of the answer.
         """
         length = 0
+        if self._ended:
+            return
         with suppress(TimeoutError, Invalid):
             async with asyncio.timeout(_DRAIN_S):
                 while not self._ended and length < _DRAIN_BYTES:
@@ -142,11 +144,10 @@ class AppendApi:
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
         """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
         running = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")
-        expires_s = None
-        if claims.expires_at is not None:
-            expires_s = max(0.0, claims.expires_at - self._context.clock.now())
         try:
-            async with asyncio.timeout(expires_s):
+            if claims.expires_at is None:
+                return await asyncio.shield(running)
+            async with asyncio.timeout(max(0.0, claims.expires_at - self._context.clock.now())):
                 return await asyncio.shield(running)
         except TimeoutError:
             driver.interrupt(NotAllowed("authorization expired during the append"))

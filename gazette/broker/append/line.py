@@ -69,6 +69,8 @@ class ContentAhead:
         Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Raise and cancel as
         ``ContentSource.next``.
         """
+        if self._ahead:
+            return await self.next(), False  # Does not wait.
         async with IdleTimeout(seconds) as waiting:
             chunk = await self.next()
         return chunk, waiting.stalled

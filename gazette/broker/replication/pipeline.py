@@ -280,7 +280,8 @@ class Pipeline:
         """
         self._raise_failure()
         self._forget_gathered()  # ``next`` has sent this content, or the proposal leaves it out.
-        self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
+        if self._peers:
+            self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
         await self._apply(Proposal(proposal, registers))
 
     async def content(self, content: bytes, delta: int) -> None:

@@ -189,6 +189,9 @@ class Http2Connection:
         self._frame_bytes = fr.FRAME_BYTES_MIN
         self._last = 0
         """The peer's last stream."""
+        self._fields: Fields = []
+        self._request = RequestHead(b"", b"", b"", [])
+        """What the fields of the last request mean."""
         self._next = 1
         """Number of the next stream that a client begins."""
         self._waiting: dict[Http2Stream, None] = {}
@@ -575,7 +578,9 @@ class Http2Connection:
         self._last = number
         if self.draining or self.running >= STREAMS_MAX:
             raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
-        request = RequestHead.of(number, fields)
+        # The decoder gives the same list for a block that only refers to the table.
+        request = self._request if fields is self._fields else RequestHead.of(number, fields)
+        self._fields, self._request = fields, request
         if ended and request.content_length:
             text = "the content is not as long as its head says"
             raise StreamFault(number, FaultCode.PROTOCOL_ERROR, text)
