@@ -80,8 +80,8 @@ class ClientContent:
             return
         with suppress(TimeoutError, Invalid):
             async with asyncio.timeout(_DRAIN_S):
-                while not self._ended and length < _DRAIN_BYTES:
-                    length += len(await self.next() or b"")
+                while length < _DRAIN_BYTES and (chunk := await self.next()) is not None:
+                    length += len(chunk)
 
     async def _message(self) -> AppendMessage | None:
         try:
