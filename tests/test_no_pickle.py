@@ -27,10 +27,6 @@ ALLOWED = {
         "pyspark.cloudpickle",
         "tasks of a job's own session, as Spark's RDDs",
     ),
-    "gazette/spark/combined_fold.py": (
-        "pyspark.cloudpickle",
-        "results of tasks of a job's own session",
-    ),
 }
 """Modules that may, with what they use, and where the bytes come from."""
 

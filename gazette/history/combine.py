@@ -52,11 +52,15 @@ class Combiner:
         assert self._combine is not None
         made: Any = self._combine(pa.Table.from_batches(self._held, self._schema))
         if not isinstance(made, pa.Table) or not made.schema.equals(self._schema):
-            found = made.schema.to_string() if isinstance(made, pa.Table) else type(made).__name__
+            found = _columns(made.schema) if isinstance(made, pa.Table) else type(made).__name__
             raise Invalid(
-                f"combine() must return a table with the columns of its input ({found})",
-                hint=f"Give a pyarrow.Table with these columns, in this order: {self._schema.to_string()}",
+                f"combine() must return a table with the columns of its input, and not {found}",
+                hint=f"Return a pyarrow.Table with {_columns(self._schema)}, in this order.",
             )
         self._held = made.combine_chunks().to_batches()
         self._rows = made.num_rows
         return self._held
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -8,8 +8,8 @@ again. Combined rows are few, so they can be kept until then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -27,6 +27,8 @@ from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.history.summary import Summary
 from gazette.message.framing.frames import MalformedMessage
+
+LOGGER: Final = logging.getLogger(__name__)
 
 COMMITTED: Final = -1
 """Part of the rows that have committed within the run. The other parts have numbers of producers."""
@@ -61,8 +63,16 @@ def read_once(
     """
     found = None
     if run.pieces[0].begin >= run.begin:
-        with suppress(MalformedMessage, Unfit, _NotCombined):
+        try:
             found = yield from _read(access, run, format, partial(_guarded, combine))
+        except (MalformedMessage, Unfit):
+            pass  # The second reading raises it again, if the message commits.
+        except _NotCombined as error:
+            LOGGER.warning(
+                "combine() has raised %(error)r for rows that may not commit: the rows of %(journal)s from "
+                "offset %(begin)s on are read again",
+                {"error": error.__cause__, "journal": run.journal, "begin": run.pieces[0].begin},
+            )
     return OnePass(summarise_run(access, run), None) if found is None else found
 
 

@@ -7,6 +7,8 @@ from typing import Final, Self
 
 from gazette.errors import Bug, GazetteError, NotAllowed
 
+WHAT_TO_DO: Final = "What to do: "
+"""Begin of the line of a traceback that has the hint of its error."""
 _SKIP: Final = (
     "Repair or stop its producer. `mode=PERMISSIVE` reads such messages as null, "
     "`mode=DROPMALFORMED` leaves them out."
@@ -48,7 +50,7 @@ class with_hints(ContextDecorator):
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if not isinstance(error, GazetteError):
             return
-        note = f"What to do: {_hint_of(error)}"
+        note = f"{WHAT_TO_DO}{_hint_of(error)}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         if not isinstance(error, Bug):

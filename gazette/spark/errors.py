@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from gazette.errors import Broken
+from gazette.spark.error_hints import WHAT_TO_DO
 
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 """The line of a traceback that names what was raised."""
+_HINT: Final = re.compile(rf"^{WHAT_TO_DO}(.*)", re.MULTILINE)
 _OURS: Final = ("py4j", "pyspark")
 
 
@@ -22,10 +24,17 @@ def wrap_spark_errors() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _OURS:
             raise
+        text = str(error)
+        cause = cause_in(text)
+        hint = f" {said[1]}" if (said := _HINT.search(text)) else ""
+        if cause.startswith(ModuleNotFoundError.__name__):
+            hint = (
+                " Executors must be able to import it: install it on them, or add it to PYTHONPATH."
+            )
         raise Broken(
-            f"Spark could not run the backfill: {cause_in(str(error))}",
-            hint="Nothing of it was published. The logs of executors have the rest; run it again "
-            "with the same --run-id to keep what is built.",
+            f"Spark could not run the backfill: {cause}",
+            hint=f"Nothing of it was published.{hint} The logs of executors have the rest; run it "
+            "again with the same --run-id to keep what is built.",
         ) from error
 
 

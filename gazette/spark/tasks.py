@@ -21,7 +21,8 @@ R = TypeVar("R")
 Work = Callable[[Iterator[T]], Iterable[R]]
 """Function that a task calls with its items. It yields the result of each before it takes the next."""
 
-_RESULTS: Final = "number int, result binary"
+RESULTS: Final = "number int, result binary"
+"""Columns of results, as `result_batch` has them."""
 
 
 def run_tasks(
@@ -42,12 +43,20 @@ def run_tasks(
     if not items:
         return []
     tasks = min(len(items), tasks_max)
-    found = task_frame(spark, items, tasks, work, _RESULTS, _result)
+    found = task_frame(spark, items, tasks, work, RESULTS, result_batch)
     with nullcontext() if on_read is None else reporting(spark, tasks, length, on_read):
-        results = {row.number: cloudpickle.loads(bytes(row.result)) for row in found.collect()}
-    if len(results) != len(items):
-        raise Bug("Spark did not report one result per item", items=len(items))
-    return [results[number] for number in range(len(items))]
+        return results_in(found.collect(), len(items))
+
+
+def results_in(rows: Iterable[Any], count: int) -> list[Any]:
+    """Return the results of rows of `RESULTS`, by number.
+
+    Raise `Bug` unless there is one of each number below ``count``.
+    """
+    results = {row.number: cloudpickle.loads(bytes(row.result)) for row in rows}
+    if sorted(results) != list(range(count)):
+        raise Bug("Spark did not report one result of each task", results=count)
+    return [results[number] for number in range(count)]
 
 
 def task_frame(
@@ -99,6 +108,7 @@ def _run(
         yield batch(number, result)
 
 
-def _result(number: int, result: Any) -> pa.RecordBatch:
+def result_batch(number: int, result: Any) -> pa.RecordBatch:
+    """Return a row of `RESULTS`."""
     arrays = [pa.array([number], pa.int32()), pa.array([cloudpickle.dumps(result)], pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, names=["number", "result"])

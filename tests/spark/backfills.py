@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from gazette.backfill.build import Attempt, ShardTask
+from gazette.backfill.plan import tasks_of
+from gazette.backfill.settings import RunSettings
+from gazette.history.columns import MessageFormat
+from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.source import Access
+from gazette.protocol.label_set import EVERYTHING
+from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.spark.backfill import Backfill
 from tests.backfill.apps import MappedBackfill, Words
 
@@ -47,3 +58,71 @@ class MappedFoldedBackfill(FoldedBackfill):
 
     def mapping(self, partitions: Any) -> Any:
         return MappedBackfill().mapping(partitions)
+
+
+class ListedBackfill(CombinedBackfill):
+    """Keeps what its fold has found. Does not combine the words of a journal once ``gate`` exists."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+        self.found: list[Any] = []
+
+    def combine(self, rows: Any) -> Any:
+        if "alpha" in rows.column("word").to_pylist() and self.gate.exists():
+            raise OSError("this host lacks a file")
+        return super().combine(rows)
+
+    def fold(self, frame: Any) -> Any:
+        made = super().fold(frame)
+        self.found = sorted(map(tuple, made.select("shard", "word", "sum(count)").collect()))
+        return made
+
+
+class NoRows(FoldedBackfill):
+    def fold(self, frame: Any) -> Any:
+        return super().fold(frame.where("word = 'none'"))
+
+
+class NoFrame(FoldedBackfill):
+    def fold(self, frame: Any) -> Any:
+        return None
+
+
+class NoTable(CombinedBackfill):
+    def combine(self, rows: Any) -> Any:
+        return rows.to_pandas()
+
+
+def build_stored(
+    root: Path,
+    journals: Sequence[str],
+    backfill: Backfill,
+    runner: Any,
+    *,
+    between: Callable[[], None] = lambda: None,
+) -> list[Attempt]:
+    """Build the state of a shard for each of the journals below a directory, a run for each fragment.
+
+    ``between`` is called between the two passes.
+    """
+    access = Access.of(file_root=root, direct=True)
+    selection = Selection(
+        journals=tuple(journals), stores=("file:///fragments/",), shape=MessageFormat()
+    )
+    with access.open() as opened:
+        snapshot = take_snapshot(opened, selection)
+    specs = [
+        ShardSpec(
+            f"shard-{number}",
+            sources=(ShardSource(journal),),
+            recovery_log_prefix="logs",
+            hint_prefix="/hints",
+        )
+        for number, journal in enumerate(journals)
+    ]
+    with tempfile.TemporaryDirectory(dir=root) as directory:
+        settings = RunSettings(EVERYTHING, f"{directory}/staging", "run", scratch=Path(directory))
+        folded = runner.fold(access, snapshot, lambda _: None, backfill)
+        tasks: list[ShardTask] = tasks_of(backfill, "", specs, folded, access, settings)
+        between()
+        return list(runner.build(tasks, lambda _: None))

@@ -23,7 +23,7 @@ def test_rows_of_a_history_elsewhere_are_mapped_as_the_publisher_maps(tmp_path: 
     from gazette.history.source import Access
     from gazette.message.mapping import Partition, fnv32a
     from gazette.protocol.checkpoint import Checkpoint
-    from gazette.spark.backfill import _mapper
+    from gazette.spark.backfill import _map_rows, _shards_by_journal
 
     tasks = [
         ShardTask(
@@ -39,9 +39,11 @@ def test_rows_of_a_history_elsewhere_are_mapped_as_the_publisher_maps(tmp_path: 
         for number in range(2)
     ]
     words = [f"word {number}" for number in range(50)]
+    columns = pa.schema([("word", pa.string()), ("shard", pa.int32())])
     batches = [
-        pa.RecordBatch.from_pydict({"word": words}),
-        pa.RecordBatch.from_pydict({"word": []}),
+        pa.RecordBatch.from_pydict({"word": some, "shard": [0] * len(some)}, columns)
+        for some in (words, [])
     ]
-    rows = [row for batch in _mapper(tasks)(iter(batches)) for row in batch.to_pylist()]
+    mapped = _map_rows(tasks[0], _shards_by_journal(tasks), iter(batches))
+    rows = [row for batch in mapped for row in batch.to_pylist()]
     assert rows == [{"word": word, "shard": fnv32a(word.encode()) % 2} for word in words]

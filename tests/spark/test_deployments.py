@@ -24,11 +24,14 @@ from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at
 from gazette.runtime.ports import free_port
 from gazette.spark import create_view, read, session, stream_lag
+from gazette.spark.backfill import SparkRunner
 from gazette.spark.java import ensure_java
 from gazette.spark.tasks import run_tasks
 from gazette.testing.stored import json_line, write_journal
+from tests.backfill.apps import WordsBackfill
 from tests.facts import raises
 from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT, standalone, until
+from tests.spark.backfills import FoldedBackfill, ListedBackfill, build_stored
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -61,6 +64,8 @@ async def connect_server(directory: Path) -> AsyncIterator[str]:
         "JAVA_HOME": str(ensure_java(os.environ)),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Executors import the backfills of tests.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     log = directory / "server.log"
     with log.open("wb") as output:
@@ -122,6 +127,13 @@ async def test_tables_views_and_streams_by_spark_connect(tmp_path: Path) -> None
         done = run_tasks(spark, given_items, work, 3, length=100, on_read=counted.append)
         assert done == [1, 2, 3]
         assert sum(counted) == 100
+        write_journal(tmp_path, STORE, "topic/words", [json_line({"word": "alpha"}, uuid_of(0))])
+        for backfill in (WordsBackfill(), FoldedBackfill(), ListedBackfill(tmp_path / "gate")):
+            built = build_stored(
+                tmp_path, ["topic/one", "topic/words"], backfill, SparkRunner(spark=spark)
+            )
+            by_message = isinstance(backfill, WordsBackfill)
+            assert [one.built.messages for one in built] == [101 if by_message else 4, 1], backfill
         with raises(Conflict, says="a session of Spark Connect exists already"):
             session("local[1]")
         spark.stop()

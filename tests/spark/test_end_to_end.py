@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Conflict, Invalid
+from gazette.errors import Broken, Conflict, Invalid
 from gazette.etcd.client import Etcd
 from gazette.history.summary_store import DIRECTORY
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
@@ -32,7 +32,15 @@ from tests.backfill.subjects import SUBJECTS
 from tests.backfill.test_drive import expected
 from tests.blobs.s3_endpoint import FaultProxy
 from tests.facts import logged, raises
-from tests.spark.backfills import CombinedBackfill, FoldedBackfill
+from tests.spark.backfills import (
+    CombinedBackfill,
+    FoldedBackfill,
+    ListedBackfill,
+    NoFrame,
+    NoRows,
+    NoTable,
+    build_stored,
+)
 from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
 
 # Starting Java and Python's workers takes seconds on a machine that is free, and minutes on one that is not.
@@ -372,6 +380,62 @@ def test_bytes_are_counted_while_tasks_run_and_repeat(
     assert failed.exists()
     assert sum(read) == 100
     assert read[0] in (33, 66)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Write the words of two journals, with a fragment for each word, and return their names."""
+    texts = {"topic/a": ["alpha", "beta", "alpha"], "topic/b": ["gamma", "delta"]}
+    for name, own in texts.items():
+        lines = [
+            json_line({"word": word}, build_uuid(ALPHA, NOON + at * 160, OUTSIDE_TXN))
+            for at, word in enumerate(own)
+        ]
+        write_journal(tmp_path, STORE, name, lines)
+    return list(texts)
+
+
+def test_rows_that_spark_loses_are_made_again(spark: Any, words: list[str], tmp_path: Path) -> None:
+    """Or the backfill ends, if `combine` raises then: rows are not left out."""
+    gate = tmp_path / "gate"
+    backfill = ListedBackfill(gate)
+    runner = SparkRunner(spark=spark, run_bytes=1)
+
+    def lose(opens: bool) -> None:
+        for rows in dict(spark._jsc.getPersistentRDDs()).values():
+            rows.unpersist(True)
+        if opens:
+            gate.touch()
+
+    build_stored(tmp_path, words, backfill, runner, between=lambda: lose(False))
+    assert backfill.found == [(0, "alpha", 2), (0, "beta", 1), (1, "delta", 1), (1, "gamma", 1)]
+    with raises(Broken, says="combine() has raised for rows that it had combined before"):
+        build_stored(tmp_path, words, backfill, runner, between=lambda: lose(True))
+    runner.stop()
+
+
+def test_a_fold_without_rows_builds_empty_states(
+    spark: Any, words: list[str], tmp_path: Path
+) -> None:
+    """Adaptive execution finds that there are no rows, and leaves out the tasks that load them."""
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        runner = SparkRunner(spark=spark, run_bytes=1)
+        built = build_stored(tmp_path, words, NoRows(), runner)
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+    assert [(one.shard, one.built.messages) for one in built] == [("shard-0", 0), ("shard-1", 0)]
+
+
+def test_what_fold_and_combine_may_not_return(spark: Any, words: list[str], tmp_path: Path) -> None:
+    runner = SparkRunner(spark=spark, run_bytes=1)
+    with raises(Broken, says="combine() must return a table") as raised:
+        build_stored(tmp_path, words, NoTable(), runner)
+    assert "Return a pyarrow.Table with word: string, count: int64" in str(raised.value.hint)
+    with raises(Invalid, says="fold() of NoFrame must return a DataFrame with the column shard"):
+        build_stored(tmp_path, words, NoFrame(), runner)
+    runner.stop()
 
 
 @pytest.mark.long

@@ -82,6 +82,22 @@ def test_what_a_task_raised_is_found() -> None:
     assert cause_in("") == "it did not say why"
 
 
+@pytest.mark.parametrize(
+    ("raised", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'mine'", "add it to PYTHONPATH"),
+        ("gazette.errors.Invalid: not a table\nWhat to do: Return one.", "Return one."),
+    ],
+)
+def test_what_to_do_about_what_a_task_raised(raised: str, hint: str) -> None:
+    errors = pytest.importorskip("pyspark.errors")
+    text = f"Job aborted:\nTraceback (most recent call last):\n  File x\n{raised}\n\n\tat org.x"
+    with pytest.raises(Broken) as found, wrap_spark_errors():
+        raise errors.PySparkRuntimeError(text)
+    assert found.value.message.endswith(raised.partition("\n")[0])
+    assert hint in str(found.value.hint)
+
+
 def test_only_errors_of_spark_are_translated() -> None:
     errors = pytest.importorskip("pyspark.errors")
     with pytest.raises(Broken, match="another process has opened"), wrap_spark_errors():

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from gazette.history.combine import Combine, Combiner
 from gazette.history.first_pass import resolver, summarise_run
 from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
 from gazette.history.row_format import RowFormat
@@ -27,8 +26,10 @@ from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format, table_schema
 from gazette.spark.source.table import checked_snapshot
-from gazette.spark.tasks import run_tasks, task_frame
+from gazette.spark.tasks import Work, run_tasks, task_frame
 from gazette.spark.worker_process import keep_imports
+
+T = TypeVar("T")
 
 TASKS_MAX: Final = 4096
 """Greatest number of tasks of the first pass. The driver's share of each is some milliseconds."""
@@ -57,24 +58,18 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
         runs = snapshot.runs(parsed.run_bytes)
     else:
         runs = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes).runs
-    return rows_by_spark(spark, parsed.access, runs, schema, format)
+    selected = [run for run in runs if format.selects(run)]
+    return rows_by_spark(spark, selected, partial(_rows, parsed.access, format), schema)
 
 
 def rows_by_spark(
-    spark: Any,
-    access: Access,
-    runs: Iterable[CommittedRun | Run],
-    schema: Any,
-    format: RowFormat,
-    combine: Combine | None = None,
+    spark: Any, items: Sequence[T], work: Work[T, pa.RecordBatch], schema: Any
 ) -> Any:
-    """Return a DataFrame of the rows of runs, which is the second pass: a task for each run.
+    """Return a DataFrame of the rows that ``work`` makes, a task for each item: the second pass.
 
-    ``schema`` is that of ``format``, as a ``StructType``. ``combine`` combines the rows of each run.
+    ``schema`` has their columns, as a ``StructType``.
     """
-    selected = [run for run in runs if format.selects(run)]
-    work = partial(_rows, access, format, combine)
-    return task_frame(spark, selected, max(1, len(selected)), work, schema, _as_is)
+    return task_frame(spark, items, max(1, len(items)), work, schema, _as_is)
 
 
 def fold_by_spark(
@@ -107,17 +102,11 @@ def summarise_by_spark(
 
 
 def _rows(
-    access: Access,
-    format: RowFormat,
-    combine: Combine | None,
-    runs: Iterable[CommittedRun | Run],
+    access: Access, format: RowFormat, runs: Iterable[CommittedRun | Run]
 ) -> Iterator[pa.RecordBatch]:
     with with_hints(), access.open() as opened:
         for run in runs:
-            combiner = Combiner(combine, format.schema)
-            for batch in read_rows(opened, run, format):
-                yield from combiner.add(batch)
-            yield from combiner.finish()
+            yield from read_rows(opened, run, format)
     keep_imports()
 
 

@@ -1,0 +1,203 @@
+"""The rows of a history that a backfill folds as a DataFrame: `FoldRows`.
+
+The first pass finds what has committed, and the second makes the rows. With ``combine``, the first
+makes them, too: its tasks read each run once (`read_once`). Their summaries go to the driver, and their
+combined rows stay on the executors, as Spark's own cached partitions. Spark makes a partition that is
+lost again, by reading its runs once more. When the summaries are folded, the driver knows which rows
+count. Only runs that have to be read again are read by the second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from gazette.history.combine import Combine, Combiner
+from gazette.history.first_pass import resolver
+from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
+from gazette.history.one_pass import OnePass, Part, read_once, select_parts
+from gazette.history.row_format import RowFormat
+from gazette.history.rows import read_rows
+from gazette.history.snapshot import Run, Snapshot
+from gazette.history.source import Access
+from gazette.history.summary import Summary
+from gazette.protocol.ids import JournalName
+from gazette.spark.error_hints import with_hints
+from gazette.spark.progress import OnRead, reporting
+from gazette.spark.source.planning import (
+    TASKS_MAX,
+    fold_by_spark,
+    rows_by_spark,
+    summarise_by_spark,
+)
+from gazette.spark.tasks import result_batch, results_in, task_frame
+from gazette.spark.worker_process import keep_imports
+
+SHARD: Final = "shard"
+"""The column with the shard of a row: its index among the run's shards."""
+ShardsOf = Callable[[JournalName], Sequence[int]]
+"""Function that returns the shards that get the messages of a journal."""
+
+_RUN: Final = pa.field("number", pa.int32())
+_PART: Final = pa.field("part", pa.int64())
+_RESULT: Final = pa.field("result", pa.binary())
+_ROW: Final = "row"
+_LOST: Final = pa.field("lost", pa.bool_())
+_SHARD: Final = pa.field(SHARD, pa.int32())
+_AGAIN: Final = -2
+"""Part of the result of a run that has to be read again."""
+_REFUSED: Final = (
+    "combine() has raised for rows that it had combined before, when rows that Spark had lost were "
+    "made again"
+)
+
+
+class FoldRows:
+    """The rows of one history, for one fold."""
+
+    def __init__(
+        self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
+    ) -> None:
+        """``schema`` is that of ``format``, as a ``StructType``."""
+        self._spark = spark
+        self._access = access
+        self._schema = schema
+        self._format = format
+        self._combine = combine
+        self._frame: Any = None
+        self._read: list[tuple[Run, OnePass]] = []
+        """The runs that were read once, by their values of the column ``number``, and the results."""
+        self._wanted: list[tuple[int, int]] = []
+        """Rows that count: values of the columns ``number`` and ``part``."""
+        self.runs: tuple[CommittedRun, ...] = ()
+        """The runs that the second pass reads, as of `fold`."""
+
+    def fold(self, snapshot: Snapshot, run_bytes: int, on_read: OnRead) -> FoldedSnapshot:
+        """Make the first pass. Raise what reading raises."""
+
+        def summarise_all(runs: Sequence[Run]) -> list[Summary]:
+            if self._frame is None and runs:
+                return self._read_all(runs, on_read)
+            # Some runs begin elsewhere than was assumed. Their rows are read again.
+            return summarise_by_spark(self._spark, self._access, runs, on_read)
+
+        if self._combine is None:
+            folded = fold_by_spark(self._spark, self._access, snapshot, run_bytes, on_read)
+        else:
+            with self._access.open() as opened:
+                folded = fold_snapshot(snapshot, summarise_all, resolver(opened), run_bytes)
+        self._wanted, again = select_parts(self._read, folded.runs)
+        self.runs = tuple(run for run in again if self._format.selects(run))
+        return folded
+
+    def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:
+        assert self._combine is not None
+        work = partial(_read_runs, self._access, self._format, self._combine)
+        tasks = min(len(runs), TASKS_MAX)
+        row = pa.struct(list(self._format.schema))
+        frame = task_frame(
+            self._spark, runs, tasks, work, _once_schema(row), partial(_once_batch, row)
+        ).persist()
+        self._frame = frame
+        length = sum(run.length for run in runs)
+        results = frame.where("result IS NOT NULL").select(_RUN.name, _RESULT.name)
+        with reporting(self._spark, tasks, length, on_read):
+            found = results_in(results.collect(), len(runs))
+        self._read = list(zip(runs, found, strict=True))
+        return [result.summary for result in found]
+
+    def rows(self, shards_of: ShardsOf) -> Any:
+        """Return a DataFrame of the committed rows, each with its shard, or once for each of several."""
+        from pyspark.sql.types import IntegerType, StructField, StructType
+
+        schema = StructType([*self._schema.fields, StructField(SHARD, IntegerType())])
+        work = partial(_shard_rows, self._access, self._format, self._combine)
+        items = [(run, shards_of(run.run.journal)) for run in self.runs]
+        if self._frame is None:
+            return rows_by_spark(self._spark, items, work, schema)
+        made = self._rows_made(shards_of)
+        return made.union(rows_by_spark(self._spark, items, work, schema)) if items else made
+
+    def _rows_made(self, shards_of: ShardsOf) -> Any:
+        """Return the rows of the first pass that count."""
+        counting: list[tuple[int, int, int | None, bool]] = []
+        for at, part in self._wanted:
+            counting += [(at, part, shard, False) for shard in shards_of(self._read[at][0].journal)]
+        # No row counts of what has to be read again. So if Spark makes rows of a run again, and they
+        # become such rows, that must not pass for a run without rows.
+        counting += [(at, _AGAIN, None, True) for at in {at for at, _ in self._wanted}]
+        fields = pa.schema([_RUN, _PART, _SHARD, _LOST])
+        table = pa.Table.from_pylist(
+            [dict(zip(fields.names, one, strict=True)) for one in counting], fields
+        )
+        counted = self._spark.createDataFrame(table).coalesce(1).hint("broadcast")
+        rows = self._frame.join(counted, [_RUN.name, _PART.name])
+        # Both sides are named: Spark would ask for ``lost`` alone before the join.
+        refused = f"lost AND result IS NOT NULL THEN assert_true(false, '{_REFUSED}') IS NULL"
+        return rows.where(f"CASE WHEN {refused} ELSE true END").select(f"{_ROW}.*", SHARD)
+
+    def close(self) -> None:
+        """Remove the rows from the executors."""
+        frame, self._frame = self._frame, None
+        if frame is not None:
+            frame.unpersist()
+
+
+def _once_schema(row: pa.DataType) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    fields = pa.schema([_RUN, _PART, _RESULT, pa.field(_ROW, row)])
+    return from_arrow_schema(fields, prefer_timestamp_ntz=False)
+
+
+def _read_runs(
+    access: Access, format: RowFormat, combine: Combine, runs: Iterable[Run]
+) -> Iterator[Part | OnePass]:
+    with with_hints(), access.open() as opened:
+        for run in runs:
+            yield (yield from read_once(opened, run, format, combine))
+    keep_imports()
+
+
+def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
+    """Return rows of a run, or its result."""
+    part: int | None
+    if isinstance(found, Part):
+        count, part, result = found.rows.num_rows, found.number, None
+        rows = pa.StructArray.from_arrays(found.rows.columns, fields=list(row))
+    else:
+        count, part = 1, _AGAIN if found.pending is None else None
+        result, rows = result_batch(number, found).column(_RESULT.name)[0], pa.nulls(1, row)
+    scalars = ((number, _RUN), (part, _PART), (result, _RESULT))
+    return pa.RecordBatch.from_arrays(
+        [*(pa.repeat(pa.scalar(value, field.type), count) for value, field in scalars), rows],
+        schema=pa.schema([_RUN, _PART, _RESULT, pa.field(_ROW, row)]),
+    )
+
+
+def _shard_rows(
+    access: Access,
+    format: RowFormat,
+    combine: Combine | None,
+    items: Iterable[tuple[CommittedRun, Sequence[int]]],
+) -> Iterator[pa.RecordBatch]:
+    """Make the second pass over runs, each with the shards that get its rows."""
+    with with_hints(), access.open() as opened:
+        for run, shards in items:
+            for batch in _combined(opened, run, format, combine):
+                for shard in shards:
+                    column = pa.repeat(pa.scalar(shard, _SHARD.type), batch.num_rows)
+                    yield batch.append_column(_SHARD, column)
+    keep_imports()
+
+
+def _combined(
+    opened: Any, run: CommittedRun, format: RowFormat, combine: Combine | None
+) -> Iterator[pa.RecordBatch]:
+    combiner = Combiner(combine, format.schema)
+    for batch in read_rows(opened, run, format):
+        yield from combiner.add(batch)
+    yield from combiner.finish()
