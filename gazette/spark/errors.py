@@ -41,7 +41,7 @@ def wrap_spark_errors() -> Iterator[None]:
 def cause_in(text: str) -> str:
     """Return what a Python task raised, from Java's text; else the first line of that text."""
     lines = [line.rstrip() for line in text.splitlines()]
-    began = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
+    began = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
     if began:
         # Lines of the stack are indented.
         causes = [line for line in lines[began[-1] + 1 :] if _RAISED.match(line)]

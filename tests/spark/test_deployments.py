@@ -18,7 +18,7 @@ import pyspark
 import pytest
 from word_count.ngram_pb2 import NGramCount
 
-from gazette.errors import Conflict, Unavailable
+from gazette.errors import Broken, Conflict, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at
@@ -31,7 +31,7 @@ from gazette.testing.stored import json_line, write_journal
 from tests.backfill.apps import WordsBackfill
 from tests.facts import raises
 from tests.faults.spark_cluster import CLOCK, POLL_S, ROOT, standalone, until
-from tests.spark.backfills import FoldedBackfill, ListedBackfill, build_stored
+from tests.spark.backfills import FoldedBackfill, ListedBackfill, NoTable, build_stored
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -127,13 +127,16 @@ async def test_tables_views_and_streams_by_spark_connect(tmp_path: Path) -> None
         done = run_tasks(spark, given_items, work, 3, length=100, on_read=counted.append)
         assert done == [1, 2, 3]
         assert sum(counted) == 100
+        write_journal(tmp_path, STORE, "topic/two", contents)
         write_journal(tmp_path, STORE, "topic/words", [json_line({"word": "alpha"}, uuid_of(0))])
         for backfill in (WordsBackfill(), FoldedBackfill(), ListedBackfill(tmp_path / "gate")):
             built = build_stored(
-                tmp_path, ["topic/one", "topic/words"], backfill, SparkRunner(spark=spark)
+                tmp_path, ["topic/two", "topic/words"], backfill, SparkRunner(spark=spark)
             )
-            by_message = isinstance(backfill, WordsBackfill)
-            assert [one.built.messages for one in built] == [101 if by_message else 4, 1], backfill
+            messages = 100 if isinstance(backfill, WordsBackfill) else 3
+            assert [one.built.messages for one in built] == [messages, 1]
+        with raises(Broken, says="combine() must return a table"):
+            build_stored(tmp_path, ["topic/words"], NoTable(), SparkRunner(spark=spark))
         with raises(Conflict, says="a session of Spark Connect exists already"):
             session("local[1]")
         spark.stop()

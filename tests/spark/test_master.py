@@ -79,6 +79,11 @@ def test_what_a_task_raised_is_found() -> None:
     assert cause_in("\n: java.lang.IllegalStateException: stopped\n\tat x") == (
         ": java.lang.IllegalStateException: stopped"
     )
+    # Spark Connect has it so.
+    begun = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most"
+    assert cause_in(f"\n  See below.\n{begun} recent call last):\n  File x\nKeyError: 1\n") == (
+        "KeyError: 1"
+    )
     assert cause_in("") == "it did not say why"
 
 
