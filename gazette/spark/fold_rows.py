@@ -61,7 +61,7 @@ class FoldRows:
     def __init__(
         self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
     ) -> None:
-        """``schema`` is that of ``format``, as a ``StructType``."""
+        """Read nothing. ``schema`` is that of ``format``, as a ``StructType``."""
         self._spark = spark
         self._access = access
         self._schema = schema

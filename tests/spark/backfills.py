@@ -61,7 +61,7 @@ class MappedFoldedBackfill(FoldedBackfill):
 
 
 class ListedBackfill(CombinedBackfill):
-    """Keeps what its fold has found. Does not combine the words of a journal once ``gate`` exists."""
+    """Backfill that keeps what its fold has found. It combines no "alpha" once ``gate`` exists."""
 
     def __init__(self, gate: Path) -> None:
         self.gate = gate
