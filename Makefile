@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers h2spec protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
 
 setup: $(DEV_STAMP)
 
@@ -156,10 +156,13 @@ sim-plants: $(DEV_STAMP)
 sim-consumers: $(DEV_STAMP)
 	$(BIN)/python -m tools.simulation --consumers --seeds $(SEEDS) $(ARGS)
 
-# A test of HTTP/2 for servers by others, against ours: `go install github.com/summerwind/h2spec/cmd/h2spec@latest` makes the program.
-H2SPEC ?= h2spec
-h2spec: $(DEV_STAMP)
-	$(BIN)/python -m tools.h2spec $(H2SPEC) $(ARGS)
+# Programs of others against our HTTP/2, without and with TLS. One that is not named is left out. To make them:
+#   go install github.com/summerwind/h2spec/cmd/h2spec@latest          (H2SPEC=~/go/bin/h2spec)
+#   go install google.golang.org/grpc/interop/client@latest            (GRPC_INTEROP=~/go/bin/client)
+H2SPEC ?=
+GRPC_INTEROP ?=
+conformance: $(DEV_STAMP)
+	$(BIN)/python -m tools.conformance $(if $(H2SPEC),--h2spec $(H2SPEC)) $(if $(GRPC_INTEROP),--interop $(GRPC_INTEROP))
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

@@ -147,3 +147,18 @@ async def test_with_tls_clients_that_offer_both_get_http(certificates: Path) -> 
                 subprocess.run, command, capture_output=True, text=True, check=False
             )
             assert result.stdout == "/y", (options, result.stderr)
+
+
+async def test_tls_that_has_agreed_on_http2_gets_nothing_else(certificates: Path) -> None:
+    """The client has said what it speaks: an answer of HTTP/1.1 would be none that it understands."""
+    tls = TlsFiles(str(certificates / "server.pem"), str(certificates / "server.key"))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context.set_alpn_protocols(["h2"])
+    async with Running(bound(transport=HTTP2, tls=tls)) as running:
+        port = port_of(running)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(REQUEST)
+        answer = await reader.read()
+        assert b"HTTP/1.1" not in answer
+        assert b"the client does not speak HTTP/2" in answer
+        writer.close()

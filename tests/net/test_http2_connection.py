@@ -192,7 +192,7 @@ def test_content_arrives_in_both_directions_however_it_is_cut(seed: int) -> None
     assert server.connection.streams == 0
 
 
-# Rules of the protocol. `h2spec` has more of them: CONTRIBUTING.md says how to run it.
+# Rules of the protocol. h2spec has more of them: `make conformance` runs it.
 
 LONG = (1).to_bytes(4, "big")
 

@@ -362,7 +362,8 @@ def _refused(stream: Http2Stream) -> StreamListener:
 class ServerConnection(Http2Socket):
     """One connection of a server, with the time that its client has for each step.
 
-    If the server has ``http1``, the connection is *undecided* until its first bytes are there.
+    If the server has ``http1``, the connection is *undecided* until its first bytes are there. It is
+    decided at once if TLS has agreed on HTTP/2.
     """
 
     def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
@@ -392,6 +393,9 @@ class ServerConnection(Http2Socket):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.connections[self] = None
         self._made()
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._first = None
         if self._first is None:
             super().connection_made(transport)
         else:

@@ -1,0 +1,156 @@
+"""``python -m tools.conformance --h2spec PROGRAM --interop PROGRAM``: test our HTTP/2 by programs of others.
+
+h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers have.
+Both do so without and with TLS. The `Makefile` says how to build them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.net.http_server import TlsFiles
+from gazette.net.server import HTTP2, Server, ServerSettings
+from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
+from gazette.testing.broker import BrokerFixture
+from gazette.testing.etcd import etcd_for_tests
+from tools.conformance.interop import CASES, TestService
+
+_CASE_S = 60.0
+_HTTP1 = "note that the frame header looked like an HTTP/1.1 header"
+"""What h2spec prints of an invalid preface without TLS: the port answers 400 by HTTP/1.1, and closes.
+
+The case is of servers that know by other means that a client speaks HTTP/2 (RFC 9113, 3.3).
+"""
+_CLOCK = SystemClock()
+
+
+async def _run(*command: str) -> tuple[int, str]:
+    """Run a program to its end. Return its exit code and what it printed; kill it after `_CASE_S`."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(_CASE_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return -1, f"no end after {_CASE_S:.0f} seconds"
+    assert process.returncode is not None
+    return process.returncode, output.decode(errors="replace")
+
+
+def _certificate(directory: Path) -> TlsFiles:
+    """Make a certificate for localhost that is its own authority."""
+    files = TlsFiles(str(directory / "cert.pem"), str(directory / "key.pem"))
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    )
+    paths = ("-keyout", files.key_file, "-out", files.cert_file)
+    subprocess.run([*command.split(), *paths], check=True, capture_output=True)
+    return files
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
+async def _h2spec(program: str, directory: Path, tls: TlsFiles | None) -> bool:
+    """Run all cases, the strict ones as well, against a broker. Return True if all pass."""
+    with etcd_for_tests(directory / "etcd") as server:
+        settings = EtcdSettings(endpoints=(server.endpoint,))
+        async with (
+            await Etcd.connect(settings, _CLOCK) as etcd,
+            await BrokerFixture.start(
+                etcd, directory, server={"transport": HTTP2, "tls": tls}
+            ) as broker,
+        ):
+            options = () if tls is None else ("--tls", "--insecure")
+            port = _port(broker.endpoint)
+            code, output = await _run(
+                program, "--strict", "--host", "127.0.0.1", "--port", port, *options
+            )
+    *_, last = output.strip().splitlines() or [""]
+    print(f"h2spec{'' if tls is None else ' (TLS)'}: {last}", flush=True)
+    if code and tls is None and ", 1 failed" in last and _HTTP1 in output:
+        print("  the one that failed: without TLS, other first bytes are a request of HTTP/1.1")
+        return True
+    if code:
+        print(output)
+    return code == 0
+
+
+@asynccontextmanager
+async def _interop_server(tls: TlsFiles | None) -> AsyncIterator[Server]:
+    server = Server(
+        _CLOCK,
+        ServerSettings("127.0.0.1", bind_host="127.0.0.1", transport=HTTP2, tls=tls),
+    )
+    server.bind()
+    scope = TaskScope("interop")
+    try:
+        server.grpc.add_generic_rpc_handlers((TestService(_CLOCK).handler(),))
+        server.start_http(scope, Starlette())
+        await server.start_grpc()
+        yield server
+    finally:
+        await server.stop(0.0)
+        await scope.stop()
+
+
+async def _interop(program: str, tls: TlsFiles | None) -> bool:
+    """Run the cases of the interop client one by one. Return True if all pass."""
+    failed = []
+    async with _interop_server(tls) as server:
+        at: tuple[str, ...] = ("--server_host=127.0.0.1", f"--server_port={_port(server.endpoint)}")
+        if tls is not None:
+            at = (*at, "--use_tls", f"--ca_file={tls.cert_file}", "--use_test_ca")
+        for case in CASES:
+            code, output = await _run(program, f"--test_case={case}", *at)
+            print(f"  {case}: {'failed' if code else 'passed'}", flush=True)
+            if code:
+                failed.append(case)
+                print(output)
+    name = f"interop{'' if tls is None else ' (TLS)'}"
+    print(f"{name}: {len(CASES) - len(failed)} of {len(CASES)} cases passed", flush=True)
+    return not failed
+
+
+async def main(h2spec: str | None, interop: str | None) -> int:
+    """Run what was named. Return 1 if a case fails."""
+    passed = []
+    with tempfile.TemporaryDirectory() as directory:
+        tls = _certificate(Path(directory))
+        for number, files in enumerate((None, tls)):
+            if h2spec is not None:
+                passed.append(await _h2spec(h2spec, Path(directory, str(number)), files))
+            if interop is not None:
+                passed.append(await _interop(interop, files))
+    return 0 if all(passed) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
+    parser.add_argument("--h2spec", metavar="PROGRAM", help="the program h2spec")
+    parser.add_argument("--interop", metavar="PROGRAM", help="the interop client of grpc-go")
+    arguments = parser.parse_args()
+    if arguments.h2spec is None and arguments.interop is None:
+        parser.error("name a program: --h2spec, --interop, or both")
+    return arguments
+
+
+if __name__ == "__main__":
+    given = _arguments()
+    sys.exit(asyncio.run(main(given.h2spec, given.interop)))
