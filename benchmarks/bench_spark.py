@@ -50,6 +50,7 @@ from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
 from gazette.history.first_pass import fold_locally
 from gazette.history.meta_columns import META
+from gazette.history.one_pass import read_once
 from gazette.history.read import read_columns
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
@@ -319,11 +320,22 @@ def works_without_spark(history: History) -> dict[str, Work]:
         assert found > history.messages
         return history.messages
 
+    def combined() -> int:
+        words, combine = (
+            RowFormat("json", parse_columns(BenchCombined.fields)),
+            BenchCombined().combine,
+        )
+        with history.access.open() as opened:
+            rows = sum(len(p.rows) for run in runs for p in read_once(opened, run, words, combine))
+        assert 0 < rows < history.messages
+        return history.messages
+
     return {
         "decompressing, SHA-1": decompressed,
         "… and finding lines, UUIDs, fields": scanned,
         "first pass": first_pass,
         "both passes": lambda: committed(format),
+        "one pass of a fold that combines": combined,
         "both passes, with offset and UUID": lambda: committed(with_places),
     }
 

@@ -27,12 +27,7 @@ from gazette.history.summary import Summary
 from gazette.protocol.ids import JournalName
 from gazette.spark.error_hints import with_hints
 from gazette.spark.progress import OnRead, reporting
-from gazette.spark.source.planning import (
-    TASKS_MAX,
-    fold_by_spark,
-    rows_by_spark,
-    summarise_by_spark,
-)
+from gazette.spark.source.planning import TASKS_MAX, fold_by_spark, summarise_by_spark
 from gazette.spark.tasks import result_batch, results_in, task_frame
 from gazette.spark.worker_process import keep_imports
 
@@ -96,15 +91,13 @@ class FoldRows:
     def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:
         assert self._combine is not None
         work = partial(_read_runs, self._access, self._format, self._combine)
-        tasks = min(len(runs), TASKS_MAX)
         row = pa.struct(list(self._format.schema))
-        frame = task_frame(
-            self._spark, runs, tasks, work, _once_schema(row), partial(_once_batch, row)
-        ).persist()
+        schema, batch = _once_schema(row), partial(_once_batch, row)
+        frame = task_frame(self._spark, runs, TASKS_MAX, work, schema, batch).persist()
         self._frame = frame
         length = sum(run.length for run in runs)
         results = frame.where("result IS NOT NULL").select(_RUN.name, _RESULT.name)
-        with reporting(self._spark, tasks, length, on_read):
+        with reporting(self._spark, min(len(runs), TASKS_MAX), length, on_read):
             found = results_in(results.collect(), len(runs))
         self._read = list(zip(runs, found, strict=True))
         return [result.summary for result in found]
@@ -117,9 +110,11 @@ class FoldRows:
         work = partial(_shard_rows, self._access, self._format, self._combine)
         items = [(run, shards_of(run.run.journal)) for run in self.runs]
         if self._frame is None:
-            return rows_by_spark(self._spark, items, work, schema)
+            return task_frame(self._spark, items, len(items), work, schema)
         made = self._rows_made(shards_of)
-        return made.union(rows_by_spark(self._spark, items, work, schema)) if items else made
+        if not items:
+            return made
+        return made.union(task_frame(self._spark, items, len(items), work, schema))
 
     def _rows_made(self, shards_of: ShardsOf) -> Any:
         """Return the rows of the first pass that count."""

@@ -42,8 +42,8 @@ def run_tasks(
     """
     if not items:
         return []
+    found = task_frame(spark, items, tasks_max, work, RESULTS, result_batch)
     tasks = min(len(items), tasks_max)
-    found = task_frame(spark, items, tasks, work, RESULTS, result_batch)
     with nullcontext() if on_read is None else reporting(spark, tasks, length, on_read):
         return results_in(found.collect(), len(items))
 
@@ -62,15 +62,17 @@ def results_in(rows: Iterable[Any], count: int) -> list[Any]:
 def task_frame(
     spark: Any,
     items: Sequence[T],
-    tasks: int,
+    tasks_max: int,
     work: Work[T, R],
     schema: Any,
-    batch: Callable[[int, R], pa.RecordBatch],
+    batch: Callable[[int, R], pa.RecordBatch] | None = None,
 ) -> Any:
-    """Return a DataFrame of what ``work`` yields, in the form that ``batch`` gives it.
+    """Return a DataFrame of the batches that ``work`` yields, or of what ``batch`` makes of its results.
 
-    ``batch`` gets the number of the item that was taken last. Neighbours share a task.
+    ``batch`` gets the number of the item that was taken last. Neighbours share a task, if there are
+    more than ``tasks_max`` items.
     """
+    tasks = max(1, min(len(items), tasks_max))
     bounds = [-(-task * len(items) // tasks) for task in range(tasks + 1)]
     shares = [cloudpickle.dumps(list(items[a:b])) for a, b in pairwise(bounds)]
     # A list of rows would take Spark 40 ms more of a core than a table of Arrow.
@@ -90,7 +92,7 @@ def task_frame(
 
 def _run(
     work: Work[T, R],
-    batch: Callable[[int, R], pa.RecordBatch],
+    batch: Callable[[int, R], pa.RecordBatch] | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     number = 0
@@ -105,7 +107,7 @@ def _run(
                     yield item
 
     for result in work(items()):
-        yield batch(number, result)
+        yield result if batch is None else batch(number, result)
 
 
 def result_batch(number: int, result: Any) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -26,10 +26,8 @@ from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format, table_schema
 from gazette.spark.source.table import checked_snapshot
-from gazette.spark.tasks import Work, run_tasks, task_frame
+from gazette.spark.tasks import run_tasks, task_frame
 from gazette.spark.worker_process import keep_imports
-
-T = TypeVar("T")
 
 TASKS_MAX: Final = 4096
 """Greatest number of tasks of the first pass. The driver's share of each is some milliseconds."""
@@ -59,17 +57,8 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     else:
         runs = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes).runs
     selected = [run for run in runs if format.selects(run)]
-    return rows_by_spark(spark, selected, partial(_rows, parsed.access, format), schema)
-
-
-def rows_by_spark(
-    spark: Any, items: Sequence[T], work: Work[T, pa.RecordBatch], schema: Any
-) -> Any:
-    """Return a DataFrame of the rows that ``work`` makes, a task for each item: the second pass.
-
-    ``schema`` has their columns, as a ``StructType``.
-    """
-    return task_frame(spark, items, max(1, len(items)), work, schema, _as_is)
+    work = partial(_rows, parsed.access, format)
+    return task_frame(spark, selected, len(selected), work, schema)
 
 
 def fold_by_spark(
@@ -108,10 +97,6 @@ def _rows(
         for run in runs:
             yield from read_rows(opened, run, format)
     keep_imports()
-
-
-def _as_is(_number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    return rows
 
 
 def _summarise(access: Access, runs: Iterable[Run]) -> Iterator[Summary]:
