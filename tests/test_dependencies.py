@@ -41,7 +41,6 @@ SERVER = CLIENT | {
     "hpack",
     "idna",
     "msgspec",
-    "numpy",
     "pyyaml",
     "starlette",
     "uvicorn",
@@ -143,7 +142,7 @@ def test_a_plain_installation_is_small() -> None:
         ("gazette.broker.main", SERVER),
         (
             "gazette.runconsumer.process gazette.stores.sqlite gazette.stores.json_file",
-            SERVER | {"apsw", "google-crc32c"},
+            SERVER | {"apsw", "google-crc32c", "numpy"},
         ),
     ],
     ids=["package", "gazette", "client", "gazctl", "broker", "member"],

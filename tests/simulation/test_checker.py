@@ -340,6 +340,17 @@ def test_a_journal_whose_brokers_all_ended_has_to_be_confirmed() -> None:
     assert assigned_ended(history, life, {"b": 8.0})
 
 
+def test_a_journal_that_is_created_again_may_keep_its_brokers() -> None:
+    """etcd had the former assignment, because the journal was away for a moment only (seed 1723937)."""
+    history = History()
+    life = Life(J, 10, "bucket")
+    history.lost_brokers["a"] = 8.0
+    history.assigned += [Assigned(J, 6, 1.0, frozenset({"a"})), Assigned(J, 12, 9.0, frozenset())]
+    assert assigned_ended(history, life)
+    history.assigned.insert(1, Assigned(J, 9, 7.0, frozenset()))
+    assert not assigned_ended(history, life), "it was taken from them meanwhile"
+
+
 def test_a_broker_that_never_agreed_with_its_primary_held_nothing() -> None:
     """It was assigned, and its primary ended before they met (seed 1110672)."""
     history = History()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from tools.simulation.history import Append, Confirmed, History, Life, Piece, Stored
+from tools.simulation.history import Append, Assigned, Confirmed, History, Life, Piece, Stored
 
 LifeKey: TypeAlias = "tuple[str, int]"
 
@@ -417,9 +417,14 @@ def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _
     A broker that had not agreed with its primary held nothing, and need not have ended. ``others`` are
     further processes that count as ended.
     """
-    changes = [
-        one for one in history.assigned if one.journal == life.journal and life.has(one.revision)
-    ]
+    changes: list[Assigned] = []
+    for one in history.assigned:
+        if one.journal != life.journal:
+            continue
+        if life.has(one.revision):
+            changes.append(one)
+        elif one.revision < life.created:
+            changes = [one]  # The assignments of a former life stay if it is created again soon.
     for number, change in enumerate(changes, 1):
         until = changes[number].time if number < len(changes) else math.inf
         ends = [
