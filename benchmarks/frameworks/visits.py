@@ -9,8 +9,8 @@ the jars of ``org.apache.kafka:kafka_2.13`` and of all that it needs, for a brok
 ``mvn dependency:copy-dependencies`` writes it. Each run has a broker of its own.
 
 Each program is killed once it has written 100 sessions, and started again. What it wrote is compared with the
-sessions of the input. A program that does not end in time is reported, and the next one runs. With ``--control``
-none is killed: then each must be right. Ours is killed by ``pytest tests/run/test_visits.py``.
+sessions of the input. A program that does not end in time is reported, and the next one runs. With
+``--control`` none is killed: then each must be right. Ours is killed by ``pytest tests/run/test_visits.py``.
 """
 
 from __future__ import annotations
@@ -122,16 +122,15 @@ def history(rng: random.Random) -> tuple[list[dict[str, Any]], Counter[tuple[str
 
 def run_killed(command: list[str], log: Path, written: Callable[[], int], total: int) -> None:
     """Start a program, kill it when it has written `KILL_AT` sessions, and run it again to its end."""
-    with log.open("wb") as output:
-        with subprocess.Popen(command, stdout=output, stderr=output) as first:
-            try:
-                _wait(first, lambda: written() >= KILL_AT)
-                if first.poll() is not None:
-                    raise SystemExit(
-                        f"{command} ended before it was killed:\n{log.read_text()[-2000:]}"
-                    )
-            finally:
-                first.kill()
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as first:
+        try:
+            _wait(first, lambda: written() >= KILL_AT)
+            if first.poll() is not None:
+                raise SystemExit(
+                    f"{command} ended before it was killed:\n{log.read_text()[-2000:]}"
+                )
+        finally:
+            first.kill()
     print(f"killed after {written()} sessions", flush=True)
     run_to_end(command, log, written, total)
 
