@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Final, NoReturn
 from gazette.client.client import Client
 from gazette.dev.heads import resume_journals
 from gazette.dev.processes import ChildProcess, await_ready, python_module
-from gazette.errors import Invalid, Unavailable
+from gazette.errors import Broken, Invalid, Unavailable
 from gazette.etcd.server import EtcdServer
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port, port_is_free
@@ -23,6 +24,8 @@ from gazette.runtime.tasks import TaskScope
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _ETCD_POLL_S: Final = 0.2
+_ENDS_MAX: Final = 3
+_ENDS_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,7 @@ class LocalCluster:
             for broker in self.brokers:
                 await broker.process.start()
             for broker in self.brokers:
-                await await_ready(
-                    broker.process,
-                    broker.http_port,
-                    self._clock,
-                    self.settings.ready_timeout_s,
-                    host=broker.host,
-                )
+                await self._await_ready(broker)
             await self._resume()
         except BaseException:
             await asyncio.shield(self.stop())
@@ -221,6 +218,49 @@ class LocalCluster:
             if not self.etcd.running and await asyncio.to_thread(self._restart_etcd):
                 on_restart(self.etcd.exit_code)
 
+    async def keep_brokers(self, on_restart: Callable[[ChildProcess], None]) -> NoReturn:
+        """Start brokers again that end, and call ``on_restart`` with each.
+
+        Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and has
+        stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is ready,
+        or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S`.
+        """
+        async with TaskScope("brokers") as scope:
+            for broker in self.brokers:
+                scope.daemon(self._keep_broker(broker, on_restart), name=broker.process.name)
+        raise AssertionError("unreachable: daemons end with an error only")
+
+    async def _keep_broker(
+        self, broker: Broker, on_restart: Callable[[ChildProcess], None]
+    ) -> NoReturn:
+        ended: list[float] = []
+        while True:
+            code = await broker.process.wait()
+            now = self._clock.monotonic()
+            ended = [one for one in ended if now - one < _ENDS_WITHIN_S] + [now]
+            if code < 0 and len(self.brokers) == 1:
+                raise Broken(
+                    f"{broker.process.name} was killed by {signal.Signals(-code).name}",
+                    hint="It was the only broker: what it had not stored yet is lost. The next start "
+                    "continues with what was stored. Several brokers (--brokers 3) have replicas.",
+                )
+            if len(ended) >= _ENDS_MAX:
+                raise broker.process.died()
+            on_restart(broker.process)
+            await broker.process.start()
+            await self._await_ready(broker)
+            if len(self.brokers) == 1:
+                await self._resume()
+
+    async def _await_ready(self, broker: Broker) -> None:
+        await await_ready(
+            broker.process,
+            broker.http_port,
+            self._clock,
+            self.settings.ready_timeout_s,
+            host=broker.host,
+        )
+
     def _restart_etcd(self) -> bool:
         """Start etcd again, unless the cluster has stopped it. Return True if it was started."""
         with self._etcd_lock:
@@ -233,6 +273,11 @@ class LocalCluster:
         with self._etcd_lock:
             self._etcd_stopped = True
             self.etcd.stop()
+
+    async def kill_brokers(self) -> None:
+        """Kill all brokers at once: they store nothing more."""
+        for broker in self.brokers:
+            await broker.process.kill()
 
     async def stop(self, timeout_s: float = 60.0) -> list[str]:
         """Stop brokers together, then etcd. Return the names of processes that had to be killed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gazette.config.schema import Schema, exit_with
-from gazette.errors import GazetteError, Invalid
+from gazette.errors import Broken, GazetteError, Invalid
 from gazette.run.lock import RunLock
 from gazette.run.session import RunSession
 from gazette.run.settings import RunBrokerFlags, RunEtcdFlags, RunFlags
@@ -31,7 +32,7 @@ _EXIT_USAGE: Final = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Return 0 after SIGTERM or SIGINT, 1 when it failed, 2 for the user's mistake."""
+    """Run the subcommand. Return 0 after SIGTERM, SIGINT or SIGHUP, 1 when it failed, 2 for the user's mistake."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     own, rest = words[:end], words[end + 1 :]
@@ -52,18 +53,29 @@ def run(argv: Sequence[str]) -> int:
         raise_file_limit()
         assert flags.dir is not None
         with RunLock(flags.dir, target) as lock:
-            session = RunSession(target, flags, brokers, etcd, rest, SystemClock(), say, os.environ)
+            session = RunSession(
+                *(target, flags, brokers, etcd, rest, SystemClock(), say, os.environ, lock.is_lost)
+            )
             return asyncio.run(_until_signal(session, after_crash=lock.after_crash))
     except Invalid as error:
         return exit_with(error, sys.stderr)
     except GazetteError as error:
-        print(f"gazette run: {error}\n{error.hint}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # As of a terminal that was closed.
+            print(f"gazette run: {error}\n{error.hint}", file=sys.stderr, flush=True)
         return 1
 
 
 def say(text: str, *, at: bool = True) -> None:
-    """Print a line, with the time of day if ``at``."""
-    print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
+    """Print a line, with the time of day if ``at``. Raise ``Broken`` if that cannot be written."""
+    try:
+        print(f"{time.strftime('%H:%M:%S')}  {text}" if at else text, flush=True)
+    except OSError as error:
+        # What is left in the buffer would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Broken(
+            f"cannot write to the standard output: {error.strerror}",
+            hint="Everything has stopped, and the state stays. To run without a reader, write to a file.",
+        ) from error
 
 
 def _target(words: Sequence[str]) -> str:
@@ -101,17 +113,31 @@ def _check(flags: RunFlags, brokers: str, etcd: str) -> None:
     flags.spec_settings(embedded=not brokers)
 
 
+def _say_unless_closed(text: str) -> None:
+    """Print a line if the output takes it: after SIGHUP the terminal is gone."""
+    with contextlib.suppress(Broken):
+        say(text, at=False)
+
+
 async def _until_signal(session: RunSession, *, after_crash: bool) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop_on_signal() -> None:
+        if stopping.is_set():
+            _say_unless_closed(f"still stopping (kill -9 {os.getpid()} loses nothing either) …")
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop_on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored.
+        loop.add_signal_handler(signal.SIGHUP, stop_on_signal)
     async with TaskScope("run") as scope:
         work = scope.spawn(session.run(after_crash=after_crash), name="session")
         stop = scope.spawn(stopping.wait(), name="stop")
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            say("stopping …", at=False)
+            _say_unless_closed("stopping …")
             work.cancel()
             await asyncio.wait({work})
         stop.cancel()

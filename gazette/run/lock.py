@@ -58,6 +58,15 @@ class RunLock:
         os.pwrite(self._fd, msgspec.json.encode(mine), 0)
         return self
 
+    def is_lost(self) -> bool:
+        """Return True if the file is gone, or is another one: the directory was removed or replaced."""
+        try:
+            there = os.stat(self._path)
+        except OSError:
+            return True
+        mine = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+
     def __exit__(self, *exc_info: object) -> None:
         os.ftruncate(self._fd, 0)
         self._close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import msgspec
 
@@ -41,6 +41,7 @@ _CRASH_S: Final = 20.0
 _RETRY_S: Final = 0.2
 _CONNECT_S: Final = 10.0
 _STOP_S: Final = 20.0
+_LOOK_S: Final = 1.0
 _IMPORT_NOTICE_S: Final = 10.0
 _EXIT_USAGE: Final = 2
 
@@ -63,7 +64,8 @@ class ClusterAddresses:
 class RunSession:
     """All that `gazette run` does between its flags and its exit code. Loop-bound.
 
-    ``arguments`` are the application's own flags. ``say`` prints a line.
+    ``arguments`` are the application's own flags. ``say`` prints a line. ``is_lost`` returns True once the
+    directory was removed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class RunSession:
         clock: Clock,
         say: Says,
         environ: Mapping[str, str],
+        is_lost: Callable[[], bool],
     ) -> None:
         assert flags.dir is not None
         self._target = target
@@ -85,6 +88,7 @@ class RunSession:
         self._clock = clock
         self._say = say
         self._environ = dict(environ)
+        self._is_lost = is_lost
         self._directory = flags.dir.absolute()
         self._scratch = self._directory / "run"
         self._settings = flags.spec_settings(embedded=not brokers)
@@ -118,9 +122,9 @@ class RunSession:
                 await require_kind(client, "broker", timeout_s=_CONNECT_S)
             async with TaskScope("cluster") as scope:
                 if (local := cluster.local) is not None:
+                    scope.daemon(self._require_directory(), name="directory")
                     scope.daemon(local.keep_etcd(self._say_etcd), name="etcd")
-                    for broker in local.brokers:
-                        scope.daemon(_require_running(broker.process), name=broker.process.name)
+                    scope.daemon(local.keep_brokers(self._say_broker), name="brokers")
                 try:
                     while True:
                         described = await self._generation(described, cluster, client)
@@ -167,7 +171,7 @@ class RunSession:
             self._say_error(error)
             return await self._next(described)
         finally:
-            await members.stop()
+            await (members.kill() if self._is_lost() else members.stop())
 
     async def _serve(
         self,
@@ -219,7 +223,7 @@ class RunSession:
             found = await self._describe()
             if found is not None:
                 return found
-            self._say("waiting for the next change")
+            self._say("waiting for the next change: the run continues once the file is mended")
 
     async def _describe(self) -> Description | None:
         """Load the application in a process of its own. Return None if that process says what is wrong."""
@@ -296,10 +300,36 @@ class RunSession:
                 ",".join(one.grpc_url for one in local.brokers), local.etcd.endpoint, local
             )
         finally:
+            if self._is_lost():
+                # What they would store has no use: the journals that it belongs to are gone.
+                await local.kill_brokers()
             await local.stop(_STOP_S)
+
+    async def _require_directory(self) -> NoReturn:
+        """Raise ``Broken`` once the directory is removed."""
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            if await asyncio.to_thread(self._is_lost):
+                raise Broken(
+                    f"{self._directory} was removed while it was in use, and the state with it",
+                    hint="Everything has stopped. The next run begins with an empty state. To begin again, "
+                    "stop the run with Ctrl-C, wait for its end, and remove the directory then.",
+                )
+
+    def _require_whole(self) -> None:
+        """Raise ``Invalid`` if the directory has stored fragments, and not the journals that they belong to."""
+        fragments, journals = self._directory / "fragments", self._directory / "etcd" / "data"
+        if not journals.exists() and fragments.exists() and any(fragments.iterdir()):
+            raise Invalid(
+                f"{self._directory} is not whole: it has fragments of journals, and no data of etcd",
+                path="--dir",
+                hint=f"It was removed in part, or while a run still ended. Remove the rest "
+                f"(rm -r {self._directory}), or give another directory.",
+            )
 
     async def _start_cluster(self, after_crash: bool) -> LocalCluster:
         """Start a cluster. After a crash, wait for the processes of that run to end."""
+        self._require_whole()
         flags = self._flags
         settings = ClusterSettings(
             directory=self._directory,
@@ -395,19 +425,21 @@ class RunSession:
     def _say_etcd(self, code: int | None) -> None:
         self._say(f"etcd ended with exit code {code}, and was started again")
 
+    def _say_broker(self, broker: ChildProcess) -> None:
+        self._say(
+            f"{broker.name} ended with exit code {broker.exit_code}, and is started again "
+            f"(its log: {_shown(broker.log_path)})"
+        )
+
     def _say_error(self, error: GazetteError) -> None:
         self._say(f"{error}\n{error.hint}", at=False)
-
-
-async def _require_running(process: ChildProcess) -> None:
-    await process.wait()
-    raise process.died()
 
 
 def _free_ports(count: int) -> list[int]:
     return [free_port(HOST) for _ in range(count)]
 
 
-def _shown(directory: Path) -> str:
+def _shown(path: Path) -> str:
     here = Path.cwd()
-    return f"{directory.relative_to(here)}/" if directory.is_relative_to(here) else str(directory)
+    text = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return f"{text}/" if path.is_dir() else text

@@ -110,7 +110,7 @@ class RunTarget:
 
     def _failed(self, error: BaseException) -> Invalid:
         """Return an error that begins with the user's own frame."""
-        hint = "Correct it, and run the command again."
+        hint = "Correct the file."
         if isinstance(error, GazetteError):
             hint = error.hint
         elif isinstance(error, SystemExit):
@@ -163,7 +163,7 @@ class RunTarget:
         except Exception as error:
             raise Invalid(
                 f"{self.text}: {kind.__name__}() fails\n{frames_text(error)}\n{_error_text(error)}",
-                hint="Correct it, and run the command again.",
+                hint="Correct the file.",
             ) from error
 
     def _incomplete(self, module: ModuleType) -> str:

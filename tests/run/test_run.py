@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import socket
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -231,7 +233,8 @@ async def test_changed_files_are_reloaded_and_mistakes_keep_the_former_ones(proj
     await project.count(1)
     project.program.write_text("x = (\n")
     await project.until("SyntaxError: '(' was never closed")
-    await project.until("waiting for the next change")
+    await project.until("waiting for the next change: the run continues once the file is mended")
+    assert "run the command again" not in project.said
     await project.count(1)
     project.program.write_text(APPLICATION.replace("partitions=2", "partitions=3"))
     await project.until("about 67 % of the keys would move")
@@ -340,6 +343,115 @@ async def test_an_application_that_cannot_be_used_starts_nothing(
     assert says in project.said
     assert "Traceback" not in project.said
     assert not (project.directory / ".gazette" / "etcd").exists()
+
+
+async def test_a_broker_that_was_paused_beyond_its_lease_is_started_again(project: Run) -> None:
+    """It ends because its lease is gone, and stores what it holds before. Nothing is lost."""
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.count(1)
+    (broker,) = project.children("--broker.id=broker-1")
+    broker.suspend()
+    await lease_ends(project)
+    broker.resume()
+    await project.until("broker-1 ended with exit code 1, and is started again")
+    await project.publish()
+    await project.count(2)
+    (again,) = project.children("--broker.id=broker-1")
+    again.kill()
+    assert await project.ends() == 1
+    assert "broker-1 was killed by SIGKILL" in project.said
+    assert "It was the only broker" in project.said
+    assert _left(project.directory) == []
+
+
+async def lease_ends(run: Run) -> None:
+    """Return once etcd knows no broker."""
+    (etcd,) = run.children("etcdbin/etcd")
+    listen = next(one for one in etcd.cmdline() if one.startswith("--listen-client-urls="))
+    first, end = (
+        b64encode(one).decode()
+        for one in (b"/gazette/cluster/members/", b"/gazette/cluster/members0")
+    )
+    async with httpx.AsyncClient(base_url=listen.partition("=")[2]) as client, asyncio.timeout(60):
+        while (
+            "kvs"
+            in (await client.post("/v3/kv/range", json={"key": first, "range_end": end})).json()
+        ):
+            await CLOCK.sleep(0.1)
+
+
+async def test_one_of_several_brokers_may_be_killed(project: Run) -> None:
+    await project.start("--brokers=3")
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.count(1)
+    (broker,) = project.children("--broker.id=broker-1")
+    broker.kill()
+    await project.until("broker-1 ended with exit code -9, and is started again")
+    await project.publish()
+    await project.count(2)
+    assert await project.stop() == 0
+    assert _left(project.directory) == []
+
+
+async def test_a_directory_that_is_removed_ends_the_run(project: Run) -> None:
+    """No process writes into it any more, so that the next run begins with nothing."""
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.count(1)
+    state = project.directory / ".gazette"
+    shutil.rmtree(state)
+    assert await project.ends() == 1
+    assert f"{state} was removed while it was in use" in project.said
+    assert not (state / "fragments").exists()
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.count(1)
+    assert await project.stop() == 0
+    shutil.rmtree(state / "etcd")
+    await project.start()
+    assert await project.ends() == 2
+    assert f"--dir: {state} is not whole" in project.said
+    assert f"rm -r {state}" in project.said
+
+
+async def test_a_terminal_that_is_closed_stops_it(project: Run) -> None:
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert project.process is not None
+    project.process.send_signal(signal.SIGHUP)
+    assert await project.ends() == 0
+    assert "stopping …" in project.said
+    assert _left(project.directory) == []
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert "the last run was killed" not in project.said
+
+
+async def test_an_output_that_is_closed_stops_it(project: Run) -> None:
+    """As of `gazette run app.py | head -1`."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gazette.main", "run", "app.py", "--port=0", "--broker-port=0"),
+        cwd=project.directory,
+        env=project.environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert await child.stdout.readline()
+    child.stdout._transport.close()  # type: ignore[attr-defined]
+    async with asyncio.timeout(90):
+        _, errors = await child.communicate()
+    assert child.returncode == 1
+    assert errors.decode().splitlines() == [
+        "gazette run: cannot write to the standard output: Broken pipe",
+        "Everything has stopped, and the state stays. To run without a reader, write to a file.",
+    ]
+    assert _left(project.directory) == []
 
 
 @pytest.mark.parametrize("flag", ["--port", "--broker-port"])

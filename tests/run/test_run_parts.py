@@ -73,7 +73,7 @@ async def test_an_import_that_takes_long_is_said_every_ten_seconds(tmp_path: Pat
             clock.advance(10.0)
 
     flags = RunFlags(dir=tmp_path / ".gazette")
-    session = RunSession(str(program), flags, "", "", (), clock, say, os.environ)
+    session = RunSession(str(program), flags, "", "", (), clock, say, os.environ, lambda: False)
     async with TaskScope("time") as scope:
         scope.daemon(pass_time(), name="time")
         assert await session.run() == 2
