@@ -11,10 +11,12 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from gazette.consumer.transaction.error_cause import error_text
 from gazette.errors import GazetteError, Invalid
+from gazette.runtime.user_code import place_of_error, without_callers
 
 APPLICATION: Final = (
     "message_type_of",
@@ -50,6 +52,21 @@ class ApplicationFailed(GazetteError):
         "Correct the application and restart it; nothing of the failed transaction took "
         "effect. `gazctl shards unassign --failed` retries without a restart."
     )
+
+
+def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
+    """Return the error for what a callback raised. It names the line of the user's code.
+
+    The traceback of ``error`` then begins with the user's code: our calls before it tell nothing.
+    """
+    text = f"{callback} raised {type(error).__name__}"
+    detail = error_text(error)
+    if detail != type(error).__name__:
+        text = f"{text}: {detail}"
+    if place := place_of_error(error):
+        facts = {"line": place, **facts}
+    error.__traceback__ = without_callers(error.__traceback__)
+    return ApplicationFailed(text, **facts)
 
 
 def require_callbacks(application: Any) -> None:
@@ -114,6 +131,28 @@ def require_plain_method(kind: type, name: str) -> None:
     _require_kind(getattr(kind, name), f"{kind.__module__}.{kind.__qualname__}.{name}", ())
 
 
+def require_plain(function: Callable[..., Any], parameters: Sequence[str]) -> None:
+    """Raise ``Invalid`` unless a function is plain, and can be called with these arguments."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    _require_kind(function, name, ())
+    _require_parameters(function, name, parameters)
+
+
+def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):
+        return  # A callable of C says nothing about its parameters.
+    try:
+        signature.bind(*expected)
+    except TypeError as error:
+        raise Invalid(
+            f"callback {full_name} takes ({', '.join(signature.parameters)}), and is called with "
+            f"({', '.join(expected)})",
+            hint=f"Define it with the parameters ({', '.join(expected)}), in this order.",
+        ) from error
+
+
 def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
     if not hasattr(type(owner), name) and not hasattr(owner, name):
         return
@@ -126,6 +165,11 @@ def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
             hint="Define it as a method.",
         )
     _require_kind(callback, full_name, allowed)
+    # The first class that has the callback says what it is called with.
+    first = next((one for one in reversed(kind.__mro__) if name in vars(one)), None)
+    if first is not None and first is not kind:
+        declared = inspect.signature(vars(first)[name]).parameters
+        _require_parameters(callback, full_name, [*declared][1:])
 
 
 def _require_kind(callback: Any, full_name: str, allowed: tuple[str, ...]) -> None:

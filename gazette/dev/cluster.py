@@ -221,9 +221,9 @@ class LocalCluster:
     async def keep_brokers(self, on_restart: Callable[[ChildProcess], None]) -> NoReturn:
         """Start brokers again that end, and call ``on_restart`` with each.
 
-        Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and has
-        stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is ready,
-        or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S`.
+        Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and
+        has stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is
+        ready, or if it ends `_ENDS_MAX` times within `_ENDS_WITHIN_S`.
         """
         async with TaskScope("brokers") as scope:
             for broker in self.brokers:

@@ -32,7 +32,7 @@ _EXIT_USAGE: Final = 2
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand. Return 0 after SIGTERM, SIGINT or SIGHUP, 1 when it failed, 2 for the user's mistake."""
+    """Run the subcommand. Return 0 after a signal to stop, 1 when it failed, 2 for the user's mistake."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     own, rest = words[:end], words[end + 1 :]

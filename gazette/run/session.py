@@ -317,7 +317,7 @@ class RunSession:
                 )
 
     def _require_whole(self) -> None:
-        """Raise ``Invalid`` if the directory has stored fragments, and not the journals that they belong to."""
+        """Raise ``Invalid`` if the directory has stored fragments, but not the journals of these."""
         fragments, journals = self._directory / "fragments", self._directory / "etcd" / "data"
         if not journals.exists() and fragments.exists() and any(fragments.iterdir()):
             raise Invalid(

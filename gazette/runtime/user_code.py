@@ -74,7 +74,8 @@ def _is_own(filename: str) -> bool:
 
 def _is_foreign(filename: str) -> bool:
     """Return True for a file that is neither this package's nor Python's. Libraries are foreign."""
-    if filename.startswith("<") or _is_own(filename):
+    # Extensions such as apsw add frames of their C files.
+    if filename.startswith("<") or filename.endswith(".c") or _is_own(filename):
         return False
     path = Path(filename).resolve()
     # Installed packages may be in the directory of Python's own modules.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
+import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gazette.client.append.service import AppendService
@@ -127,6 +130,35 @@ async def test_the_page_is_executed_as_written_with_the_installed_wheel(tmp_path
     assert Path(printed.decode().strip()).is_relative_to(tmp_path / "venv")
 
 
+async def kill_each_member(run: Run, counts: dict[str, int]) -> None:
+    """Kill one process after the other with kill -9, while the other one is asked all the time.
+
+    No answer may lack a count. Each standby has become the primary once.
+    """
+    members = re.findall(r"serves +(\S+) \(HTTP\) .* process (\d+)", run.said)
+    assert len(members) == 2
+    for number, ((_, pid), (other, _)) in enumerate(zip(members, members[::-1], strict=True), 1):
+        await run.until("1 of 1 shards run", times=number)
+        async with httpx.AsyncClient(base_url=other, timeout=60) as client:
+            os.kill(int(pid), signal.SIGKILL)
+            said = f"worker-{number} ended (killed by SIGKILL); it is started again"
+            asked = 0
+            while said not in run.said or asked < 20:
+                assert await ask(client) == counts
+                asked += 1
+            await run.publish()
+            seen = [await ask(client)]
+            while seen[-1] == counts:
+                seen.append(await ask(client))
+            counts["gazette"] += 1
+            assert seen[-1] == counts
+
+
+async def ask(client: httpx.AsyncClient) -> dict[str, int]:
+    answer = (await client.get("/counts")).json()
+    return {one["key"]: one["value"] for one in answer["items"]}
+
+
 async def follow_the_page(run: Run) -> None:
     """Do what the page says, with its files and its commands, but at ports that are free here."""
     page = (ROOT / "docs" / "first-application.md").read_text()
@@ -170,6 +202,18 @@ async def follow_the_page(run: Run) -> None:
         await run.start(*said[3].split()[3:])
         await run.until("Ctrl-C stops it")
         await run.answers(listed, path="/counts")
+        await kill_each_member(run, counts)
+        assert await run.stop() == 0
+        await run.start(*said[4].split()[3:])
+        await run.until("Ctrl-C stops it")
+        await run.answers({"n": 3})
+        run.program.write_text(f"{app}(")
+        await run.until("SyntaxError")
+        await run.answers({"n": 3})
+        run.program.write_text(app.replace("n = n + 1", "n = n + 5"))
+        await run.until("app.py runs again")
+        await run.publish()
+        await run.answers({"n": 8})
     finally:
         assert await run.stop() == 0
     imported = app.replace("shard_route\n", "runconsumer, shard_route\n", 1)

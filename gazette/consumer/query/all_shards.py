@@ -28,6 +28,7 @@ from starlette.responses import Response
 from gazette.auth import Capability, Claims
 from gazette.consumer.query.query import QueryResult
 from gazette.consumer.query.query_codec import Values, query_of
+from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_route import (
     BoundShardRoute,
     HttpAnswer,
@@ -78,6 +79,7 @@ def gather_route(
     options = (path_of(path), tuple(methods), capability, timeout_s)
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
+        method = query_method(method, ("self", "store", "request"))
         return ShardRoute(
             method, lambda instance: _Gathered(partial(method, instance), combine, *options)
         )
@@ -114,6 +116,7 @@ def list_route(
     options = (path_of(path), ("GET",), capability, timeout_s)
 
     def decorate(method: Callable[[Any, Any, ListPage], Any]) -> ShardRoute:
+        method = query_method(method, ("self", "store", "page"))
         return ShardRoute(
             method,
             lambda instance: _Listed(partial(method, instance), key, limit, limit_max, *options),

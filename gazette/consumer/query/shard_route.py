@@ -38,6 +38,7 @@ from gazette.consumer.query.query_codec import (
     result_of,
     values_of,
 )
+from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 
@@ -118,6 +119,7 @@ def shard_route(
     find = shard_of if shard is None else shard
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
+        method = query_method(method, ("self", "store", "request"))
         return ShardRoute(
             method, lambda instance: _OneShard(partial(method, instance), key, find, *options)
         )

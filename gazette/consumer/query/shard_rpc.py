@@ -33,6 +33,7 @@ from gazette.consumer.query.query_codec import (
     result_of,
     values_of,
 )
+from gazette.consumer.query.query_method import query_method
 from gazette.errors import Invalid
 from gazette.protocol.route import Header
 from gazette.protocol.shard import ShardSpec
@@ -146,6 +147,7 @@ def shard_rpc(
         return await service.shard_of_key(of_key(request), timeout_s=timeout_s)
 
     def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
+        method = query_method(method, ("self", "store", "request"))
         return ShardRpc(method, stub, find, capability, timeout_s)
 
     return decorate

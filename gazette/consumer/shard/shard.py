@@ -45,6 +45,7 @@ from gazette.errors import (
     GazetteError,
 )
 from gazette.etcd.values import Compare, Op
+from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState
 from gazette.recoverylog.scratch import Scratch, shard_prefix
@@ -462,7 +463,10 @@ def _logged_text(error: BaseException) -> str:
     return str(error) if has_own else error_text(error)
 
 
-def _without_our_calls(error: BaseException) -> ExcInfo:
-    """Return what to log of an error. Only the traceback of its cause tells of the application."""
-    ours = isinstance(error, ApplicationFailed) and error.__cause__ is not None
-    return type(error), error, None if ours else error.__traceback__
+def _without_our_calls(error: BaseException) -> ExcInfo | None:
+    """Return what to log of an error: of the application's own, only the traceback of its cause."""
+    if isinstance(error, ApplicationFailed):
+        return None if error.__cause__ is None else (type(error), error, None)
+    return (
+        None if isinstance(error, MalformedMessage) else (type(error), error, error.__traceback__)
+    )

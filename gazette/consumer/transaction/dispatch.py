@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
-from gazette.consumer.callbacks import ApplicationFailed, require_none
+from gazette.consumer.callbacks import ApplicationFailed, application_failed, require_none
 from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
-from gazette.consumer.transaction.shard_callbacks import ShardCallbacks, application_failed
+from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
 

@@ -13,11 +13,11 @@ from typing import Any
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
 from gazette.consumer.callbacks import (
     ApplicationFailed,
+    application_failed,
     require_instance,
     require_none,
     require_result,
 )
-from gazette.consumer.transaction.error_cause import error_text
 from gazette.consumer.transaction.running_callback import RunningCallback
 from gazette.errors import GazetteError
 from gazette.message.envelope import Envelope
@@ -25,7 +25,6 @@ from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture
-from gazette.runtime.user_code import place_of_error, without_callers
 
 
 class application_code:
@@ -47,21 +46,6 @@ class application_code:
         if error is None or isinstance(error, GazetteError):
             return
         raise application_failed(self._callback, error) from error
-
-
-def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
-    """Return the error for what a callback raised. It names the line of the user's code.
-
-    The traceback of ``error`` then begins with the user's code: our calls before it tell nothing.
-    """
-    text = f"{callback} raised {type(error).__name__}"
-    detail = error_text(error)
-    if detail != type(error).__name__:
-        text = f"{text}: {detail}"
-    if place := place_of_error(error):
-        facts = {"line": place, **facts}
-    error.__traceback__ = without_callers(error.__traceback__)
-    return ApplicationFailed(text, **facts)
 
 
 @dataclass(frozen=True, slots=True)

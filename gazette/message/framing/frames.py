@@ -35,7 +35,10 @@ class MalformedMessage(Corrupt):
     it aside and continue at ``end``.
     """
 
-    default_hint = "Repair or stop its producer, or let the shard's poison policy skip the message."
+    default_hint = (
+        "Repair or stop its producer, or skip the message by the application's `poison_policy` "
+        "(docs/transactions.md)."
+    )
 
     def __init__(
         self, reason: str, *, begin: Offset, end: Offset, raw: bytes, journal: JournalName = ""
