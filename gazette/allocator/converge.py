@@ -224,8 +224,8 @@ class _ItemPlan:
         At least R consistent assignments remain, or nothing is removed. The most loaded members
         lose theirs first.
 
-        The second assignment of a member holds nothing that the first one lacks, so it always goes. A step that
-        etcd applied late may have made it. With it, no replica could become consistent.
+        The second assignment of a member holds nothing that the first one lacks, so it always goes. A step
+        that etcd applied late may have made it. With it, no replica could become consistent.
         """
         members = {kv.decoded.member_id for kv in keep}
         doubled = [kv for kv in unwanted if kv.decoded.member_id in members]

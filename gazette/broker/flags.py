@@ -35,7 +35,8 @@ class BrokerFlags(MemberFlags):
     auto_suspend: bool = setting(False, "suspend journals without appends")
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
     transport: str = setting(
-        GRPCIO, "transport of gRPC: grpcio, or http2 (ours, new: HTTP on its port, too)"
+        HTTP2,
+        "transport of gRPC: http2 (ours: HTTP on its port, too), or grpcio, which the next release drops",
     )
     drain_timeout: float = duration(
         "30s", "at exit, longest wait for a hand-off when no other broker could take over"

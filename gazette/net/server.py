@@ -1,7 +1,8 @@
 """A process's two servers: gRPC on one port, HTTP on another.
 
-gRPC's core owns its listening socket, so the two cannot share a port. A member advertises its gRPC endpoint.
-The HTTP port is the next one, unless it is given. With `HTTP2`, the gRPC port serves HTTP/1.1 as well.
+A member advertises its gRPC endpoint. The HTTP port is the next one, unless it is given. With `HTTP2`, which
+is the default of brokers, the gRPC port serves HTTP/1.1 as well. With `GRPCIO` it cannot: gRPC's core owns
+its listening socket.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
 from gazette.net.http_server import bind_tcp
-from gazette.net.server import Server, ServerSettings
+from gazette.net.server import HTTP2, Server, ServerSettings
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import SystemClock
@@ -70,7 +70,9 @@ async def content(client: Client, size: int) -> bytes:
 
 async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -> None:
     """What waits for etcd is alive, and says that it is not ready."""
-    server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
+    server = Server(
+        SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1", transport=HTTP2)
+    )
     server.bind()
     service = BrokerService(
         SystemClock(),

@@ -17,6 +17,11 @@ log = logging.getLogger(__name__)
 
 CLOSING_S: Final = 5.0
 """Seconds that a peer gets to take the last bytes of a connection."""
+UNREAD_BYTES_MAX: Final = 1 << 24
+"""Bytes that wait for the socket. A peer that reads nothing, and makes us answer on, is cut off there.
+
+Content waits in its streams, so these are heads, trailers and answers to pings.
+"""
 _FLUSH_BYTES: Final = 1 << 16
 _PING: Final = b"gazette\x01"
 
@@ -130,6 +135,12 @@ class Http2Socket(asyncio.Protocol):
         self._out, self._out_bytes = [], 0
         if self._transport is not None:
             self._transport.write(content)
+            if (
+                self._stalled_at is not None
+                and self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX
+            ):
+                log.debug("a peer reads nothing of what it asks for: its connection is cut off")
+                self.abort()
 
     def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:
