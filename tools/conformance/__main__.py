@@ -1,7 +1,8 @@
-"""``python -m tools.conformance --h2spec PROGRAM --interop PROGRAM``: test our HTTP/2 by programs of others.
+"""``python -m tools.conformance``: test our HTTP/2 by programs of others, which its flags name.
 
 h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers have.
-Both do so without and with TLS. The `Makefile` says how to build them.
+Both do so without and with TLS. Brokers and gazctl of the original work beside ours in one cluster. The
+`Makefile` says how to build the programs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.etcd import etcd_for_tests
 from tools.conformance.interop import CASES, TestService
+from tools.conformance.mixed import mixed
 
 _CASE_S = 60.0
 _HTTP1 = "note that the frame header looked like an HTTP/1.1 header"
@@ -128,7 +130,7 @@ async def _interop(program: str, tls: TlsFiles | None) -> bool:
     return not failed
 
 
-async def main(h2spec: str | None, interop: str | None) -> int:
+async def main(h2spec: str | None, interop: str | None, original: Path | None) -> int:
     """Run what was named. Return 1 if a case fails."""
     passed = []
     with tempfile.TemporaryDirectory() as directory:
@@ -138,6 +140,8 @@ async def main(h2spec: str | None, interop: str | None) -> int:
                 passed.append(await _h2spec(h2spec, Path(directory, str(number)), files))
             if interop is not None:
                 passed.append(await _interop(interop, files))
+        if original is not None:
+            await mixed(original, Path(directory))
     return 0 if all(passed) else 1
 
 
@@ -145,12 +149,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
     parser.add_argument("--h2spec", metavar="PROGRAM", help="the program h2spec")
     parser.add_argument("--interop", metavar="PROGRAM", help="the interop client of grpc-go")
+    parser.add_argument(
+        "--original", metavar="DIRECTORY", type=Path, help="directory of the original's programs"
+    )
     arguments = parser.parse_args()
-    if arguments.h2spec is None and arguments.interop is None:
-        parser.error("name a program: --h2spec, --interop, or both")
+    if not any(vars(arguments).values()):
+        parser.error("name a program: --h2spec, --interop or --original")
     return arguments
 
 
 if __name__ == "__main__":
     given = _arguments()
-    sys.exit(asyncio.run(main(given.h2spec, given.interop)))
+    sys.exit(asyncio.run(main(given.h2spec, given.interop, given.original)))
