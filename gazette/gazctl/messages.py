@@ -209,6 +209,7 @@ async def produce(context: Context) -> int:
         listed = await client.list_journals(LabelSelector.of(name=output))
         if not listed.journals:
             await _require_no_directory(context, client)
+            raise _nothing_matches(LabelSelector.of(name=output))
     pool = BlockingPool("input", 1)
     try:
         # The command line's own deadline goes for each commit.

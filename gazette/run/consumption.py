@@ -20,6 +20,7 @@ from gazette.runtime.tasks import TaskScope
 _MESSAGES: Final = re.compile(
     rb'^gazette_shard_read_messages_total\{shard="([^"]*)"\} ([0-9.e+]+)$', re.MULTILINE
 )
+FREE_BYTES_MIN: Final = 16 << 20
 _HEADS_S: Final = 5.0
 _AT_ONCE: Final = 16
 _PRIMARY: Final = "PRIMARY"
@@ -160,6 +161,16 @@ def consumption_text(rate: float, lag: int | None, primaries: int, shards: int) 
     behind = "lag unknown" if lag is None else f"lag {bytes_text(lag)}"
     digits = 0 if rate >= 10 or rate == int(rate) else 1
     return f"{rate:,.{digits}f} messages/s, {behind}, {primaries} of {shards} shards run"
+
+
+def space_text(directory: str, free_bytes: int) -> str:
+    """Return a warning if the disk of a directory is nearly full, or else ""."""
+    if free_bytes >= FREE_BYTES_MIN:
+        return ""
+    return (
+        f"the disk of {directory} has {bytes_text(free_bytes)} left: messages cannot be appended while it is "
+        "full. Make space; what waits goes on then"
+    )
 
 
 def _ask(addresses: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:

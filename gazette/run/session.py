@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,10 +23,10 @@ from gazette.declare.changes import DeclaredChanges
 from gazette.declare.declaration import Declaration
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.processes import ChildProcess
-from gazette.errors import Broken, Conflict, GazetteError, Invalid
+from gazette.errors import Broken, Conflict, GazetteError, Invalid, NotAllowed
 from gazette.run.banner import banner
 from gazette.run.changed_files import ChangedFiles
-from gazette.run.consumption import ConsumptionReport
+from gazette.run.consumption import ConsumptionReport, space_text
 from gazette.run.member import DESCRIBE, Description
 from gazette.run.members import MemberProcess, RunMembers
 from gazette.run.settings import RunFlags
@@ -89,6 +90,7 @@ class RunSession:
         self._say = say
         self._environ = dict(environ)
         self._is_lost = is_lost
+        self._disk_is_full = False
         self._directory = flags.dir.absolute()
         self._scratch = self._directory / "run"
         self._settings = flags.spec_settings(embedded=not brokers)
@@ -164,7 +166,11 @@ class RunSession:
                 await self._apply(declaration, client, shards)
                 self._say_banner(described, cluster, members)
                 return await self._serve(described, members, client, shards)
-        except (Broken, Conflict, Invalid) as error:
+        except (Broken, Conflict, Invalid, NotAllowed) as error:
+            if cluster.local is not None and isinstance(error, Conflict | NotAllowed):
+                error.hint += (
+                    f" To begin again with an empty state, remove {_shown(self._directory)}."
+                )
             if not self._flags.reload:
                 raise
             await members.stop()
@@ -214,6 +220,17 @@ class RunSession:
             await self._clock.sleep(self._flags.report)
             for line in await report.look():
                 self._say(line)
+            warning = await asyncio.to_thread(self._space_warning)
+            if warning and not self._disk_is_full:
+                self._say(warning)
+            self._disk_is_full = bool(warning)
+
+    def _space_warning(self) -> str:
+        try:
+            free_bytes = shutil.disk_usage(self._directory).free
+        except OSError:
+            return ""  # It was removed: that ends the run.
+        return space_text(_shown(self._directory), free_bytes)
 
     async def _next(self, described: Description) -> Description:
         """Return the description of the application once its files have changed and can be loaded."""

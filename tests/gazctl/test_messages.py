@@ -112,7 +112,7 @@ async def test_what_is_no_message(broker: BrokerFixture, gazctl: Runner) -> None
         (["produce", "words/"], 1, "-l name:prefix=words/"),
         (["read", ONE, "--limit=-1"], 2, "--limit"),
         (["produce"], 2, "names of journals, or a selector"),
-        (["produce", "words/part-009"], 1, "words/part-009"),
+        (["produce", "words/part-009"], 1, "See `gazctl journals list` for names"),
         (["produce", ONE, "--mapping=random"], 2, "modulo"),
     ],
 )

@@ -315,8 +315,14 @@ async def test_more_partitions_are_raised_by_a_flag_only(project: Run) -> None:
     assert await project.ends() == 1
     assert "words has 2 partitions, and the declaration says 3" in project.said
     assert "--more-partitions" in project.said
+    assert "To begin again with an empty state, remove .gazette/." in project.said
     await project.start("--more-partitions")
     await project.until("3 of 3 shards run")
+    assert await project.stop() == 0
+    project.program.write_text(APPLICATION.replace('Source("words"', 'Source("texts"'))
+    await project.start()
+    assert await project.ends() == 1
+    assert "reads words/part-000, which the declaration does not have" in project.said
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ from gazette.run.banner import banner, publish_command, query_command
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.command import run
 from gazette.run.consumption import (
+    FREE_BYTES_MIN,
     ConsumptionReport,
     ConsumptionSeen,
     consumption_text,
     messages_between,
     seen_in,
+    space_text,
 )
 from gazette.run.lock import FILE, RunLock
 from gazette.run.samples import MessageSample, samples_of
@@ -256,6 +258,14 @@ def test_a_counter_that_began_again_counts_from_zero() -> None:
 )
 def test_one_line_says_rate_and_lag(rate: float, lag: int | None, text: str) -> None:
     assert consumption_text(rate, lag, 1, 2) == text
+
+
+def test_a_disk_that_is_nearly_full_is_named() -> None:
+    assert space_text(".gazette/", FREE_BYTES_MIN) == ""
+    text = space_text(".gazette/", FREE_BYTES_MIN - 1)
+    assert text.startswith(
+        "the disk of .gazette/ has 16.0 MiB left: messages cannot be appended while"
+    )
 
 
 # --- Samples, and the banner
