@@ -60,6 +60,9 @@ class BenchFlags:
     """Flags of ``gazette bench``."""
 
     json: Path | None = setting(None, "JSON file to write all results to")
+    into: Path | None = setting(
+        None, "Markdown file whose table between two comments is replaced by this one"
+    )
     seconds: float = setting(0.6, "seconds of each measurement of a round")
     rounds: int = setting(3, "number of rounds; the figure is their median")
     dir: Path | None = setting(
@@ -83,6 +86,8 @@ def run(argv: Sequence[str]) -> int:
         flags = loaded.group(BenchFlags)
         names = suites_of(loaded.arguments)
         _check(flags)
+        if flags.into is not None:
+            table_of(flags.into, names)
     except Invalid as error:
         return exit_with(error, sys.stderr)
     # Without a terminal, lines need not be short.
@@ -152,6 +157,13 @@ async def _measure(
     if flags.json is not None:
         write_json(flags.json, report.as_json())
         console.print(f"written to {flags.json}")
+    if flags.into is not None:
+        before, after = table_of(flags.into, names)
+        command = (
+            f"gazette bench {' '.join(names)} --seconds {flags.seconds:g} --rounds {flags.rounds}"
+        )
+        _write(flags.into, f"{before}\n{report.markdown(command)}\n{after}")
+        console.print(f"written to {flags.into}")
     return 0
 
 
@@ -180,10 +192,32 @@ async def measure(
     return Report(tuple(figures), machine, command, clock.monotonic() - began, seconds)
 
 
+def table_of(path: Path, names: Sequence[str]) -> tuple[str, str]:
+    """Return a page's text before and after the table of these suites. Raise ``Invalid`` if it has none."""
+    begin, end = f"<!-- gazette bench {' '.join(names)} -->\n", "<!-- end of the table -->"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", path="--into") from error
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise Invalid(
+            f"{path} has no place for the table of these suites",
+            path="--into",
+            hint=f"Put these two lines where it belongs:\n{begin}{end}",
+        )
+    return before + begin, end + after
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write so that a reader sees all of it or none."""
+    _write(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)
 
 

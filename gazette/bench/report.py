@@ -164,6 +164,23 @@ class Report:
             table.add_row(*_row(one))
         return table
 
+    def markdown(self, command: str) -> str:
+        """Return the table for a page of the documentation, after how and on what it was measured."""
+        machine = self.machine
+        loads = [machine[name][0] for name in ("load_at_start", "load_at_end") if machine.get(name)]
+        load = f" The load was {' before, and '.join(f'{one:.1f}' for one in loads)} after."
+        date = machine["date"].replace("T", " at ").replace("+00:00", " UTC")
+        lines = [
+            f"`{command}`, on {date}, on {machine['cores']} cores.{load if len(loads) == 2 else ''}",
+            "",
+            "| figure | measured | beside | ratio | target | met |",
+            "|---|---|---|---|---|---|",
+        ]
+        for one in self.figures:
+            met = {None: "", True: "yes", False: "no"}[one.met]
+            lines.append(f"| {' | '.join((*_row(one)[:-1], met))} |")
+        return "\n".join(lines)
+
     def notes(self) -> list[str]:
         """Return what a reader has to know of the figures, one line each."""
         return [f"{one.name}: {one.note}" for one in self.figures if one.note]

@@ -36,7 +36,7 @@ RATES: Final = {"100 kB/s": 100_000, "1 MB/s": 1_000_000}
 JOURNALS: Final = 1_000
 _IDLE_S: Final = 30.0
 _SETTLE_S: Final = 135.0
-"""A broker lists the store of a new journal after 1 s, 3 s, 7 s and so on. After 127 s, 128 quiet ones follow."""
+"""A broker lists the store of a new journal after 1 s, 3 s, 7 s and so on: none from 127 s to 255 s."""
 _WARM_S: Final = 0.2
 _READY_TIMEOUT_S: Final = 120.0
 _STOP_S: Final = 60.0

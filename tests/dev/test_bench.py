@@ -90,6 +90,8 @@ def test_an_unknown_suite_is_refused_with_those_that_exist() -> None:
         (["--rounds=0"], "invalid rounds"),
         (["--json=/does/not/exist/a.json"], "is not a directory"),
         (["--dir=/does/not/exist"], "is not a directory"),
+        (["small", "--into=/does/not/exist.md"], "cannot read"),
+        (["small", f"--into={__file__}"], "has no place for the table of these suites"),
     ],
 )
 def test_mistakes_in_flags_start_nothing(
@@ -188,6 +190,39 @@ def test_the_table_says_what_was_met_and_what_was_not() -> None:
     assert "no" in rows["slow"].split("│")[6]
     assert "≥ 0.6 ×" in rows["slow"]
     assert report.notes() == ["fast: a note"]
+
+
+def test_a_table_of_a_page_is_replaced_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    machine = {
+        "date": "2026-11-24T05:00:00+00:00",
+        "cores": 2,
+        "load_at_start": [0.5, 1.0, 1.0],
+        "load_at_end": [2.25, 1.0, 1.0],
+    }
+    beside = Baseline("original", (4.0,))
+    fast = Figure("small", "p50", "ms", (6.0,), beside, ratio_at_most(2.0))
+    text = Report((fast,), machine, "", 1.0).markdown("gazette bench small")
+    lines = text.splitlines()
+    assert lines[0] == (
+        "`gazette bench small`, on 2026-11-24 at 05:00:00 UTC, on 2 cores. "
+        "The load was 0.5 before, and 2.2 after."
+    )
+    assert lines[1:] == [
+        "",
+        "| figure | measured | beside | ratio | target | met |",
+        "|---|---|---|---|---|---|",
+        "| p50 | 6 ms | 4 ms original | 1.50 × | ≤ 2 × | yes |",
+    ]
+    path = tmp_path / "page.md"
+    path.write_text("a\n<!-- gazette bench small -->\nold\n<!-- end of the table -->\nb\n")
+    assert bench.table_of(path, ["small"]) == (
+        "a\n<!-- gazette bench small -->\n",
+        "<!-- end of the table -->\nb\n",
+    )
+    with raises(
+        Invalid, path="--into", says="no place", advises="<!-- gazette bench small many -->"
+    ):
+        bench.table_of(path, ["small", "many"])
 
 
 def test_json_holds_all_rounds_and_is_written_whole(tmp_path: Path) -> None:
@@ -371,8 +406,16 @@ def test_readers_are_measured_on_each_transport(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_many_journals_are_measured_on_each_transport(tmp_path: Path) -> None:
-    written = run(tmp_path, "many", "--seconds=0.005", "--rounds=1")
-    assert "start of a broker, 10 journals, grpcio" in names(written, "many")
+    page = tmp_path / "figures.md"
+    begin, end = "<!-- gazette bench many -->\n", "<!-- end of the table -->\n"
+    page.write_text(f"before\n{begin}old\n{end}after\n")
+    argv = ["--seconds=0.005", "--rounds=1", f"--dir={tmp_path}", f"--into={page}"]
+    assert main.run(["bench", "many", *argv]) == 0
+    assert os.listdir(tmp_path) == ["figures.md"], "state was left behind"
+    written = page.read_text()
+    assert written.startswith(f"before\n{begin}\n`gazette bench many")
+    assert written.endswith(f"\n{end}after\n")
+    assert "| start of a broker, 10 journals, grpcio |" in written
 
 
 def test_a_directory_without_the_original_is_named(
