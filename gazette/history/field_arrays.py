@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gazette.history.commit_filter import Mask
 from gazette.history.json_lines import (
     DEPTH_MAX,
     FIELDS_MAX,
@@ -22,7 +23,6 @@ from gazette.history.json_lines import (
     Texts,
 )
 from gazette.history.json_values import EncodeVariant, JsonRow, is_variant
-from gazette.history.row_format import Mask
 
 _AddUnfit = Callable[[Any], None]
 """Function that takes the positions of values that do not fit."""

@@ -8,23 +8,19 @@ fragments do. So no more than a part is held back. The passes and the fold are t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from gazette.errors import Bug
 from gazette.history.columns import require_uuids
-from gazette.history.commit_filter import CommitFilter, Mask
 from gazette.history.first_pass import resolver
 from gazette.history.merge import CommittedRun, fold
 from gazette.history.read import RunReader
 from gazette.history.row_format import RowFormat
-from gazette.history.rows import RowMaker, read_rows
-from gazette.history.scanned_batches import ScannedBatch, scanned_batches
+from gazette.history.rows import read_parts, read_rows
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot, cover
 from gazette.history.source import OpenAccess
 from gazette.history.summary import Summariser, Summary
@@ -91,9 +87,7 @@ def rows_in_order(
     # The pieces of parts are cut. A fragment that is read at once is decompressed only once.
     pieces = cover(journal.pieces, parts[0].run.pieces[0].begin, parts[-1].run.end)
     run = replace(_whole(journal), pieces=pieces, last=parts[-1].run.last)
-    maker = RowMaker(run, format)
-    for found, mask in _committed(parts, scanned_batches(access, run, format), format.acks):
-        yield from maker.rows(found, mask)
+    yield from read_parts(access, run, parts, format)
 
 
 def every_row_in_order(
@@ -125,31 +119,3 @@ class _Cutter:
             until += 1
         held = cover(pieces[self._at : until], begin, end)
         return replace(self._run, pieces=held, last=end == self._run.end)
-
-
-def _committed(
-    parts: Sequence[CommittedRun], batches: Iterator[ScannedBatch], acks: bool
-) -> Iterator[tuple[ScannedBatch, Mask]]:
-    """Yield a mask of the committed messages of each batch. Leave out batches without one."""
-    ahead = deque(parts)
-    passes: CommitFilter[ScannedBatch] = CommitFilter(ahead[0], acks=acks)
-    for batch in batches:
-        while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
-            count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
-            if count:
-                before = batch.part(0, count)
-                passes.add(before.columns, before)
-                batch = batch.part(count, len(batch.columns))
-            # All that is pending here has a fate that the fold knows.
-            passes.finish()
-            yield from _with_any(passes)
-            ahead.popleft()
-            passes = CommitFilter(ahead[0], acks=acks)
-        passes.add(batch.columns, batch)
-        yield from _with_any(passes)
-    passes.finish()
-    yield from _with_any(passes)
-
-
-def _with_any(passes: CommitFilter[ScannedBatch]) -> Iterator[tuple[ScannedBatch, Mask]]:
-    return (found for found in passes.ready() if found[1].any())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -26,8 +27,6 @@ from gazette.message.framing.frames import (
 from gazette.message.framing.framing import FIXED_MAGIC, framing_of
 from gazette.protocol.ids import JournalName, Offset
 
-T = TypeVar("T")
-
 _LINES: Final = (CONTENT_JSON_LINES, CONTENT_CSV)
 """Content types whose messages end with a newline."""
 
@@ -42,6 +41,20 @@ class Batch(NamedTuple):
     buffer: bytes
     base: Offset
     fields: FoundFields | None = None
+
+    def part(self, first: int, last: int) -> Self:
+        """Return the messages from position ``first`` to before ``last``, without fields."""
+        return self._replace(columns=self.columns.part(first, last), fields=None)
+
+
+class _HasColumns(Protocol):
+    @property
+    def columns(self) -> Columns: ...
+
+    def part(self, first: int, last: int) -> Self: ...
+
+
+B = TypeVar("B", bound=_HasColumns)
 
 
 class RunReader:
@@ -209,29 +222,36 @@ def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> 
     reader.require_whole()
 
 
-def read_committed(access: OpenAccess, run: CommittedRun) -> Iterator[tuple[Batch, Mask]]:
-    """Do the second pass over one run. Yield its messages, with a mask of the committed ones of
-    each batch.
-
-    Batches without a committed message are left out. Raise what `read_columns` raises.
-    """
-    return committed(run, ((batch.columns, batch) for batch in read_columns(access, run.run)))
-
-
 def committed(
-    run: CommittedRun, batches: Iterable[tuple[Columns, T]], *, acks: bool = False
-) -> Iterator[tuple[T, Mask]]:
-    """Yield a mask of the committed messages of each batch. Leave out batches without one."""
-    passes: CommitFilter[T] = CommitFilter(run, acks=acks)
-    for columns, payload in batches:
-        passes.add(columns, payload)
-        yield from _with_any(passes.ready())
+    runs: Sequence[CommittedRun], batches: Iterable[B], *, acks: bool = False
+) -> Iterator[tuple[B, Mask]]:
+    """Yield a mask of the committed messages of each batch. Leave out batches without one.
+
+    ``batches`` have the messages of ``runs``, of which each begins where the one before ends. A batch
+    is split there.
+    """
+    ahead = deque(runs)
+    passes: CommitFilter[B] = CommitFilter(ahead[0], acks=acks)
+    for batch in batches:
+        while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
+            count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
+            if count:
+                before = batch.part(0, count)
+                passes.add(before.columns, before)
+                batch = batch.part(count, len(batch.columns))
+            # All that is pending here has a fate that the fold knows.
+            passes.finish()
+            yield from _with_any(passes)
+            ahead.popleft()
+            passes = CommitFilter(ahead[0], acks=acks)
+        passes.add(batch.columns, batch)
+        yield from _with_any(passes)
     passes.finish()
-    yield from _with_any(passes.ready())
+    yield from _with_any(passes)
 
 
-def _with_any(ready: Iterator[tuple[T, Mask]]) -> Iterator[tuple[T, Mask]]:
-    return (found for found in ready if found[1].any())
+def _with_any(passes: CommitFilter[B]) -> Iterator[tuple[B, Mask]]:
+    return (found for found in passes.ready() if found[1].any())
 
 
 def read_envelopes(
@@ -244,7 +264,7 @@ def read_envelopes(
     """
     framing = framing_of(run.run.shape.content_type, message_type)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
-    for batch, passed in read_committed(access, run):
+    for batch, passed in committed((run,), read_columns(access, run.run)):
         rows = np.flatnonzero(passed)
         messages = _decoded(framing, batch, rows)
         if messages is None:

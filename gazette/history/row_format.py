@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gazette.errors import Invalid
 from gazette.history.columns import Columns
+from gazette.history.commit_filter import Mask
 from gazette.history.json_values import EncodeVariant
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import META
 from gazette.history.snapshot import Run
 
 Value = Literal["json", "csv", "protobuf", "text", "binary"]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
 from gazette.history.columns import Columns
+from gazette.history.commit_filter import Mask
 from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import meta_array
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.read import Batch, committed
-from gazette.history.row_format import Mask, RowFormat
+from gazette.history.row_format import RowFormat
 from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
@@ -50,19 +51,25 @@ def read_rows(
 
     Raise what `read_columns` raises, `MalformedMessage` included, and `Unfit`.
     """
-    inner = run.run if isinstance(run, CommittedRun) else run
-    batches = scanned_batches(access, inner, format)
-    maker = RowMaker(inner, format)
     if isinstance(run, CommittedRun):
-        pairs = ((batch.columns, batch) for batch in batches)
-        for found, mask in committed(run, pairs, acks=format.acks):
-            yield from maker.rows(found, mask)
+        yield from read_parts(access, run.run, (run,), format)
         return
-    for found in batches:
+    maker = RowMaker(run, format)
+    for found in scanned_batches(access, run, format):
         every = found.columns.begins >= run.begin
         if not format.acks:
             every &= found.columns.uuids.flags != ACK_TXN
         yield from maker.rows(found, every)
+
+
+def read_parts(
+    access: OpenAccess, run: Run, parts: Sequence[CommittedRun], format: RowFormat
+) -> Iterator[pa.RecordBatch]:
+    """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows`."""
+    maker = RowMaker(run, format)
+    batches = scanned_batches(access, run, format)
+    for found, mask in committed(parts, batches, acks=format.acks):
+        yield from maker.rows(found, mask)
 
 
 class _Parsed(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from gazette.history.columns import Columns
 from gazette.history.field_arrays import ArrowColumns, FieldsBuilder
@@ -23,14 +23,11 @@ class ScannedBatch(NamedTuple):
     arrays: ArrowColumns | None
     batch: Batch | None
 
-    def part(self, first: int, last: int) -> ScannedBatch:
+    def part(self, first: int, last: int) -> Self:
         """Return the messages from position ``first`` to before ``last``."""
-        columns = self.columns.part(first, last)
         arrays = None if self.arrays is None else self.arrays.part(first, last)
-        batch = self.batch
-        if batch is not None:
-            batch = Batch(columns, batch.buffer, batch.base)
-        return ScannedBatch(columns, arrays, batch)
+        batch = None if self.batch is None else self.batch.part(first, last)
+        return self._replace(columns=self.columns.part(first, last), arrays=arrays, batch=batch)
 
 
 def scanned_batches(access: OpenAccess, run: Run, format: RowFormat) -> Iterator[ScannedBatch]:

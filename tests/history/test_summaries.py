@@ -123,9 +123,8 @@ class Stored:
         found: list[int] = []
         with opened(self.store, NO_SUMMARIES) as access:
             for run in folded.runs:
-                pairs = ((b.columns, b.columns.begins) for b in read_columns(access, run.run))
-                for begins, mask in committed(run, pairs):
-                    found += begins[mask].tolist()
+                for batch, mask in committed((run,), read_columns(access, run.run)):
+                    found += batch.columns.begins[mask].tolist()
         return found
 
     def damage(self, rng: random.Random, share: float) -> None:
