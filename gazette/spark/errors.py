@@ -13,6 +13,8 @@ from gazette.spark.error_hints import WHAT_TO_DO
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 """The line of a traceback that names what was raised."""
 _HINT: Final = re.compile(rf"^{WHAT_TO_DO}(.*)", re.MULTILINE)
+_CALLING: Final = "An error occurred while calling"
+"""Begin of the line that names the method of Java."""
 _OURS: Final = ("py4j", "pyspark")
 
 
@@ -39,7 +41,7 @@ def wrap_spark_errors() -> Iterator[None]:
 
 
 def cause_in(text: str) -> str:
-    """Return what a Python task raised, from Java's text; else the first line of that text."""
+    """Return what a Python task raised, from Java's text; else the first line that says more."""
     lines = [line.rstrip() for line in text.splitlines()]
     began = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
     if began:
@@ -47,4 +49,5 @@ def cause_in(text: str) -> str:
         causes = [line for line in lines[began[-1] + 1 :] if _RAISED.match(line)]
         if causes:
             return causes[0]
-    return next((line for line in lines if line), "it did not say why")
+    said = (line.removeprefix(": ") for line in lines if not line.startswith(_CALLING))
+    return next((line for line in said if line), "it did not say why")

@@ -76,8 +76,9 @@ gazette.errors.Fenced: another process has opened the shard's state (shard=a)
 
 def test_what_a_task_raised_is_found() -> None:
     assert cause_in(REPORT).startswith("gazette.errors.Fenced: another process has opened")
-    assert cause_in("\n: java.lang.IllegalStateException: stopped\n\tat x") == (
-        ": java.lang.IllegalStateException: stopped"
+    called = "An error occurred while calling o12.collectToPython."
+    assert cause_in(f"{called}\n: java.lang.IllegalStateException: stopped\n\tat x") == (
+        "java.lang.IllegalStateException: stopped"
     )
     # Spark Connect has it so.
     begun = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most"
