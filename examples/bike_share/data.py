@@ -14,20 +14,17 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, TextIO
 
 from bike_share.app import RIDES
 from bike_share.rides import BIKE, HEADER, Ride
-from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
-from gazette.message.mapping import Mapping, PartitionWatch, modulo_mapping, no_partitions
-from gazette.message.publisher import Publisher
-from gazette.runtime.clock import Clock, SystemClock
-from gazette.runtime.tasks import TaskScope, await_future
+from gazette.runtime.clock import SystemClock
 
 BEGIN: Final = datetime.datetime(2017, 9, 1, tzinfo=datetime.UTC)
 STREETS: Final = ("Broadway", "Bowery", "Kent Ave", "Grand St", "Carmine St", "Lafayette St")
@@ -145,36 +142,16 @@ def read_csv(file: Iterable[str]) -> Iterator[Ride]:
         yield ride
 
 
-async def publish(client: Client, clock: Clock, rides: Iterable[Ride]) -> int:
+async def publish(client: Client, rides: Iterable[Ride]) -> int:
     """Publish rides, each to the partition of its bike; how many. Returns once they are durable."""
-    watch = PartitionWatch(client.watch_journals(RIDES))
-    mapping: Mapping[Ride] = modulo_mapping(watch, lambda ride: ride[BIKE])
-    count = 0
-    async with TaskScope("publish") as scope:
-        scope.daemon(watch.run(), name="partitions")
-        await watch.ready()
-        if not watch().all:
-            raise no_partitions()
-        appends = AppendService(client)
-        scope.daemon(appends.run(), name="appends")
-        publisher = Publisher.standalone(appends, clock, random.SystemRandom())
-        batch: list[Ride] = []
-        for ride in rides:
-            batch.append(ride)
-            if len(batch) == BATCH:
-                count += await _publish(publisher, mapping, batch)
-                batch = []
-        count += await _publish(publisher, mapping, batch)
-        await appends.close()
-        scope.cancel()
+    count, left = 0, iter(rides)
+    async with client.publisher() as publisher:
+        while batch := list(islice(left, BATCH)):
+            async with publisher.transaction() as transaction:
+                for ride in batch:
+                    await transaction.publish(RIDES, ride, key=ride[BIKE])
+            count += len(batch)
     return count
-
-
-async def _publish(publisher: Publisher, mapping: Mapping[Ride], batch: list[Ride]) -> int:
-    futures = await publisher.publish_from_loop(mapping, batch)
-    for future in futures.values():
-        await await_future(future)
-    return len(batch)
 
 
 def main(command: str, argv: Sequence[str]) -> int:
@@ -214,9 +191,8 @@ def _generate(flags: GenerateFlags) -> None:
 
 
 async def _publish_file(path: Path | None, flags: BrokerClientFlags) -> int:
-    clock = SystemClock()
-    async with flags.client("", clock) as client:
+    async with flags.client("", SystemClock()) as client:
         if path is None:
-            return await publish(client, clock, read_csv(sys.stdin))
+            return await publish(client, read_csv(sys.stdin))
         with path.open(newline="") as file:
-            return await publish(client, clock, read_csv(file))
+            return await publish(client, read_csv(file))

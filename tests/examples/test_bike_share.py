@@ -189,7 +189,7 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
                     for shard, journal in zip(shards, RIDES, strict=True)
                 )
             )
-            assert await publish(client, clock, rides[:250]) == 250
+            assert await publish(client, rides[:250]) == 250
             seen = set()
             for shard in shards:
                 await members[0].read_to_heads(shard)
@@ -206,7 +206,7 @@ async def test_rides_are_published_and_asked_for_on_a_cluster(
             assert seen == set(shards), "bikes are spread over the shards"
             assert (await http.get(f"{members[0].http}/api/bikes?id=x")).status_code == 400
             await members[0].die()
-            await publish(client, clock, rides[250:])
+            await publish(client, rides[250:])
             for shard in shards:
                 await members[1].read_to_heads(shard)
             found = await committed(client)

@@ -66,7 +66,7 @@ async def require_kind(
     raise Invalid(
         f"the server at {client.address} {found}, and this command calls a {what}",
         path=f"--{what}.address",
-        hint=f"Give the address of a {what}.{origin}",
+        hint=f"Give the address of a {what}: `gazette run` prints those of both.{origin}",
     )
 
 
