@@ -178,10 +178,12 @@ class Bench:
                 await self.client.append(AppendParams(target), chunk)
 
     @asynccontextmanager
-    async def publisher(self) -> AsyncIterator[tuple[AppendService, Publisher]]:
-        """Yield a publisher with its own producer, client and append service."""
+    async def publisher(
+        self, addresses: str = ""
+    ) -> AsyncIterator[tuple[AppendService, Publisher]]:
+        """Yield a publisher with its own producer, client and append service, to these brokers or to ours."""
         async with (
-            Client(self.addresses, clock=self.clock) as client,
+            Client(addresses or self.addresses, clock=self.clock) as client,
             TaskScope("publishing") as scope,
         ):
             appends = AppendService(client)

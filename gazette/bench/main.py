@@ -22,7 +22,7 @@ from gazette.bench.memory import memory
 from gazette.bench.messages import consume, end_to_end, publish
 from gazette.bench.recovery import playback
 from gazette.bench.report import Figure, Report, load_average, machine_facts
-from gazette.bench.small import many, small, tailers
+from gazette.bench.small import large, many, small, tailers
 from gazette.bench.timeline import timeline
 from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
@@ -34,6 +34,7 @@ SUITES: Final[dict[str, Suite]] = {
     "append": append,
     "latency": latency,
     "small": small,
+    "large": large,
     "tailers": tailers,
     "read": read,
     "publish": publish,

@@ -67,7 +67,7 @@ async def publish(bench: Bench) -> list[Figure]:
         "publish committed, in batches": lambda _, to, all_: _in_batches(to, mapping, all_),
         "publish uncommitted": lambda _, to, all_: _uncommitted(to, mapping, all_),
         "publish committed, one by one": lambda _, to, all_: _one_by_one(to, mapping, all_),
-        "append service, raw bytes": lambda to, _, all_: _raw(to, specs[0].name, len(all_)),
+        "append service, raw bytes": lambda to, _, all_: append_lines(to, specs[0].name, len(all_)),
     }
 
     async def encode() -> float:
@@ -134,7 +134,8 @@ def _uncommitted(
         to.build_ack_intents()
 
 
-def _raw(appends: AppendService, journal: str, count: int) -> None:
+def append_lines(appends: AppendService, journal: str, count: int) -> None:
+    """Append lines of 100 bytes one by one, and do not wait for their outcome. Blocks."""
     params, line = AppendParams(journal), b"x" * 99 + b"\n"
     for _ in range(count):
         txn = appends.start_append(params)

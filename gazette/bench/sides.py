@@ -92,15 +92,21 @@ async def sides(bench: Bench) -> AsyncIterator[list[Side]]:
             cluster = LocalCluster(settings, bench.clock)
             stack.push_async_callback(_stop, cluster)
             await cluster.start()
-            addresses = ",".join(one.grpc_url for one in cluster.brokers)
-            client = await stack.enter_async_context(Client(addresses, clock=bench.clock))
             bare = None
             if not of_original:
                 bare = await stack.enter_async_context(
                     BareService(cluster.directory, cluster.environ, bench.clock, name)
                 )
+            client = await stack.enter_async_context(
+                Client(addresses_of(cluster), clock=bench.clock)
+            )
             running.append(Side(name, cluster, client, bare, bench.clock))
         yield running
+
+
+def addresses_of(cluster: LocalCluster) -> str:
+    """Return the endpoints of all brokers of a cluster, for a client."""
+    return ",".join(one.grpc_url for one in cluster.brokers)
 
 
 def original_directory() -> Path | None:

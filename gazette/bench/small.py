@@ -1,4 +1,4 @@
-"""`gazette bench small | tailers | many`: small calls, many readers and many journals, on each transport.
+"""`gazette bench small | large | tailers | many`: appends, many readers and many journals, on each transport.
 
 With ``GAZETTE_GO`` all rounds alternate with brokers of the original, and ratios are to these. Without it,
 small appends are compared with the bare service of our own transport.
@@ -7,12 +7,13 @@ small appends are compared with the bare service of our own transport.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gazette.bench.cluster import Bench, journal_spec
 from gazette.bench.load import BARE_APPEND, Appended, LoadTarget, Tailed, append_for, tail_for
+from gazette.bench.messages import append_lines
 from gazette.bench.processes import cpu_seconds
 from gazette.bench.report import (
     Baseline,
@@ -23,17 +24,22 @@ from gazette.bench.report import (
     value_at_most,
 )
 from gazette.bench.report import Target as Bound
-from gazette.bench.sides import ORIGINAL, Side, sides
+from gazette.bench.sides import ORIGINAL, Side, addresses_of, sides
+from gazette.client.append.appender import AppendParams
 from gazette.dev.processes import await_ready
 from gazette.net.http2.messages import prefixed
 from gazette.net.server import HTTP2
+from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.journal import JournalSpec
+from gazette.runtime.tasks import BlockingPool
 
 SMALL: Final = b"x" * 100
 APPENDERS: Final = 8
 READERS: Final = 500
 RATES: Final = {"100 kB/s": 100_000, "1 MB/s": 1_000_000}
 JOURNALS: Final = 1_000
+_LARGE_CHUNKS: Final = 256
+_SERVICE_LINES: Final = 200_000
 _IDLE_S: Final = 30.0
 _SETTLE_S: Final = 135.0
 """A broker lists the store of a new journal after 1 s, 3 s, 7 s and so on: none from 127 s to 255 s."""
@@ -155,6 +161,69 @@ async def _row(bench: Bench, running: list[Side], row: _Row) -> list[Figure]:
     return figures
 
 
+async def large(bench: Bench) -> list[Figure]:
+    """Measure appends of 32 MiB, and many of 100 bytes that our client puts into few calls."""
+    chunk, count = b"x" * CHUNK_BYTES, bench.scaled(_LARGE_CHUNKS)
+    lines = bench.scaled(_SERVICE_LINES)
+    pool = BlockingPool("bench-lines", 1)
+
+    async def megabytes(side: Side, journal: str) -> float:
+        seconds = await bench.timed(side.client.append(AppendParams(journal), [chunk] * count))
+        return count * CHUNK_BYTES / 1e6 / seconds
+
+    async def messages(side: Side, journal: str) -> float:
+        async with bench.publisher(addresses_of(side.cluster)) as (appends, _):
+
+            async def all_of_it() -> None:
+                await pool.run(append_lines, appends, journal, lines)
+                await appends.flush()
+
+            return lines / await bench.timed(all_of_it())
+
+    figures: list[Figure] = []
+    try:
+        async with sides(bench) as running:
+            for replication, least in ((1, 0.9), (3, 1.2)):
+                spec = journal_spec(f"bench/large/r{replication}", replication=replication)
+                for side in running:
+                    await side.apply([spec])
+                for name, unit, work, bound in (
+                    ("appends of 32 MiB", "MB/s", megabytes, ratio_at_least(least)),
+                    ("append service, 100 bytes each", "msg/s", messages, ratio_at_least(0.9)),
+                ):
+                    taken: dict[str, list[float]] = {side.name: [] for side in running}
+                    for side in running:
+                        await work(side, spec.name)
+                    for _ in range(bench.settings.rounds):
+                        for side in running:
+                            taken[side.name].append(await work(side, spec.name))
+                    figures += _beside("large", f"R={replication}, {name}", unit, taken, bound)
+    finally:
+        pool.close()
+    return figures
+
+
+def _beside(
+    suite: str, title: str, unit: str, taken: Mapping[str, Sequence[float]], bound: Bound | None
+) -> list[Figure]:
+    """Return the figures of our transports beside the original. The bound is of http2."""
+    beside = Baseline(ORIGINAL, tuple(taken[ORIGINAL])) if ORIGINAL in taken else None
+    if bound is not None and bound.of == "ratio" and beside is None:
+        bound = None
+    return [
+        Figure(
+            suite,
+            f"{title}, {name}",
+            unit,
+            tuple(values),
+            beside,
+            bound if name == HTTP2 else None,
+        )
+        for name, values in taken.items()
+        if name != ORIGINAL
+    ]
+
+
 async def tailers(bench: Bench) -> list[Figure]:
     """Measure appends to one journal, R=1, that 500 readers tail."""
     spec = journal_spec("bench/tailers")
@@ -198,14 +267,8 @@ def _tailer_figures(
     }
     figures = []
     for measure, values in measures.items():
-        beside = Baseline(ORIGINAL, values[ORIGINAL]) if ORIGINAL in values else None
-        for name, of_rounds in values.items():
-            if name == ORIGINAL:
-                continue
-            bound = ratio_at_most(3.0) if name == HTTP2 and measure == "append p50" else None
-            target = bound if beside is not None else None
-            title = f"{load}, {measure}, {name}"
-            figures.append(Figure("tailers", title, "ms", of_rounds, beside, target))
+        bound = ratio_at_most(3.0) if measure == "append p50" else None
+        figures += _beside("tailers", f"{load}, {measure}", "ms", values, bound)
     for name, rounds in tailed.items():
         late = tuple(one.seconds / one.planned_s for one in rounds)
         figures.append(
@@ -241,13 +304,7 @@ async def many(bench: Bench) -> list[Figure]:
         (f"CPU of an idle broker, {len(specs)} journals", "%", cpu, value_at_most(0.3, "%")),
         (f"start of a broker, {len(specs)} journals", "s", start, value_at_most(0.8, "s")),
     ):
-        beside = Baseline(ORIGINAL, tuple(taken[ORIGINAL])) if ORIGINAL in taken else None
-        for name, values in taken.items():
-            if name != ORIGINAL:
-                bound = target if name == HTTP2 else None
-                figures.append(
-                    Figure("many", f"{title}, {name}", unit, tuple(values), beside, bound)
-                )
+        figures += _beside("many", title, unit, taken, target)
     return figures
 
 

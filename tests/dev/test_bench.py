@@ -46,6 +46,7 @@ SUITES = [
     "append",
     "latency",
     "small",
+    "large",
     "tailers",
     "read",
     "publish",
@@ -396,6 +397,13 @@ def test_small_calls_are_measured_on_each_transport(tmp_path: Path) -> None:
     assert {one["baseline"]["name"] for one in written["figures"] if one["suite"] == "small"} == {
         "bare http2"
     }
+
+
+@pytest.mark.long
+def test_large_appends_are_measured_on_each_transport(tmp_path: Path) -> None:
+    written = run(tmp_path, "large", "--seconds=0.005", "--rounds=1")
+    assert "R=3, appends of 32 MiB, grpcio" in names(written, "large")
+    assert "R=1, append service, 100 bytes each, http2" in names(written, "large")
 
 
 @pytest.mark.long
