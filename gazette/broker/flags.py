@@ -77,7 +77,7 @@ class BrokerFlags(MemberFlags):
         if self.transport not in (GRPCIO, HTTP2):
             raise Invalid(
                 f'unknown transport "{self.transport}" (expected {GRPCIO} or {HTTP2})',
-                path="broker.transport",
+                path="transport",
             )
         settings = MemberFlags.server_settings(self, default_host)
         return replace(settings, transport=self.transport)

@@ -570,6 +570,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--etcd.address=nonsense"], "--etcd.address: not an etcd endpoint"),
         (["--workers=0"], "invalid workers"),
         (["--broker.port=http"], 'invalid port "http"'),
+        (["--broker.transport=quic"], '--broker.transport: unknown transport "quic" (expected '),
         (["--log.level=loud"], "expected one of"),
         (["--debug.private"], "--debug.private requires --debug.port"),
     ],
@@ -598,6 +599,9 @@ async def test_workers_are_members_of_their_own(process: Any, etcd: Etcd, tmp_pa
     assert names == ["local#host-0", "local#host-1"]
     endpoints = {broker_pb2.BrokerSpec.FromString(kv.value).process_spec.endpoint for kv in found}
     assert len(endpoints) == 2
+    async with httpx.AsyncClient() as http:  # The advertised port serves HTTP, too.
+        for endpoint in endpoints:
+            assert (await http.get(f"{endpoint}/debug/metrics")).status_code == 200
     running.terminate()
     assert running.wait(20) == 0
     assert (await etcd.range(prefix)).kvs == ()
