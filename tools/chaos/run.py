@@ -7,12 +7,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.dev.heads import write_head
@@ -399,6 +400,14 @@ def _spec(name: str, replication: int, style: str) -> JournalSpec:
     return JournalSpec(name, replication, fragment=fragment)
 
 
+def end_of_gap(offset: int, end: int, begins: Iterable[int]) -> int:
+    """Return where there are bytes again behind ``offset``, at most ``end``: where a fragment begins.
+
+    A confirmed head is behind all that was found until then. Some of what is before it may be there.
+    """
+    return min([end, *(begin for begin in begins if begin > offset)])
+
+
 async def _read_all(
     client: Client, journal: str, gaps: Sequence[tuple[int, int]]
 ) -> tuple[bytes, tuple[tuple[int, int], ...]]:
@@ -430,6 +439,7 @@ async def _read_all(
                     raise Unavailable(
                         f"nothing came from offset {at} for {_READ_S:.0f} s, and the head is {end}"
                     ) from None
-                skip(gap[1])
-                reader.seek(gap[1])
+                listed = await client.list_fragments(FragmentsParams(journal))
+                skip(end_of_gap(at, gap[1], [one.fragment.begin for one in listed]))
+                reader.seek(len(content))
     return bytes(content), tuple(holes)

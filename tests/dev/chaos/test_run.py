@@ -15,7 +15,7 @@ from tools.chaos.payload import digest
 from tools.chaos.quiet import Violation
 from tools.chaos.recorder import Recorder
 from tools.chaos.report import outages, table, timeline
-from tools.chaos.run import run
+from tools.chaos.run import end_of_gap, run
 from tools.chaos.store import BreakableStore, Stored, read_store, stored_spans
 
 
@@ -103,6 +103,13 @@ def test_what_may_be_wrong_with_a_store(tmp_path: Path) -> None:
     changed = store_fragment(tmp_path, 12, b"cd")
     changed.write_bytes(b"ce")
     assert "does not hold what its name says" in read_store(tmp_path, "a/journal").wrong[1]
+
+
+def test_a_gap_ends_where_a_fragment_begins() -> None:
+    # A head was confirmed at 900, and again before the first confirmation was known to have worked: 700.
+    assert end_of_gap(100, 900, [0, 90, 700, 950]) == 700
+    assert end_of_gap(700, 900, [0, 90, 700, 950]) == 900
+    assert end_of_gap(100, 900, []) == 900
 
 
 def fault(kind: str, time: float, phase: Phase) -> FaultEvent:
