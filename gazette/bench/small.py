@@ -289,7 +289,7 @@ async def many(bench: Bench) -> list[Figure]:
     async with sides(bench) as running:
         for side in running:
             await side.apply(specs)
-        await bench.clock.sleep(_SETTLE_S if seconds == _IDLE_S else seconds)
+        await bench.clock.sleep(_SETTLE_S if bench.settings.scale == 1.0 else seconds)
         for _ in range(bench.settings.rounds):
             before = {side.name: cpu_seconds(side.pids) for side in running}
             await bench.clock.sleep(seconds)
