@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -92,6 +94,23 @@ class Project:
         broker = f"--broker.address={self.cluster.brokers[0].grpc_url}"
         return await self.run("apply", STORE, *ONE_BROKER, broker, *argv)
 
+    def member(self, port: int, http: int, argv: Sequence[str]) -> ChildProcess:
+        """Return a member that listens at these ports. It is not started yet."""
+        assert self.cluster is not None
+        return ChildProcess(
+            "member",
+            [
+                *(sys.executable, str(self.program), *argv, "--consumer.host=127.0.0.1"),
+                *(f"--consumer.port={port}", f"--consumer.http-port={http}"),
+                f"--broker.address={self.cluster.brokers[0].grpc_url}",
+                f"--etcd.address={self.cluster.etcd.endpoint}",
+                "--consumer.drain-timeout=0s",
+            ],
+            self.directory / "member.log",
+            {**self.cluster.environ, "PYTHONPATH": str(ROOT)},
+            CLOCK,
+        )
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
@@ -164,7 +183,7 @@ async def test_no_broker_is_an_error_of_the_cluster(project: Project) -> None:
     assert "--broker.address" in said.err
 
 
-async def test_a_deployment_from_nothing(running: Project, tmp_path: Path) -> None:
+async def test_a_deployment_from_nothing(running: Project) -> None:
     """Journals, then members, then shards. Each step can be repeated, and says what it does."""
     cluster = running.cluster
     assert cluster is not None
@@ -189,18 +208,7 @@ async def test_a_deployment_from_nothing(running: Project, tmp_path: Path) -> No
     assert f"cannot reach the consumer at http://127.0.0.1:{port}" in done.err
     async with Client(cluster.brokers[0].grpc_url) as client:
         assert len((await client.list_journals()).journals) == 4
-    application = ChildProcess(
-        "member",
-        [
-            *(sys.executable, str(running.program), "--consumer.host=127.0.0.1"),
-            *(f"--consumer.port={port}", f"--consumer.http-port={http}"),
-            f"--broker.address={cluster.brokers[0].grpc_url}",
-            *(f"--etcd.address={cluster.etcd.endpoint}", "--consumer.drain-timeout=0s"),
-        ],
-        tmp_path / "member.log",
-        {**cluster.environ, "PYTHONPATH": str(ROOT)},
-        CLOCK,
-    )
+    application = running.member(port, http, [])
     await application.start()
     try:
         await await_ready(application, http, CLOCK, 30.0)
@@ -211,6 +219,57 @@ async def test_a_deployment_from_nothing(running: Project, tmp_path: Path) -> No
         await _changes_of_the_declaration(running, member, port)
     finally:
         assert await application.stop(30.0), application.log_tail()
+
+
+async def test_the_page_on_declaring_is_followed(running: Project) -> None:
+    """Its application, and its commands with the addresses of this cluster."""
+    cluster = running.cluster
+    assert cluster is not None
+    page = (ROOT / "docs" / "declaring.md").read_text()
+    declared, methods = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    store = """
+def new_store(self, shard, recorder):
+    return SQLiteStore(recorder)
+"""
+    main = "from gazette import runconsumer\nrunconsumer.main(WordCount(), bind_host='127.0.0.1')\n"
+    running.program.write_text(f"{declared}{indent(methods + store, '    ')}\n\n{main}")
+    commands = [
+        line.split()[2:] for line in re.findall(r"^    (python app\.py .*)$", page, re.MULTILINE)
+    ]
+    journals, shards, apply_journals, serve, apply_shards = commands
+    assert [" ".join(one[:2]) for one in (journals, shards)] == ["specs journals", "specs shards"]
+
+    port, http = free_port(), free_port()
+    broker = cluster.brokers[0].grpc_url
+    here = {
+        "s3://bucket/prefix/": "file:///",
+        "http://broker:8080": broker,
+        "http://etcd:2379": cluster.etcd.endpoint,
+        "http://member:9000": f"http://127.0.0.1:{port}",
+        "9000": str(port),
+    }
+
+    async def run(command: Sequence[str], *more: str) -> Said:
+        said = await running.run(*(here.get(word, word) for word in command), *more)
+        assert said.code == 0, said.err
+        return said
+
+    for command in (journals, shards):
+        specs = await run(command[: command.index("|")])
+        assert "words/part-003" in specs.out
+    first = await run(apply_journals, *ONE_BROKER)
+    assert "+ journal words/part-003" in first.out
+    assert "kept 720h0m0s" in first.out
+    assert serve[0] == "serve"
+    member = running.member(port, http, [here.get(word, word) for word in serve])
+    await member.start()
+    try:
+        await await_ready(member, http, CLOCK, 30.0)
+        assert "+ shard" in (await run(apply_shards, *ONE_BROKER)).out
+        async with ShardClient(f"http://127.0.0.1:{port}") as client:
+            assert len((await client.list_shards()).shards) == 4
+    finally:
+        assert await member.stop(30.0), member.log_tail()
 
 
 async def _changes_of_the_declaration(running: Project, member: str, port: int) -> None:
