@@ -390,6 +390,35 @@ def test_a_peer_that_takes_nothing_is_called_back_when_it_does() -> None:
     assert stream.local_ended
 
 
+def test_content_stops_where_it_fills_the_socket() -> None:
+    """The rest of a large message waits in its stream, and not in the memory of the socket."""
+    server = Server()
+    windows = fr.settings({fr.INITIAL_WINDOW_SIZE: 1 << 24}) + fr.window_update(0, 1 << 24)
+    server.connection.receive(fr.PREFACE + windows)
+    server.connection.receive(headers(1))
+    stream = server.kept[1].stream
+    assert stream is not None
+    server.frames()
+    write = server.connection._write
+
+    def fill(content: BytesLike) -> None:
+        write(content)
+        if len(server.sent) >= 1 << 17:
+            server.connection.pause()
+
+    server.connection._write = fill
+    content = memoryview(bytes(1 << 22))
+    sent = stream.send(content, ended=True)
+    assert 1 << 16 < sent <= 1 << 17
+    server.frames()
+    server.connection._write = write
+    server.connection.resume()
+    assert server.kept[1].rooms == 1
+    assert sent + stream.send(content[sent:], ended=True) == len(content)
+    *_, (kind, flags, _, _) = server.frames()
+    assert (kind, flags) == (fr.DATA, fr.END_STREAM)
+
+
 def test_nothing_is_sent_while_the_socket_takes_nothing() -> None:
     server = greeted()
     server.connection.receive(headers(1))

@@ -124,12 +124,12 @@ def test_what_is_not_there_is_named(text: str, says: str, hint: str) -> None:
         (
             f"{APPLICATION}\nclass Bad(Words):\n    def __init__(self): raise OSError('no disk')\n",
             "Bad() fails\n  my_app.py, line 9, in __init__\n",
-            "Correct it",
+            "Correct the file.",
         ),
         (
             "x = (\n",
             "my_app.py, line 1\n    x = (\nSyntaxError: '(' was never closed",
-            "Correct it",
+            "Correct the file.",
         ),
         ("import sys\nsys.exit(3)\n", "my_app.py, line 2, in <module>", "if __name__ =="),
         ("from . import other\n", "relative import", "package.module:Class"),
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_named(text: str, says: str, hint: str) -> None:
             "Source('a b').name: not a valid token",
             "Write 'a-b'.",
         ),
-        ("import not_there\n", "No module named 'not_there'", "Correct it"),
+        ("import not_there\n", "No module named 'not_there'", "Correct the file."),
     ],
 )
 def test_what_is_wrong_in_it_is_named(source: str, says: str, hint: str) -> None:

@@ -274,8 +274,8 @@ class Http2Connection:
         if stream.local_ended:
             raise Closed("the stream has ended")
         length, at = content.nbytes, 0
-        room = 0 if self._paused else max(0, min(length, stream.window, self._window))
-        while at < room:
+        room = max(0, min(length, stream.window, self._window))
+        while at < room and not self._paused:  # A write may fill the socket, which pauses this.
             end = min(at + self._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
             self._write(fr.head(end - at, fr.DATA, flags, stream.id))
