@@ -218,8 +218,8 @@ class LocalCluster:
             if not self.etcd.running and await asyncio.to_thread(self._restart_etcd):
                 on_restart(self.etcd.exit_code)
 
-    async def keep_brokers(self, on_restart: Callable[[ChildProcess], None]) -> NoReturn:
-        """Start brokers again that end, and call ``on_restart`` with each.
+    async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
+        """Start brokers again that end. Call ``on_change`` with False, and with True once one is ready.
 
         Run this as a daemon. A broker that ends with an exit code has lost its lease, as after a pause, and
         has stored what it held. Raise ``Broken`` if a signal killed the only one, if one ends before it is
@@ -227,11 +227,11 @@ class LocalCluster:
         """
         async with TaskScope("brokers") as scope:
             for broker in self.brokers:
-                scope.daemon(self._keep_broker(broker, on_restart), name=broker.process.name)
+                scope.daemon(self._keep_broker(broker, on_change), name=broker.process.name)
         raise AssertionError("unreachable: daemons end with an error only")
 
     async def _keep_broker(
-        self, broker: Broker, on_restart: Callable[[ChildProcess], None]
+        self, broker: Broker, on_change: Callable[[ChildProcess, bool], None]
     ) -> NoReturn:
         ended: list[float] = []
         while True:
@@ -246,11 +246,12 @@ class LocalCluster:
                 )
             if len(ended) >= _ENDS_MAX:
                 raise broker.process.died()
-            on_restart(broker.process)
+            on_change(broker.process, False)
             await broker.process.start()
             await self._await_ready(broker)
             if len(self.brokers) == 1:
                 await self._resume()
+            on_change(broker.process, True)
 
     async def _await_ready(self, broker: Broker) -> None:
         await await_ready(

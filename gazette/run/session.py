@@ -442,7 +442,10 @@ class RunSession:
     def _say_etcd(self, code: int | None) -> None:
         self._say(f"etcd ended with exit code {code}, and was started again")
 
-    def _say_broker(self, broker: ChildProcess) -> None:
+    def _say_broker(self, broker: ChildProcess, ready: bool) -> None:
+        if ready:
+            self._say(f"{broker.name} serves again")
+            return
         self._say(
             f"{broker.name} ended with exit code {broker.exit_code}, and is started again "
             f"(its log: {_shown(broker.log_path)})"

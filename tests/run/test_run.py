@@ -362,6 +362,7 @@ async def test_a_broker_that_was_paused_beyond_its_lease_is_started_again(projec
     await lease_ends(project)
     broker.resume()
     await project.until("broker-1 ended with exit code 1, and is started again")
+    await project.until("broker-1 serves again")
     await project.publish()
     await project.count(2)
     (again,) = project.children("--broker.id=broker-1")
@@ -396,6 +397,7 @@ async def test_one_of_several_brokers_may_be_killed(project: Run) -> None:
     (broker,) = project.children("--broker.id=broker-1")
     broker.kill()
     await project.until("broker-1 ended with exit code -9, and is started again")
+    await project.until("broker-1 serves again")
     await project.publish()
     await project.count(2)
     assert await project.stop() == 0
