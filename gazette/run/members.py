@@ -100,6 +100,7 @@ class RunMembers:
             assert member.process is not None
             await member.process.wait()
             await self._start_again(member)
+            await self._say_ready(member)
 
     async def stop(self) -> None:
         """Stop all at once. Kill those that have not ended after `STOP_S`."""
@@ -178,6 +179,18 @@ class RunMembers:
             )
         self._say(f"{member.name} ended ({_how(member)}); it is started again")
         await self._start(member)
+
+    async def _say_ready(self, member: MemberProcess) -> None:
+        """Say that a process that was started again serves, or what it waits for. Return early if it ends."""
+        try:
+            await self._await_ready(member)
+        except Broken:
+            return  # The next start of it says how it ended.
+        except Unavailable as error:
+            self._say(f"{error}\n{error.hint}")
+        else:
+            assert member.process is not None
+            self._say(f"{member.name} serves again, process {member.process.pid}")
 
 
 def _is_ready(member: MemberProcess) -> bool:

@@ -146,6 +146,8 @@ async def kill_each_member(run: Run, counts: dict[str, int]) -> None:
             while said not in run.said or asked < 20:
                 assert await ask(client) == counts
                 asked += 1
+            # It is asked next, while the other one is killed.
+            await run.until(f"worker-{number} serves again, process ")
             await run.publish()
             seen = [await ask(client)]
             while seen[-1] == counts:

@@ -175,6 +175,8 @@ async def test_one_command_serves_and_its_state_survives_kill_9(project: Run) ->
     (member,) = project.children("gazette.run.member")
     member.kill()
     await project.until("worker-1 ended (killed by SIGKILL); it is started again")
+    (member,) = project.children("gazette.run.member")
+    await project.until(f"worker-1 serves again, process {member.pid}")
     await project.count(1)
     await project.publish()
     await project.count(2)
