@@ -153,7 +153,6 @@ class Publisher:
         ``start_append`` raises. After an error nothing is published.
         """
         framing, line = self._route(mapping, message)
-        self._observe_time()
         txn = self._appends.start_append(line.params)
         return self._append_committed(txn, framing, line, (message,))
 
@@ -198,7 +197,6 @@ class Publisher:
             if group is None:
                 group = groups[id(line), id(framing)] = (framing, line, [])
             group[2].append(message)
-        self._observe_time()
         return list(groups.values())
 
     def _append_committed(
@@ -222,9 +220,11 @@ class Publisher:
                     self._passed = (
                         f"a committed message followed it in journal {line.params.journal}"
                     )
+                self._observe_time()
                 for message in messages:
                     self._encode(framing, message, OUTSIDE_TXN, buffer)
-                taken = self._take(line)
+                if line.buffer:
+                    taken = self._take(line)
             if taken:
                 txn.write(taken)
             txn.write(buffer)
@@ -245,9 +245,8 @@ class Publisher:
         is published.
         """
         framing, line = self._route(mapping, message)
-        if self._wall_clock is not None:
-            self._observe_time()
         with self._lock:
+            self._observe_time()
             begin, is_new = len(line.buffer), line.acknowledgement is None
             if is_new:
                 acknowledgement = self._acknowledgement(framing, line, message)
@@ -375,7 +374,8 @@ class Publisher:
         else:
             txn.roll_back()
 
-    # Parts of committed and of uncommitted publishes. Callers of _encode and _take hold the lock.
+    # Parts of committed and of uncommitted publishes. Callers of _observe_time, _encode and _take hold
+    # the lock.
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
         """Validate and map a message."""
@@ -406,7 +406,7 @@ class Publisher:
 
     def _observe_time(self) -> None:
         if self._wall_clock is not None:
-            self.clock.update(int(self._wall_clock.now() * 1e9))
+            self._mint.update(int(self._wall_clock.now() * 1e9))
 
     def _encode(self, framing: Framing[Any], message: Any, flags: int, buffer: bytearray) -> int:
         """Append the frame of a message with a new UUID, or nothing on error. Return the frame's
@@ -415,16 +415,15 @@ class Publisher:
         begin = len(buffer)
         try:
             framing.encode_into(framing.codec.stamp(message, self._mint, flags), buffer)
-            if len(buffer) - begin > self._frame_bytes_max:
+            length = len(buffer) - begin
+            if length > self._frame_bytes_max:
                 raise Invalid(
-                    "message is too long",
-                    length=len(buffer) - begin,
-                    length_max=self._frame_bytes_max,
+                    "message is too long", length=length, length_max=self._frame_bytes_max
                 )
         except BaseException:
             del buffer[begin:]
             raise
-        return len(buffer) - begin
+        return length
 
     def _take(self, line: _Line) -> bytes:
         taken = bytes(line.buffer)
