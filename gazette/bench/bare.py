@@ -34,6 +34,7 @@ from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent
+from gazette.runtime.timeouts import timeout
 
 SERVICE: Final = "bench.Bare"
 READ_BYTES: Final = 1 << 18
@@ -117,7 +118,7 @@ class BareService:
         options = ChannelSettings().options()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=options)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with timeout(START_TIMEOUT_S):
                 await channel.channel_ready()
         except TimeoutError as error:
             await channel.close(None)

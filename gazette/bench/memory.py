@@ -17,6 +17,7 @@ from gazette.client.read.reader import Reader, ReadParams
 from gazette.errors import NotFound
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 APPEND_BYTES_PER_S: Final = 1 << 30
 """Bytes of the append for each second of a measurement: ``--seconds 10`` makes 10 GiB."""
@@ -103,7 +104,7 @@ async def _waiting_readers(bench: Bench, pids: Mapping[str, int]) -> list[Figure
     async with bench.journals(spec), Client(bench.addresses, clock=bench.clock) as client:
         await bench.client.append(AppendParams(spec.name), b"first\n")
         before = _resident(pids)
-        async with asyncio.timeout(_TIMEOUT_S), TaskScope("readers") as scope:
+        async with timeout(_TIMEOUT_S), TaskScope("readers") as scope:
             for index in range(count):
                 scope.spawn(tail(client), name=f"reader {index}")
             for _ in range(count):

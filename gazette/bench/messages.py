@@ -37,6 +37,7 @@ from gazette.protocol.shard import ReplicaCode, ShardSource, ShardSpec
 from gazette.protocol.text import duration
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import BlockingPool, TaskScope
+from gazette.runtime.timeouts import timeout
 
 PARTITIONS: Final = 4
 PUBLISH_MESSAGES: Final = 200_000
@@ -268,7 +269,7 @@ async def _catch_up(
     rates: list[float] = []
     at: tuple[float, int] | None = None
     for segment in range(1, SEGMENTS + 1):
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with timeout(_TIMEOUT_S):
             stat = await shards.stat(spec.id, {journal: end * segment // SEGMENTS})
         now, offset = bench.clock.monotonic(), stat.read_through[journal]
         if at is not None and offset > at[1]:
@@ -368,7 +369,7 @@ async def _echo(bench: Bench, source: str, count: int) -> list[float]:
     taken: list[float] = []
     async with bench.publisher() as (_, publisher), TaskScope("echo") as scope:
         scope.spawn(paced(bench, publisher, source, count), name="publish")
-        async with asyncio.timeout(_TIMEOUT_S), aclosing(reader.batches()) as batches:
+        async with timeout(_TIMEOUT_S), aclosing(reader.batches()) as batches:
             async for batch in batches:
                 now = bench.clock.monotonic()
                 taken += [1e3 * (now - one.message.sent / 1e9) for one in batch]

@@ -20,6 +20,7 @@ from gazette.net.server import GRPCIO, HTTP2
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
+from gazette.runtime.timeouts import timeout
 
 ORIGINAL_ENV: Final = "GAZETTE_GO"
 """Names a directory with the original's binaries."""
@@ -50,7 +51,7 @@ class Side:
         for begin in range(0, len(changes), _BATCH):
             await self.client.apply_journals(changes[begin : begin + _BATCH])
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
+            async with timeout(_READY_TIMEOUT_S):
                 for spec in specs:
                     while await self.primary(spec.name, spec.replication) is None:
                         await self.clock.sleep(_POLL_S)

@@ -7,7 +7,6 @@ the rate of `end-to-end`.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.message.envelope_reader import CommittedReader
 from gazette.runtime.failpoints import ENV, MARKS_ENV
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 SOURCE: Final = "bench/timeline/in"
 ALONE_RATE: Final = 10
@@ -192,7 +192,7 @@ async def _echo(bench: Bench, rate: int, count: int) -> Seen:
     async with bench.publisher() as (_, publisher), TaskScope("timeline") as scope:
         publishing = paced(bench, publisher, SOURCE, count, rate, seen.published.append)
         scope.spawn(publishing, name="publish")
-        async with asyncio.timeout(_TIMEOUT_S), aclosing(reader.batches()) as batches:
+        async with timeout(_TIMEOUT_S), aclosing(reader.batches()) as batches:
             async for batch in batches:
                 now = bench.clock.monotonic()
                 seen.sent += [one.message.sent / 1e9 for one in batch]

@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 from typing import Any
 
+from gazette.runtime.timeouts import timeout
+
 
 async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = None) -> bool:
     """Return True if ``call`` ended within ``timeout_s`` seconds (None: no
@@ -25,7 +27,7 @@ async def ended(call: concurrent.futures.Future[Any], timeout_s: float | None = 
 
     call.add_done_callback(wake)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             await over.wait()
     except TimeoutError:
         return call.done()

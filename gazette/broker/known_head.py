@@ -26,6 +26,7 @@ from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
 from gazette.etcd.values import Compare, KeyValue, Op
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
+from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
     from gazette.allocator.state import State
@@ -343,7 +344,7 @@ class UploadLimits:
         if self._clock.monotonic() < self._silent_until:
             raise _silent()
         try:
-            async with asyncio.timeout(_ASK_S):
+            async with timeout(_ASK_S):
                 lives, kv = await _read(self._etcd, self._state.root, journal, life)
         except (GazetteError, TimeoutError) as error:
             self._silent_until = self._clock.monotonic() + _SILENT_S

@@ -17,6 +17,7 @@ from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendCo
 from gazette.broker.append.invalidation import Superseded, changed
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
+from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
@@ -142,7 +143,7 @@ async def _pulse(context: BrokerContext, replica: Replica, driver: AppendDriver)
     running = context.scope.spawn(driver.run(), name=f"pulse {driver.journal}")
     timeout_s = context.settings.pulse_timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             return await asyncio.shield(running)
     except TimeoutError:
         reason = "" if replica.index.first_refreshed else f": {replica.unlisted_reason}"

@@ -35,6 +35,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope, sleep_unless
+from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
@@ -170,7 +171,7 @@ class Replica:
             self.index.known_head = self.head.offset
         timeout_s = self._context.settings.listing_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 if self.spec is not None:
                     await self._list(self.spec)
         except TimeoutError:
@@ -260,7 +261,7 @@ class Replica:
         if self.index.first_refreshed:
             return
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await self.index.wait_first_refresh()
         except TimeoutError:
             raise Unavailable(

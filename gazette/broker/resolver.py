@@ -26,6 +26,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
     from gazette.broker.replica import Replica
@@ -187,7 +188,7 @@ class Resolver:
         if not resolution.awaits_assignment:
             return resolution
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._assignment_wait_s):
+            async with timeout(self._assignment_wait_s):
                 while not self.stopped.is_set():
                     await self._ks.next_change()
                     resolution = self._resolve_now(name, claims, may_proxy, require_primary)

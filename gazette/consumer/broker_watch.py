@@ -6,7 +6,6 @@ for in silence. So a member repeats one cheap call for as long as it runs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Final, NoReturn
 
@@ -16,6 +15,7 @@ from gazette.errors import GazetteError
 from gazette.labels import META_NAME
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class BrokerWatch:
     async def _ask(self) -> str:
         """Return why brokers do not answer; empty if they do."""
         try:
-            async with asyncio.timeout(_ATTEMPT_S):
+            async with timeout(_ATTEMPT_S):
                 await require_reachable(self._client, "brokers", connect_s=_CONNECT_S, hint=_HINT)
                 await self._client.list_journals(_PROBE)
         except TimeoutError:

@@ -77,6 +77,7 @@ from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.scratch import SHARDS, sweep
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import BlockingPool, PoolFactory, TaskScope, first_of
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +297,7 @@ class ConsumerMember:
         await self._await_start(seconds)
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         try:
-            async with asyncio.timeout(left_s) as deadline:
+            async with timeout(left_s) as deadline:
                 with self._queries_running.query(deadline):
                     await partitions.ready()
         except TimeoutError as error:
@@ -328,7 +329,7 @@ class ConsumerMember:
         if self._started.is_set():
             return
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await first_of(self._started, self.stopping, self._failed)
         except TimeoutError as error:
             raise Unavailable(f"the consumer is {self._phase}") from error

@@ -21,6 +21,7 @@ from gazette.etcd.server import EtcdServer
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _ETCD_POLL_S: Final = 0.2
@@ -107,7 +108,7 @@ class LocalCluster:
         self.etcd = EtcdServer(
             self.directory / "etcd", listen=listen, durable=settings.durable_etcd
         )
-        # A cancelled restart goes on in its thread: the stop has to come after it.
+        # A cancelled start goes on in its thread: the stop has to come after it.
         self._etcd_lock = threading.Lock()
         self._etcd_stopped = False
 
@@ -115,7 +116,7 @@ class LocalCluster:
         """Start all processes; on failure none is left running."""
         self._etcd_stopped = False
         try:
-            await asyncio.to_thread(self.etcd.start)
+            await asyncio.to_thread(self._start_etcd)
             for index in range(self.settings.brokers):
                 self.brokers.append(self._new_broker(index))
             for broker in self.brokers:
@@ -133,7 +134,7 @@ class LocalCluster:
         timeout_s = self.settings.ready_timeout_s
         async with Client(addresses, clock=self._clock) as client:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with timeout(timeout_s):
                     await resume_journals(client)
             except TimeoutError as error:
                 raise Unavailable(
@@ -215,7 +216,7 @@ class LocalCluster:
         """
         while True:
             await self._clock.sleep(_ETCD_POLL_S)
-            if not self.etcd.running and await asyncio.to_thread(self._restart_etcd):
+            if not self.etcd.running and await asyncio.to_thread(self._start_etcd):
                 on_restart(self.etcd.exit_code)
 
     async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
@@ -262,8 +263,8 @@ class LocalCluster:
             host=broker.host,
         )
 
-    def _restart_etcd(self) -> bool:
-        """Start etcd again, unless the cluster has stopped it. Return True if it was started."""
+    def _start_etcd(self) -> bool:
+        """Start etcd, unless the cluster has stopped it. Return True if it was started."""
         with self._etcd_lock:
             if self._etcd_stopped:
                 return False

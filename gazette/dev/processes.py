@@ -14,6 +14,7 @@ from typing import Final
 from gazette.errors import Broken, Unavailable
 from gazette.runtime.clock import Clock
 from gazette.runtime.supervisor import PARENT_ENV
+from gazette.runtime.timeouts import timeout
 
 LOG_TAIL_BYTES: Final = 2_000
 
@@ -91,7 +92,7 @@ class ChildProcess:
             return True
         self.signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await self.wait()
         except TimeoutError:
             await self.kill()

@@ -25,6 +25,7 @@ from gazette.protocol.text import duration
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 STORE: Final = "file:///"
 WORDS: Final = "words/part-{:03d}"
@@ -265,7 +266,7 @@ class WordCountCluster:
 
     async def await_read_through(self, offsets: Mapping[str, int], timeout_s: float) -> None:
         """Return when the shards have consumed all partitions up to these offsets."""
-        async with asyncio.timeout(timeout_s), TaskScope("read through") as scope:
+        async with timeout(timeout_s), TaskScope("read through") as scope:
             for shard_id, journal in zip(self.shard_ids, self.partitions, strict=True):
                 scope.spawn(self._await_one(shard_id, journal, offsets[journal]), name=shard_id)
 

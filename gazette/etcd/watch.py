@@ -14,6 +14,7 @@ from gazette.etcd.failures import StreamEnded, classify
 from gazette.etcd.pb import rpc_pb2
 from gazette.etcd.values import Compacted, WatchEvent, WatchResponse
 from gazette.etcd.wire import event_from_pb, header_from_pb
+from gazette.runtime.timeouts import timeout
 
 
 async def watch(
@@ -54,7 +55,7 @@ async def _open(
     ) -> tuple[_Stream, rpc_pb2.WatchResponse]:
         stream = _Stream(connection, member, member.watch.Watch(metadata=metadata))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 response = await exchange(stream.call, request)
             stream.raise_if_canceled(response)
         except TimeoutError:

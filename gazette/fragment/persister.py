@@ -24,6 +24,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ class Persister:
         for outage in self._outages.values():
             outage.retry_at = 0.0
         try:
-            async with asyncio.timeout(deadline_s):
+            async with timeout(deadline_s):
                 while not self._is_finished() and self._scope.failure is None:
                     self._idle.clear()
                     await self._idle.wait()

@@ -21,6 +21,7 @@ from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 F = TypeVar("F", bound=SharedFlags)
 A = TypeVar("A")
@@ -121,7 +122,7 @@ class Context:
         """
         limit_s = self.timeout_s if seconds is None else seconds
         try:
-            async with asyncio.timeout(limit_s):
+            async with timeout(limit_s):
                 yield
         except TimeoutError as error:
             raise Unavailable(

@@ -6,7 +6,6 @@ blocks: call it from threads, never from an event loop.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import threading
@@ -31,6 +30,7 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import LoopThread
+from gazette.runtime.timeouts import timeout
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ class OpenAccess:
     async def answering(self) -> AsyncIterator[None]:
         """Bound one call of brokers. Raise ``Unavailable`` if they do not answer in time."""
         try:
-            async with asyncio.timeout(self.settings.answer_s):
+            async with timeout(self.settings.answer_s):
                 yield
         except TimeoutError as error:
             brokers = self.settings.brokers

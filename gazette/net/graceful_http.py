@@ -30,6 +30,7 @@ from uvicorn.server import ServerState
 from gazette.net.http_accept import REFUSAL, STOPPED, Acceptor
 from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         assert self._acceptor is not None
         try:
-            async with asyncio.timeout(self.grace_s):
+            async with timeout(self.grace_s):
                 await self._acceptor.stop()
                 await self._let_end()
         except TimeoutError:
@@ -329,7 +330,7 @@ class GracefulServer(uvicorn.Server):
         moved = self.server_state.moved
         # The caller closes connections without a request in time.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 while not done():
                     moved.clear()
                     await moved.wait()

@@ -16,6 +16,7 @@ from gazette.run.http_get import get
 from gazette.runtime.clock import Clock
 from gazette.runtime.numbers import bytes_text
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 _MESSAGES: Final = re.compile(
     rb'^gazette_shard_read_messages_total\{shard="([^"]*)"\} ([0-9.e+]+)$', re.MULTILINE
@@ -119,7 +120,7 @@ class ConsumptionReport:
             return max(0, head - read_through.get(journal, 0))
 
         try:
-            async with asyncio.timeout(_HEADS_S), TaskScope("heads") as scope:
+            async with timeout(_HEADS_S), TaskScope("heads") as scope:
                 tasks = [scope.spawn(unread(one), name=one) for one in self._journals]
         except (TimeoutError, GazetteError):
             return None

@@ -21,6 +21,7 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.random_names import two_words
 from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 STOP_S: Final = 10.0
 READY_S: Final = 60.0
@@ -109,7 +110,7 @@ class RunMembers:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(STOP_S):
+            async with timeout(STOP_S):
                 for process in running:
                     await process.wait()
         except TimeoutError:

@@ -30,6 +30,7 @@ from gazette.runconsumer.flags import (
     SpecsFlags,
 )
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.timeouts import timeout
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -130,7 +131,7 @@ def _print_specs(
 async def _apply_in_time(declaration: Declaration, loaded: Loaded) -> int:
     limit_s = loaded.group(SpecsApplyFlags).timeout
     try:
-        async with asyncio.timeout(limit_s):
+        async with timeout(limit_s):
             return await _apply(declaration, loaded)
     except TimeoutError as error:
         raise Unavailable(

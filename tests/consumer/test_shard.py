@@ -422,6 +422,50 @@ async def test_a_callback_that_does_not_return_holds_up_its_own_shard_only(
     assert "more" not in slow.state, "went on consuming after it was stopped"
 
 
+class HeldOpening(Tally):
+    """Holds the thread of a shard that opens its store, after all that may stop it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def poison_policy(self, shard: Any) -> None:
+        self.gate()
+
+
+async def test_a_shard_that_is_stopped_while_it_opens_its_store_runs_no_transaction(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Its thread would wait for messages for ever, and its store would never be released."""
+    application = HeldOpening()
+    member = await start(application, drain_timeout_s=0.0)
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    await append(broker, frame("a"))
+    await eventually(application.gate.entered.is_set)
+    shard = member.shard(SHARD)
+    primary = shard._primary
+    assert primary is not None
+    async with TaskScope("test") as scope:
+        # The stop takes a moment, as by a query that goes on.
+        opened = asyncio.Event()
+        shard._reports.spawn(_despite_a_cancellation(opened), name="query")
+        stop = scope.spawn(shard.stop(), name="stop")
+        await eventually(shard.ended.is_set)
+        application.gate.open()
+        await eventually(lambda: primary._transactor is not None)
+        opened.set()
+        await stop
+        await eventually(lambda: not primary.thread.alive)
+    assert application.calls == []
+
+
+async def _despite_a_cancellation(event: asyncio.Event) -> None:
+    try:
+        await event.wait()
+    finally:
+        await event.wait()
+
+
 async def test_a_query_keeps_the_store_until_it_ends(start: Start, broker: BrokerFixture) -> None:
     application = Tally(RemoteDatabase())
     member = await start(application)

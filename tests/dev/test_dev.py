@@ -220,6 +220,24 @@ async def wait_all(processes: list[ChildProcess]) -> None:
             await process.wait()
 
 
+@pytest.mark.long
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    """As by Ctrl-C while etcd starts, which goes on in its thread."""
+    clock = SystemClock()
+    for attempt in range(5):
+        cluster = LocalCluster(ClusterSettings(tmp_path, brokers=1, zones=1), clock)
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task(cluster.start())
+            while cluster.etcd.pid is None:
+                await clock.sleep(0.001)
+            await clock.sleep(attempt * 0.005)
+            etcd = psutil.Process(cluster.etcd.pid)
+            start.cancel()
+        assert start.cancelled()
+        assert not cluster.etcd.running
+        assert not etcd.is_running()
+
+
 ORDERS = random.Random("orders").sample(
     list(itertools.permutations(("etcd", "brokers", "members"))), 3
 )

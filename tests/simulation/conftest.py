@@ -11,7 +11,7 @@ import pytest
 
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.connection import Member
-from gazette.runtime.clock import SystemClock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from gazette.testing.instant_clock import eventually
@@ -45,7 +45,7 @@ def compactable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etc
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "real":
         server = request.getfixturevalue("compactable_server")
-        async with connected(server.endpoint) as (etcd, stubs):
+        async with connected(server.endpoint, SystemClock()) as (etcd, stubs):
             yield Subject(etcd, stubs)
             await etcd.delete_prefix("")
         return
@@ -55,7 +55,8 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     fake.register(grpc_server)
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     await grpc_server.start()
-    async with connected(f"http://127.0.0.1:{port}") as (etcd, stubs):
+    # One clock for both sides: a test that is slow for seconds loses no lease.
+    async with connected(f"http://127.0.0.1:{port}", clock) as (etcd, stubs):
         yield Subject(etcd, stubs, fake, clock)
     await grpc_server.stop(10.0)
     # The server does not wait for calls that it cancelled.
@@ -65,14 +66,15 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 class connected:
     """Our client of an endpoint, and stubs over a channel of their own."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, clock: Clock) -> None:
         self._endpoint = endpoint
+        self._clock = clock
 
     async def __aenter__(self) -> tuple[Etcd, Member]:
         target = self._endpoint.removeprefix("http://")
         options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
         self._channel = grpc.aio.insecure_channel(target, options=options)
-        self._etcd = await Etcd.connect(EtcdSettings((self._endpoint,)), SystemClock())
+        self._etcd = await Etcd.connect(EtcdSettings((self._endpoint,)), self._clock)
         return self._etcd, Member(self._endpoint, self._channel)
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -38,6 +38,7 @@ from gazette.protocol.rpc import validate_append_chunk, validate_append_request_
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
 from gazette.runtime.metrics import WRITE_HEAD
+from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
@@ -79,7 +80,7 @@ class ClientContent:
         if self._ended:
             return
         with suppress(TimeoutError, Invalid):
-            async with asyncio.timeout(_DRAIN_S):
+            async with timeout(_DRAIN_S):
                 while length < _DRAIN_BYTES and (chunk := await self.next()) is not None:
                     length += len(chunk)
 
@@ -147,7 +148,7 @@ class AppendApi:
         try:
             if claims.expires_at is None:
                 return await asyncio.shield(running)
-            async with asyncio.timeout(max(0.0, claims.expires_at - self._context.clock.now())):
+            async with timeout(max(0.0, claims.expires_at - self._context.clock.now())):
                 return await asyncio.shield(running)
         except TimeoutError:
             driver.interrupt(NotAllowed("authorization expired during the append"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from gazette.net.error_codes import protocol_code_of
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Expiry:
         """Return the result of ``waiting``, or raise ``Expired`` if the claims expire
         first. Passes cancellation on.
         """
-        deadline = asyncio.timeout(self.remaining_s)
+        deadline = timeout(self.remaining_s)
         try:
             async with deadline:
                 return await waiting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -17,6 +16,7 @@ from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.rpc import validate_health_request
 from gazette.protocol.status import Status
+from gazette.runtime.timeouts import timeout
 
 
 class HealthApi:
@@ -67,7 +67,7 @@ class HealthApi:
     async def _probe(self, active: ActiveStore, prefix: str) -> str:
         timeout_s = self._context.settings.store_check_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await active.calls.run(health.probe_delete, active.store, prefix)
         except TimeoutError:
             return f"delete-probe failed: no outcome within {timeout_s:.0f} s"

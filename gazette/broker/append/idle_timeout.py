@@ -6,6 +6,8 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
+from gazette.runtime.timeouts import timeout
+
 _LATE_S: Final = 0.05
 """Lateness of a timer, in seconds, above which the event loop itself stood still."""
 _GRACE_S: Final = 0.25
@@ -22,7 +24,7 @@ class IdleTimeout:
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
-        self._timeout = asyncio.timeout(None)
+        self._timeout = timeout(None)
         self._timer: asyncio.TimerHandle | None = None
         self.stalled = False
 

@@ -18,6 +18,7 @@ from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
 """Bytes that may wait to be sent to one peer; one message may exceed it."""
@@ -108,7 +109,7 @@ class PeerStream:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._progress[waiter] = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with timeout(self._timeout_s):
                 await waiter
         except TimeoutError:
             error = Unavailable(

@@ -34,6 +34,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope, as_plain_error, await_future
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class QueryRouter:
         """
         attempts = _Attempts(self, query, serve, proxy)
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            async with timeout(timeout_s) as deadline:
                 with self.running.query(deadline):
                     return await self._answer(attempts, query)
         except TimeoutError as error:
@@ -306,7 +307,7 @@ class _Attempts:
             return None
         alone = self._query.header is not None or self._resolver.primary_of(shard.id) is None
         try:
-            async with asyncio.timeout(None if alone else _STANDBY_GRACE_S):
+            async with timeout(None if alone else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
             return None  # The refresh goes on for later queries.

@@ -21,6 +21,7 @@ from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import make_private
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool, TaskScope
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class StandbyReads:
         self._closed = True
         try:
             await self._scope.stop()
-            async with asyncio.timeout(grace_s):
+            async with timeout(grace_s):
                 while any(one is not None and one.uses for one in (self._current, self._older)):
                     self._released.clear()
                     await self._released.wait()

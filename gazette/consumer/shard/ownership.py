@@ -23,6 +23,7 @@ from gazette.consumer.shard.journals import retried
 from gazette.errors import Closed
 from gazette.etcd.client import Etcd
 from gazette.runtime.clock import Clock
+from gazette.runtime.timeouts import timeout
 
 HEARING_TIMEOUT_S: Final = 60.0
 """Seconds that a shard that was taken away waits to be stopped.
@@ -70,7 +71,7 @@ class Ownership:
                 return
             # The member learns of it too. Wait for it to stop the shard, which then does not count as failed.
             try:
-                async with asyncio.timeout(HEARING_TIMEOUT_S):
+                async with timeout(HEARING_TIMEOUT_S):
                     await self._ended.wait()
             except TimeoutError:
                 pass

@@ -84,7 +84,8 @@ class Primary:
         self._recorder: Recorder | None = None
         self._recovered_hints: FSMHints | None = None
         self._poison_policy: PoisonPolicy | None = None
-        self._inbox: Inbox | None = None
+        # Made at once: a stop while the store is opened has to reach the transactions as well.
+        self._inbox = Inbox(INBOX_BYTES, asyncio.get_running_loop(), self.thread.condition())
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
         parts.scope.daemon(self.appends.run(), name="appends")
@@ -116,14 +117,12 @@ class Primary:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
         self._parts.progress.update(read_through, {})
-        loop = asyncio.get_running_loop()
-        self._inbox = Inbox(INBOX_BYTES, loop, self.thread.condition())
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
         # Bytes of a source before its minimum offset are never read.
         self._parts.progress.update({one.journal: one.begin for one in self._decoders.values()}, {})
-        self._transactor = self._new_transactor(self._inbox)
+        self._transactor = self._new_transactor()
         return checkpoint
 
     async def _find_sources(self, journals: ShardJournals) -> None:
@@ -174,8 +173,8 @@ class Primary:
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         return EnvelopeDecoder(journal, framing_of(content_type, message_type), offset)
 
-    def _new_transactor(self, inbox: Inbox) -> Transactor:
-        context, shard = self._context, self._shard
+    def _new_transactor(self) -> Transactor:
+        context, shard, inbox = self._context, self._shard, self._inbox
         assert self.store is not None
         shard_io = LoopShardIO(
             context,
@@ -207,7 +206,6 @@ class Primary:
     def start(self) -> None:
         """Begin to read sources. Call after `open`."""
         context, inbox = self._context, self._inbox
-        assert inbox is not None
         client, clock = context.client, context.clock
         for decoder in self._decoders.values():
             journal, begin = decoder.journal, decoder.begin
@@ -244,13 +242,11 @@ class Primary:
             self._transactor.add_wait(future)
 
     async def call(self, fn: Callable[[], T]) -> T:
-        """Run a function on the shard's thread, between two steps of its transaction.
+        """Run a function on the shard's thread, between two steps of its transaction, once it has begun.
 
         Raise ``Closed`` when the shard ended, and what ``fn`` raises. After a cancellation
         it may still run.
         """
-        if self._inbox is None:
-            raise Closed("the shard is not primary", shard=self._shard.id)
         future: OpFuture[T] = OpFuture()
         self._inbox.put(Call(fn, future))
         return await await_future(future)
@@ -328,8 +324,7 @@ class Primary:
 
     def stop(self) -> None:
         """Begin no more steps of a transaction. May be repeated."""
-        if self._inbox is not None:
-            self._inbox.stop()
+        self._inbox.stop()
 
     def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:
         """Release the store on its thread, after the callback that may run; then the thread ends.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -50,6 +50,7 @@ from gazette.protocol.shard import ReplicaCode, ReplicaStatus, ShardSpec
 from gazette.recoverylog.playback.player import Player, PlayProgress, RecoveredState
 from gazette.recoverylog.scratch import Scratch, shard_prefix
 from gazette.runtime.tasks import OpFuture, TaskScope, await_future
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Shard(WithTimers):
 
     def start(self, *, primary: bool) -> None:
         """Begin to recover, and to serve if ``primary``. Do not block."""
-        self._scope.spawn(self._guard(self._standby()), name="standby")
+        self._spawn(self._standby(), "standby")
         if primary:
             self.promote(self.assignment)
 
@@ -148,7 +149,7 @@ class Shard(WithTimers):
         self.assignment = assignment
         if self.failure is None and not self._started_primary:
             self._started_primary = True
-            self._scope.spawn(self._guard(self._serve()), name="primary")
+            self._spawn(self._serve(), "primary")
 
     @property
     def reads(self) -> StandbyReads | None:
@@ -192,7 +193,7 @@ class Shard(WithTimers):
             await self._context.player_pool.run(remove)
             return
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with timeout(STOP_TIMEOUT_S):
                 await self._unused.wait()
         except TimeoutError:
             log.warning(
@@ -201,7 +202,7 @@ class Shard(WithTimers):
             )
         done = primary.destroy_store(remove)
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with timeout(STOP_TIMEOUT_S):
                 await await_future(done)
         except TimeoutError:
             log.warning(
@@ -241,6 +242,12 @@ class Shard(WithTimers):
                 "%(what)s, of shard %(shard)s: %(error)s",
                 {"what": what, "shard": self.id, "error": error},
             )
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Start a part of the life cycle: see `_guard`."""
+        task = self._scope.spawn(self._guard(work), name=name)
+        # A task that is cancelled before it begins never awaits ``work``: Python would warn of that.
+        task.add_done_callback(lambda _: work.close())
 
     async def _guard(self, work: Awaitable[None]) -> None:
         """Run a part of the life cycle. Any error of it makes the shard FAILED."""
@@ -350,7 +357,7 @@ class Shard(WithTimers):
             context.clock,
             context.player_pool,
         )
-        self._scope.spawn(self._guard(self._announce_standby(self._player)), name="tailing")
+        self._spawn(self._announce_standby(self._player), "tailing")
         self._playing.set()
         recovered = await self._player.play()
         if not self._recovered.done():
@@ -382,6 +389,8 @@ class Shard(WithTimers):
             recovered = await self._take_over()
             scope.cancel()
         played = context.clock.monotonic()
+        if self.ended.is_set():
+            raise Closed("the shard has ended")  # `stop` has not seen the primary.
         primary = self._primary = Primary(
             context,
             ShardParts(self, self.progress, self._ownership, self._scope, self.ended),
@@ -396,12 +405,10 @@ class Shard(WithTimers):
             "store opened in %(store_seconds).3f s",
             {"shard": self.id, "log_seconds": played - began, "store_seconds": ready - played},
         )
-        self._scope.spawn(
-            self._guard(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ()))), name="status"
-        )
+        self._spawn(self._update_status(ReplicaStatus(ReplicaCode.PRIMARY, ())), "status")
         primary.start()
-        self._scope.spawn(self._guard(primary.keep_hints()), name="hints")
-        self._scope.spawn(self._guard(primary.keep_backup_hints()), name="backup hints")
+        self._spawn(primary.keep_hints(), "hints")
+        self._spawn(primary.keep_backup_hints(), "backup hints")
         await primary.run(checkpoint)
 
     async def _report_recovery(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +10,7 @@ from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.errors import GazetteError, NotYet
 from gazette.gazctl.io.terminal import Terminal
+from gazette.runtime.timeouts import timeout
 
 QUIET_S: Final = 5.0
 """Seconds without an append before the reason is asked for, and between questions."""
@@ -44,7 +44,7 @@ async def _asked(client: Client, journal: str) -> str:
     """Return why a broker does not answer an append. Ask by a read, which a broker answers sooner."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
+        async with timeout(ASK_TIMEOUT_S):
             await reader.read()
     except NotYet:
         pass  # The broker serves the journal, and there is nothing behind its head.

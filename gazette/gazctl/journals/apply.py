@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from gazette.protocol.journal import REPLICATION_MAX, JournalSpec
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text.validation import within
+from gazette.runtime.timeouts import timeout
 
 TXN_OPS_DEFAULT = 128
 """Number of operations that etcd accepts in one transaction by default."""
@@ -52,7 +52,7 @@ async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None
     client = await context.broker()
     waiting = [spec.name for spec in specs]
     try:
-        async with asyncio.timeout(context.timeout_s):
+        async with timeout(context.timeout_s):
             while waiting:
                 listed = await journals_by_name(context, client, waiting)
                 waiting = [name for name, one in listed.items() if _lacks_brokers(one)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +25,7 @@ from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text.validation import within
+from gazette.runtime.timeouts import timeout
 
 _POLL_S: Final = 0.2
 
@@ -53,7 +53,7 @@ async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
     wanted = {spec.id for spec in specs}
     waiting: list[ListedShard] = []
     try:
-        async with asyncio.timeout(context.timeout_s):
+        async with timeout(context.timeout_s):
             while wanted:
                 listed = await consumer.list_shards(EVERYTHING)
                 own = [one for one in listed.shards if one.spec.id in wanted]

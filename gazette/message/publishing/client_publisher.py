@@ -25,6 +25,7 @@ from gazette.message.publishing.service import (
 from gazette.protocol.ids import JournalName
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import LoopThread
+from gazette.runtime.timeouts import timeout
 
 _CONNECT_S: Final = 10.0
 
@@ -104,7 +105,7 @@ class ClientPublisher:
                 hint="Call publish() of the transaction. It is what `async with` returns.",
             )
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with timeout(self._timeout_s):
                 await self._turn.acquire()
         except TimeoutError as error:
             raise _busy(self._timeout_s) from error

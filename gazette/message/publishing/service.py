@@ -32,6 +32,7 @@ from gazette.message.uuid import ACK_TXN, build_uuid
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
+from gazette.runtime.timeouts import timeout
 
 TIMEOUT_S: Final = 60.0
 """Seconds that a publish or a commit may take, unless another number is given."""
@@ -245,7 +246,7 @@ class PublishingService:
         for journal, content in intents.items():
             self._appends.append(AppendParams(journal), content)
         if intents:
-            async with asyncio.timeout(CLOSE_S):
+            async with timeout(CLOSE_S):
                 await self._appends.flush()
 
     def _rollbacks(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:

@@ -26,6 +26,7 @@ from gazette.net.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
 from gazette.net.http2.socket import Http2Socket
 from gazette.net.http2.waiters import Waiters
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 from gazette.version import __version__
 
 State = grpc.ChannelConnectivity
@@ -231,7 +232,7 @@ class Http2Channel:
             return made[-1]
 
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
+            async with timeout(self._options.connect_timeout_s):
                 await self._open_socket(make)
                 await made[-1].until_settled()
         except (OSError, ValueError, Unavailable) as error:  # TimeoutError is an OSError.
@@ -327,7 +328,7 @@ class Http2Channel:
             self._retry = None
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace or 0.0):
+                async with timeout(grace or 0.0):
                     while self._calls:
                         await self._changed.wait()
             for call in list(self._calls):
@@ -335,7 +336,7 @@ class Http2Channel:
             for connection in list(self._connections):
                 connection.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GOODBYE_S):
+                async with timeout(_GOODBYE_S):
                     while self._connections:
                         await self._changed.wait()
         finally:

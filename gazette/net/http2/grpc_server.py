@@ -31,6 +31,7 @@ from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class GrpcServer:
         grace was over.
         """
         try:
-            async with asyncio.timeout(grace_s):
+            async with timeout(grace_s):
                 if self._acceptor is not None:
                     await self._acceptor.stop()
                 await self._wait(FIRST_REQUEST_S, lambda one: one.is_undecided)
@@ -191,7 +192,7 @@ class GrpcServer:
     ) -> None:
         """Return once no connection holds the stop up, or after ``timeout_s``."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 while any(holds_up(one) for one in self.connections):
                     self._changed.clear()
                     await self._changed.wait()
@@ -263,7 +264,7 @@ class GrpcServer:
 
     async def _run(self, call: GrpcCall, method: _Method, timeout_s: float | None) -> None:
         """Run a call to its end. Only a cancellation from outside is raised."""
-        deadline = asyncio.timeout(timeout_s)
+        deadline = timeout(timeout_s)
         try:
             async with deadline:
                 request = call if method.request_streaming else await _only_request(call)

@@ -1,0 +1,60 @@
+"""Time limits of waits. `asyncio.timeout` of early Pythons does not work in tasks that were cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+
+class _Timeout:
+    """The object of `asyncio.timeout`, with the behaviour that it has from Python 3.11.3 on.
+
+    Before, a limit that is reached in a task which was cancelled earlier raises ``CancelledError``. So what a
+    task does to clean up would end without what comes after the limit: a process is not killed, for example.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._timeout = asyncio.timeout(seconds)
+        self._cancellations = 0
+
+    async def __aenter__(self) -> Self:
+        self._cancellations = _cancellations()
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self._timeout.__aexit__(kind, error, tb)
+        if (
+            kind is asyncio.CancelledError
+            and self._timeout.expired()
+            and _cancellations() <= self._cancellations
+        ):
+            raise TimeoutError from error
+
+    def expired(self) -> bool:
+        return self._timeout.expired()
+
+    def when(self) -> float | None:
+        return self._timeout.when()
+
+    def reschedule(self, when: float | None) -> None:
+        self._timeout.reschedule(when)
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+timeout: Final[Callable[[float | None], asyncio.Timeout]] = (
+    asyncio.timeout if sys.version_info >= (3, 11, 3) else cast("Any", _Timeout)
+)
+"""Return a context manager that raises ``TimeoutError`` after so many seconds; None: without a limit."""
