@@ -12,9 +12,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
@@ -41,25 +41,16 @@ class Word(Message):
 class Dropping:
     """An append service that drops everything."""
 
-    class Txn:
-        def write(self, content: bytes) -> None:
-            pass
+    must_wait = False
 
-        def release(self) -> OpFuture[Any]:
-            return DONE
+    def journal(self, params: AppendParams, /) -> Self:
+        return self
 
-        def roll_back(self) -> None:
-            pass
+    def enqueue(self, content: bytearray, /) -> OpFuture[Any]:
+        return DONE
 
-    def start_append(self, params: AppendParams, dependencies: Collection[Any] = (), /) -> Any:
-        return self.TXN
-
-    async def begin_append(
-        self, params: AppendParams, dependencies: Collection[Any] = (), /
-    ) -> Any:
-        return self.TXN
-
-    TXN = Txn()
+    def await_room(self) -> None:
+        pass
 
 
 DONE: OpFuture[Any] = resolved(None)

@@ -17,7 +17,6 @@ SHARED_BY = 3
 
 SAME_NAMES = {
     "Abandoned": 2,
-    "AppendTxn": 2,
     "Attempt": 2,
     "Batch": 2,
     "BrokerFlags": 2,
@@ -29,6 +28,7 @@ SAME_NAMES = {
     "ConsumerMember": 2,
     "Content": 2,
     "Drain": 2,
+    "JournalAppends": 2,
     "JournalSnapshot": 2,
     "Jump": 2,
     "LogFlags": 2,

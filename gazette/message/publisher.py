@@ -1,15 +1,15 @@
 """Publisher of messages. Messages enter the byte path here, before its stage 1.
 
 Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message
-behind a greater clock as a duplicate. So a message gets a clock only when its place in its journal
-is settled, whatever threads and transactions do. A committed message gets its clock within the
-append to the journal, and appends run one at a time. Uncommitted messages wait in line first. Every
-later message of this publisher to the same journal goes behind them.
+behind a greater clock as a duplicate. So a message gets its clock and its place in its journal in one
+step, under one lock, whatever threads and transactions do. A committed message is enqueued in that
+step. Uncommitted messages wait in line first. Every later message of this publisher to the same
+journal goes behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gazette.client.append.appender import AppendParams, AppendResult
@@ -42,33 +42,29 @@ HELD_BYTES_MAX: Final = 32 << 20
 """Bytes that a `Publisher.hold` without ``strict`` keeps back. Beyond, it cannot be undone any more."""
 
 
-class AppendTxn(Protocol):
-    """An open append of `gazette.client.append.service`."""
+class JournalAppends(Protocol):
+    """The members of `gazette.client.append.journal_appends.JournalAppends` that publishing uses."""
 
-    def write(self, content: bytes | bytearray, /) -> None: ...
-    def release(self) -> OpFuture[AppendResult]: ...
-    def roll_back(self) -> None: ...
+    must_wait: bool
+
+    def enqueue(self, content: bytearray, /) -> OpFuture[AppendResult]: ...
+    def await_room(self) -> None: ...
 
 
 class Appends(Protocol):
-    """The methods of `gazette.client.append.service.AppendService` that publishing uses."""
+    """The method of `gazette.client.append.service.AppendService` that publishing uses."""
 
-    def start_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = (), /
-    ) -> AppendTxn: ...
-
-    async def begin_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = (), /
-    ) -> AppendTxn: ...
+    def journal(self, params: AppendParams, /) -> JournalAppends: ...
 
 
 class _Line:
     """Frames that wait in line for one journal, with their UUIDs. They are not appended yet."""
 
-    __slots__ = ("acknowledgement", "buffer", "params")
+    __slots__ = ("acknowledgement", "appends", "buffer", "journal")
 
-    def __init__(self, journal: JournalName) -> None:
-        self.params = AppendParams(journal)
+    def __init__(self, journal: JournalName, appends: JournalAppends) -> None:
+        self.journal = journal
+        self.appends = appends
         self.buffer = bytearray()
         self.acknowledgement: Callable[[bytes], bytes] | None = None
         """Encoder of the frame that ends the running transaction, if the transaction published here."""
@@ -149,12 +145,13 @@ class Publisher:
         A retry of the append service may write the message twice. Readers drop the second copy.
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown or
-        the message does not fit its type. Raise what ``validate()`` of the message or
-        ``start_append`` raises. After an error nothing is published.
+        the message does not fit its type. Raise ``Closed``, and what ``validate()`` of the message
+        raises. After an error nothing is published.
+
+        May wait for brokers that are behind, but on the event loop.
         """
         framing, line = self._route(mapping, message)
-        txn = self._appends.start_append(line.params)
-        return self._append_committed(txn, framing, line, (message,))
+        return self._append_committed(framing, line, (message,))
 
     def publish_committed_batch(
         self, mapping: Mapping[M], messages: Iterable[M]
@@ -169,23 +166,14 @@ class Publisher:
         """
         futures = {}
         for framing, line, group in self._groups(mapping, messages):
-            txn = self._appends.start_append(line.params)
-            futures[line.params.journal] = self._append_committed(txn, framing, line, group)
+            futures[line.journal] = self._append_committed(framing, line, group)
         return futures
 
     async def publish_from_loop(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> dict[JournalName, OpFuture[AppendResult]]:
-        """Publish as `publish_committed_batch` does, from a task that must not block on another
-        thread's append.
-
-        After cancellation, the messages of some of the journals may be published.
-        """
-        futures = {}
-        for framing, line, group in self._groups(mapping, messages):
-            txn = await self._appends.begin_append(line.params)
-            futures[line.params.journal] = self._append_committed(txn, framing, line, group)
-        return futures
+        """Publish as `publish_committed_batch` does, from a task. Never waits."""
+        return self.publish_committed_batch(mapping, messages)
 
     def _groups(
         self, mapping: Mapping[M], messages: Iterable[M]
@@ -200,39 +188,41 @@ class Publisher:
         return list(groups.values())
 
     def _append_committed(
-        self, txn: AppendTxn, framing: Framing[Any], line: _Line, messages: Collection[M]
+        self, framing: Framing[Any], line: _Line, messages: Iterable[M]
     ) -> OpFuture[AppendResult]:
-        """Write messages to an open append, behind the uncommitted messages in line for its
-        journal.
-        """
-        buffer = bytearray()
-        taken = b""
-        try:
-            with self._lock:
-                if self._held and line in self._held:
-                    if self._strict:
-                        raise NotAllowed(
-                            "a committed message cannot follow uncommitted ones of the same journal while"
-                            " these may still be undone",
-                            journal=line.params.journal,
-                            hint="Publish to this journal only committed messages, or only uncommitted ones.",
-                        )
-                    self._passed = (
-                        f"a committed message followed it in journal {line.params.journal}"
-                    )
+        """Enqueue messages, behind the uncommitted messages in line for their journal."""
+        appends, buffer = line.appends, line.buffer
+        with self._lock:
+            passes = bool(self._held) and self._passes_held(line)
+            begin = len(buffer)
+            try:
                 self._observe_time()
                 for message in messages:
                     self._encode(framing, message, OUTSIDE_TXN, buffer)
-                if line.buffer:
-                    taken = self._take(line)
-            if taken:
-                txn.write(taken)
-            txn.write(buffer)
-        except BaseException:
-            self._restore(line, taken)
-            txn.roll_back()
-            raise
-        return txn.release()
+                future = appends.enqueue(buffer)
+            except BaseException:
+                del buffer[begin:]
+                raise
+            buffer.clear()
+            self._buffered -= begin
+            if passes:
+                self._passed = f"a committed message followed it in journal {line.journal}"
+        if appends.must_wait:
+            appends.await_room()
+        return future
+
+    def _passes_held(self, line: _Line) -> bool:
+        """Return True if the line has messages of a hold. Raise ``NotAllowed`` if the hold is strict."""
+        if self._held is None or line not in self._held:
+            return False
+        if self._strict:
+            raise NotAllowed(
+                "a committed message cannot follow uncommitted ones of the same journal while"
+                " these may still be undone",
+                journal=line.journal,
+                hint="Publish to this journal only committed messages, or only uncommitted ones.",
+            )
+        return True
 
     # Within a transaction.
 
@@ -274,7 +264,7 @@ class Publisher:
     def _acknowledgement(
         framing: Framing[Any], line: _Line, message: Any
     ) -> Callable[[bytes], bytes]:
-        encode = framing.codec.acknowledgement(message, line.params.journal)
+        encode = framing.codec.acknowledgement(message, line.journal)
         return lambda uuid: framing.frame(encode(uuid))
 
     @property
@@ -285,7 +275,7 @@ class Publisher:
     def flush(self) -> None:
         """Enqueue the appends of all messages that were published so far.
 
-        Raise what ``start_append`` raises, and keep what was not enqueued. Do nothing between
+        Raise ``Closed``, and keep what was not enqueued. Do nothing between
         `hold` and `release` while the messages can be undone.
         """
         with self._lock:
@@ -351,30 +341,22 @@ class Publisher:
         with self._lock:
             for line in self._transaction:
                 assert line.acknowledgement is not None
-                intents[line.params.journal] = line.acknowledgement(self._mint.raw(ACK_TXN))
+                intents[line.journal] = line.acknowledgement(self._mint.raw(ACK_TXN))
                 line.acknowledgement = None
             self._transaction.clear()
         return intents
 
     def _flush_line(self, line: _Line) -> None:
-        # Append even if the line is empty: another thread may hold its content, not yet enqueued.
-        txn = self._appends.start_append(line.params)
-        taken = b""
-        try:
-            with self._lock:
-                taken = self._take(line)
-            if taken:
-                txn.write(taken)
-        except BaseException:
-            self._restore(line, taken)
-            txn.roll_back()
-            raise
-        if taken:
-            txn.release()
-        else:
-            txn.roll_back()
+        with self._lock:
+            if not line.buffer:
+                return
+            line.appends.enqueue(line.buffer)
+            self._buffered -= len(line.buffer)
+            line.buffer.clear()
+        if line.appends.must_wait:
+            line.appends.await_room()
 
-    # Parts of committed and of uncommitted publishes. Callers of _observe_time, _encode and _take hold
+    # Parts of committed and of uncommitted publishes. Callers of _observe_time and _encode hold
     # the lock.
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
@@ -401,7 +383,11 @@ class Publisher:
         # `setdefault` lets the first thread win: a journal must have exactly one line.
         framing = self._framings.setdefault((kind, content_type), framing)
         # The key is the name without metadata: it is one journal, in which clocks must ascend.
-        line = self._lines.setdefault(split_journal_meta(journal)[0], _Line(journal))
+        name = split_journal_meta(journal)[0]
+        line = self._lines.get(name)
+        if line is None:
+            line = _Line(journal, self._appends.journal(AppendParams(journal)))
+            line = self._lines.setdefault(name, line)
         return self._routes.setdefault((kind, partition), _Route(framing, line))
 
     def _observe_time(self) -> None:
@@ -424,18 +410,3 @@ class Publisher:
             del buffer[begin:]
             raise
         return length
-
-    def _take(self, line: _Line) -> bytes:
-        taken = bytes(line.buffer)
-        line.buffer.clear()
-        self._buffered -= len(taken)
-        return taken
-
-    def _restore(self, line: _Line, taken: bytes) -> None:
-        """Put content that could not be appended back before newer content. The append is still
-        open.
-        """
-        if taken:
-            with self._lock:
-                line.buffer[:0] = taken
-                self._buffered += len(taken)

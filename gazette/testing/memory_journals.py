@@ -198,6 +198,24 @@ class MemoryTxn:
         return None
 
 
+class MemoryJournalAppends:
+    """Appends to one journal, which are enqueued at once."""
+
+    must_wait = False
+
+    def __init__(self, appends: MemoryAppends, params: AppendParams) -> None:
+        self._appends = appends
+        self._params = params
+
+    def enqueue(self, content: bytes | bytearray) -> OpFuture[AppendResult]:
+        txn = self._appends.start_append(self._params)
+        txn.write(content)
+        return txn.release()
+
+    def await_room(self) -> None:
+        """Return: memory has room."""
+
+
 class MemoryAppends:
     """The part of an append service that publishers, recorders and transactions use."""
 
@@ -214,10 +232,8 @@ class MemoryAppends:
             raise Closed("the process has crashed")
         return MemoryTxn(self, _Append(params, b"", tuple(dependencies), OpFuture(), self))
 
-    async def begin_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
-    ) -> MemoryTxn:
-        return self.start_append(params, dependencies)
+    def journal(self, params: AppendParams) -> MemoryJournalAppends:
+        return MemoryJournalAppends(self, params)
 
     def pending_except(self, journal: str) -> frozenset[OpFuture[Any]]:
         """Return the futures that a transaction's commit must wait for, and record them."""

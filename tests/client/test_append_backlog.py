@@ -41,7 +41,7 @@ RESULT: Any = None
 def backlog(**settings: Any) -> tuple[Backlog, list[JournalQueue]]:
     work: list[JournalQueue] = []
     chosen = AppendServiceSettings(**settings)
-    return Backlog(chosen, MemoryBudget(chosen.memory_max), work.append, work.append), work
+    return Backlog(chosen, MemoryBudget(chosen.memory_max), work.append), work
 
 
 def test_a_queue_crosses_to_the_loop_once_however_much_is_put_in() -> None:
@@ -132,6 +132,24 @@ async def test_small_appends_are_put_into_the_file_too(
     gate.set_result(None)
     await small.flush()
     assert broker.content_of(A.journal) == b"".join(lines)
+
+
+async def test_short_appends_between_long_ones_are_put_into_the_file_too(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """A long one ends the segment of the short one before it, which is not full."""
+    gate: OpFuture[None] = OpFuture()
+    contents = [bytes([number]) * (100_000 if number % 2 else 200_000) for number in range(12)]
+
+    def work() -> None:
+        for content in contents:
+            put(small, A, content, gate)
+
+    await asyncio.to_thread(work)
+    assert small._backlog.queues[A.journal].memory <= 300_000 + 140_000
+    gate.set_result(None)
+    await small.flush()
+    assert broker.content_of(A.journal) == b"".join(contents)
 
 
 async def test_a_budget_is_shared_by_services(
@@ -304,6 +322,44 @@ async def test_threads_wait_while_too_much_is_waiting(
         gate.set_result(None)
     await small.flush()
     assert broker.content_of(A.journal) == bytes(10_000_000)
+
+
+async def test_what_is_enqueued_without_a_wait_is_bounded_by_waiting_afterwards(
+    small: AppendService, broker: StubBroker
+) -> None:
+    """Small and large content of a journal goes to the file, and a thread waits at the bound of all."""
+    gate: OpFuture[None] = OpFuture()
+    small.append(A, b"", [gate])
+    appends = small.journal(A)
+    lines = [b"%099d\n" % number for number in range(3_000)]
+    large = bytes(range(250)) * 2_000
+    waits = 0
+
+    def work() -> None:
+        nonlocal waits
+        for content in (*lines, large, *lines, *[large] * 3):
+            appends.enqueue(content)
+            if appends.must_wait:
+                waits += 1
+                appends.await_room()
+
+    async with TaskScope("test") as scope:
+        scope.spawn(asyncio.to_thread(work), name="work")
+        await eventually(lambda: small.backlog_bytes > 2_000_000)
+        queue = small._backlog.queues[A.journal]
+        await eventually(lambda: queue.memory <= 300_000)
+        assert queue.spill is not None
+        # Case: the loop never waits, nor do other journals.
+        beside = small.journal(B)
+        future = beside.enqueue(b"beside")
+        assert beside.must_wait
+        beside.await_room()
+        await await_future(future)
+        gate.set_result(None)
+    await small.flush()
+    assert 4 < waits < 20
+    assert broker.content_of(A.journal) == b"".join((*lines, large, *lines, *[large] * 3))
+    assert (queue.memory, small.backlog_bytes, small._backlog.budget.used) == (0, 0, 0)
 
 
 async def test_a_full_disk_makes_threads_wait_for_the_brokers(

@@ -444,12 +444,14 @@ async def test_wrong_parameters_are_refused_at_once(service: AppendService) -> N
         service.start_append(AppendParams("/not/clean"))
     with pytest.raises(Invalid):
         service.append(AppendParams("a/journal", offset=-1))
+    with pytest.raises(Invalid, match=r"^Journal: "):
+        service.journal(AppendParams("/not/clean"))
 
 
 async def test_the_loop_is_not_made_to_wait_for_a_thread(
     service: AppendService, broker: StubBroker
 ) -> None:
-    """A thread holds the journal: tasks wait their turn, or pass it by."""
+    """A thread holds the journal: tasks pass it by."""
     opened, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -464,16 +466,11 @@ async def test_the_loop_is_not_made_to_wait_for_a_thread(
         with raises(Bug, journal=A.journal):
             service.start_append(A)
         await await_future(service.append(A, b"beside;"))
-        turn = scope.spawn(service.begin_append(A), name="turn")
-        cancelled = scope.spawn(service.begin_append(A), name="cancelled")
-        await breathe()
-        cancelled.cancel()
+        await await_future(service.journal(A).enqueue(b"task;"))
         go_on.set()
-        txn = await turn
-        txn.write(b"task;")
-        await await_future(txn.release())
         await thread
-    assert broker.content_of(A.journal) == b"beside;thread;task;"
+        await service.flush()
+    assert broker.content_of(A.journal) == b"beside;task;thread;"
 
 
 async def test_a_thread_waits_its_turn(service: AppendService, broker: StubBroker) -> None:

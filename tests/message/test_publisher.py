@@ -61,39 +61,36 @@ class Refusing:
 
     def __init__(self) -> None:
         self.journals: defaultdict[str, bytearray] = defaultdict(bytearray)
-        self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.released: list[Any] = []
         self.refuse = False
+        self.full = False
         self.on_write: Callable[[], Any] = lambda: None
+        self.on_wait: Callable[[], Any] = lambda: None
 
-    def start_append(self, params: AppendParams, dependencies: Any = ()) -> _Txn:
-        assert not dependencies
-        self.locks[params.journal].acquire()
-        return _Txn(self, params.journal)
-
-    async def begin_append(self, params: AppendParams, dependencies: Any = ()) -> _Txn:
-        return self.start_append(params, dependencies)
+    def journal(self, params: AppendParams) -> _Journal:
+        return _Journal(self, params.journal)
 
 
-class _Txn:
+class _Journal:
+    """``await_room`` counts its calls, and needs the lock of no publisher."""
+
     def __init__(self, service: Refusing, journal: str) -> None:
-        self.service, self.journal, self.content = service, journal, bytearray()
+        self.service, self.name = service, journal
+        self.must_wait = False
 
-    def write(self, content: bytes) -> None:
+    def enqueue(self, content: bytearray) -> OpFuture[None]:
         if self.service.refuse:
             self.service.refuse = False
             raise Closed("refused")
         self.service.on_write()
-        self.content += content
-
-    def release(self) -> OpFuture[None]:
-        self.service.journals[self.journal] += self.content
-        self.service.released.append(self.journal)
-        self.service.locks[self.journal].release()
+        self.service.journals[self.name] += content
+        self.service.released.append(self.name)
+        self.must_wait = self.service.full
         return resolved(None)
 
-    def roll_back(self) -> None:
-        self.service.locks[self.journal].release()
+    def await_room(self) -> None:
+        self.must_wait = False
+        self.service.on_wait()
 
 
 @pytest.fixture
@@ -359,6 +356,35 @@ def test_threads_that_publish_at_once_keep_clocks_in_order(
     for written in appends.journals.values():
         clocks = [envelope.clock for envelope in read(written)]
         assert clocks == sorted(set(clocks))
+
+
+def test_waiting_for_room_does_not_hold_up_other_threads(
+    publisher: Publisher, appends: Refusing
+) -> None:
+    """A publisher whose journal is full waits without the lock, behind what it has enqueued."""
+    appends.full = True
+    beside: list[Any] = []
+
+    def publish_beside() -> None:
+        if not beside:
+            thread = threading.Thread(
+                target=lambda: beside.append(publisher.publish_committed(TWO, Word("beside")))
+            )
+            beside.append(thread)
+            thread.start()
+            thread.join(10)
+
+    appends.on_wait = publish_beside
+    publisher.publish_committed(ONE, Word("a"))
+    assert len(beside) == 2
+    assert [e.message.word for e in read(appends.journals["two/journal"])] == ["beside"]
+    # Case: uncommitted messages wait, too, once they are enqueued.
+    waits: list[int] = []
+    appends.on_wait = lambda: waits.append(len(appends.journals["one/journal"]))
+    publisher.publish_uncommitted(ONE, Word("b"))
+    assert waits == []
+    publisher.build_ack_intents()
+    assert waits == [len(appends.journals["one/journal"])]
 
 
 def test_intents_wait_for_another_thread_that_took_what_was_in_line(

@@ -55,8 +55,7 @@ class Backlog:
     """The queues of one append service. Thread-safe; made on the event loop's thread.
 
     ``on_work`` is called, under the mutex and from any thread, when a queue that is not served got a
-    batch. That is the only time at which a batch crosses to the loop. ``wake`` is called when a journal's
-    lock was released that tasks wait for.
+    batch. That is the only time at which a batch crosses to the loop.
     """
 
     def __init__(
@@ -64,12 +63,10 @@ class Backlog:
         settings: AppendServiceSettings,
         budget: MemoryBudget,
         on_work: Callable[[JournalQueue], None],
-        wake: Callable[[JournalQueue], None],
     ) -> None:
         self.settings = settings
         self.budget = budget
         self.bytes = 0
-        self.wake = wake
         self.queues: dict[str, JournalQueue] = {}
         """Read by any thread, changed under the mutex."""
         self._on_work = on_work
@@ -108,36 +105,58 @@ class Backlog:
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> OpFuture[AppendResult]:
-        """Add an append after all others of its journal. Return the future of its batch.
+        """Add an append as ``put`` does, then wait for room, unless on the loop. Return its future."""
+        future, filled = self.put(queue, params, dependencies, content, segments)
+        if filled is not None:
+            self.make_room(queue, filled)
+        return future
 
-        Then waits for room, unless on the loop. ``hold`` has accounted for the memory of ``segments``.
+    def put(
+        self,
+        queue: JournalQueue,
+        params: AppendParams,
+        dependencies: AbstractSet[OpFuture[Any]],
+        content: BytesLike,
+        segments: Collection[Segment] | None,
+    ) -> tuple[OpFuture[AppendResult], Segment | None]:
+        """Add an append after all others of its journal.
+
+        Return the future of its batch, and the segment that it completed: ``make_room`` for that one.
+        ``hold`` or ``account`` has accounted for the memory of ``segments``. Beside them, ``content`` is
+        shorter than a segment.
         """
         with self._mutex:
             batch = queue.tail
             if batch is None or not batch.accepts(params, dependencies):
                 if queue.failed is not None:
                     queue.drop(segments or ())
-                    return queue.failed
+                    return queue.failed, None
                 batch = queue.chain(params, dependencies)
                 if not queue.serving:
                     queue.serving = True
                     self._on_work(queue)
+            filled = None
             if segments:
+                # This one is not full, but nothing is added to it any more: it may go to the file, too.
+                filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
             batch.buffer += content
             batch.size += length
             self.bytes += length
-            filled = queue.cut(batch) if len(batch.buffer) >= SEGMENT_BYTES else None
-        if filled is not None:
-            self._make_room(queue, filled)
-        return batch.future
+            if len(batch.buffer) >= SEGMENT_BYTES:
+                filled = queue.cut(batch)
+        return batch.future, filled
+
+    def account(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
+        """Account for segments that are not enqueued yet; do not wait."""
+        with self._mutex:
+            queue.hold(sum(segment.length for segment in segments))
 
     def hold(self, queue: JournalQueue, segment: Segment) -> None:
         """Account for a segment that is not enqueued yet; wait for room, unless on the loop."""
-        with self._mutex:
-            queue.hold(segment.length)
-        self._make_room(queue, segment)
+        self.account(queue, (segment,))
+        self.make_room(queue, segment)
 
     def discard(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
         """Forget segments that are not enqueued."""
@@ -231,7 +250,7 @@ class Backlog:
             and queue.memory > self.settings.journal_memory_max // 8
         )
 
-    def _make_room(self, queue: JournalQueue, segment: Segment) -> None:
+    def make_room(self, queue: JournalQueue, segment: Segment) -> None:
         """Return when memory is within bounds, or ``segment`` is not in memory any more."""
         if not self._over(queue):
             return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from asyncio import Future as LoopFuture
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
@@ -77,7 +76,6 @@ class JournalQueue:
         "tail",
         "trouble",
         "validated",
-        "waiters",
     )
 
     def __init__(self, journal: str, budget: MemoryBudget) -> None:
@@ -89,8 +87,6 @@ class JournalQueue:
         self.ledger = ""
         """The ledger of sessions that the journal's primary has named; empty before."""
         self.lock = threading.Lock()
-        self.waiters: deque[LoopFuture[None]] = deque()
-        """Tasks of the loop that wait for ``lock``."""
         self.staging = bytearray()
         """Content of the open transaction; reused by the next."""
         self.batches: deque[Batch] = deque()
@@ -116,9 +112,9 @@ class JournalQueue:
         return batch
 
     def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
-        """Append segments, whose memory is accounted already, to a batch. Return their bytes."""
-        if batch.buffer:
-            self.cut(batch)
+        """Append segments, whose memory is accounted already, to a batch without a buffer. Return their
+        bytes.
+        """
         batch.segments.extend(segments)
         length = sum(segment.length for segment in segments)
         batch.size += length

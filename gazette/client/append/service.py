@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gazette.client.append.appender import AppendParams, AppendResult, append_once, backoff_s
 from gazette.client.append.backlog import AppendServiceSettings, Backlog
 from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment, segments_of
+from gazette.client.append.journal_appends import JournalAppends
 from gazette.client.append.queue import Batch, JournalQueue
 from gazette.client.append.txn import AppendTxn
 from gazette.client.rpc.errors import status_of
@@ -87,8 +88,8 @@ def is_terminal(error: Exception, *, checked: bool) -> bool:
 class AppendService:
     """Appends of threads and of the loop, batched per journal; the module states the guarantees.
 
-    Made on the event loop that ``client`` belongs to. ``start_append``, ``append`` and ``pending_except`` may
-    be called from any thread; the rest belongs to the loop.
+    Made on the event loop that ``client`` belongs to. ``start_append``, ``append``, ``journal`` and
+    ``pending_except`` may be called from any thread; the rest belongs to the loop.
 
     A thread may have to wait until the brokers catch up. Do not enqueue gigabytes after a dependency on the
     very thread that must complete that dependency.
@@ -110,7 +111,7 @@ class AppendService:
             BlockingPool("append-spill", settings.spill_threads) if pool is None else pool
         )
         self._loop = asyncio.get_running_loop()
-        self._backlog = Backlog(settings, budget, self._on_work, self._wake)
+        self._backlog = Backlog(settings, budget, self._on_work)
         self._scope = TaskScope("append service", on_failure=self._on_failure)
         self._defect: asyncio.Future[None] = self._loop.create_future()
         self._closed = False
@@ -124,7 +125,7 @@ class AppendService:
 
         Waits while another thread has an append to the same journal open, and while too much is waiting to be
         sent. On the event loop it waits for neither, and raises ``Bug`` when the journal is taken.
-        (``begin_append`` can wait, ``append`` need not.) Raise ``Invalid`` for wrong parameters, ``Closed``.
+        (``append`` and ``journal`` need not wait for it.) Raise ``Invalid`` for wrong parameters, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -157,6 +158,13 @@ class AppendService:
                 backlog.hold(queue, segment)
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
+    def journal(self, params: AppendParams) -> JournalAppends:
+        """Return appends to one journal that are enqueued beside an open transaction, without a wait.
+
+        Raise ``Invalid`` for wrong parameters, ``Closed``.
+        """
+        return JournalAppends(self._backlog, self._backlog.queue(params), params)
+
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
         """Return the futures of all appends that were released to other journals and have not succeeded.
 
@@ -184,7 +192,7 @@ class AppendService:
             raise Bug(
                 "an append to the journal is open already, and the event loop cannot wait for it",
                 journal=queue.journal,
-                hint="Use begin_append() or append() on the loop, and hold no append over an await.",
+                hint="Use append() or journal() on the loop, and hold no append over an await.",
             )
         queue.lock.acquire()
 
@@ -194,30 +202,7 @@ class AppendService:
         except RuntimeError as error:
             raise Closed("the event loop of the append service has ended") from error
 
-    def _wake(self, queue: JournalQueue) -> None:
-        self._loop.call_soon_threadsafe(_wake_one, queue)
-
     # On the loop.
-
-    async def begin_append(
-        self, params: AppendParams, dependencies: Collection[OpFuture[Any]] = ()
-    ) -> AppendTxn:
-        """Begin an append as ``start_append`` does; wait for the journal without blocking the loop.
-
-        Release it before the next ``await``. Cancellation: nothing was begun.
-        """
-        queue = self._backlog.queue(params)
-        while not queue.lock.acquire(blocking=False):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            queue.waiters.append(waiter)
-            try:
-                # The holder looks for waiters after letting go. Try once more, now that this one waits.
-                if queue.lock.acquire(blocking=False):
-                    break
-                await waiter
-            finally:
-                queue.waiters.remove(waiter)
-        return AppendTxn(self._backlog, queue, params, _unmet(dependencies))
 
     async def run(self) -> None:
         """Watch the service: never return, and raise an error that no task of it should have raised.
@@ -354,10 +339,3 @@ def _unmet(dependencies: Collection[OpFuture[Any]]) -> AbstractSet[OpFuture[Any]
         for future in dependencies
         if not future.done() or future.cancelled() or future.exception() is not None
     ).keys()
-
-
-def _wake_one(queue: JournalQueue) -> None:
-    for waiter in queue.waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-            return

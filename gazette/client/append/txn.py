@@ -25,7 +25,6 @@ class AppendTxn:
     block, or rolled back by an exception.
     """
 
-    # Made once per message at some hundred thousand a second: it has as few fields as possible.
     __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
 
     def __init__(
@@ -88,8 +87,6 @@ class AppendTxn:
         finally:
             staging.clear()
             queue.lock.release()
-            if queue.waiters:
-                self._backlog.wake(queue)
 
     def roll_back(self) -> None:
         """Forget this append only. Has no effect after ``release``."""
@@ -101,8 +98,6 @@ class AppendTxn:
         if self._segments is not None:
             self._backlog.discard(self._queue, self._segments)
         self._queue.lock.release()
-        if self._queue.waiters:
-            self._backlog.wake(self._queue)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,72 @@
+"""Stage 1 of the byte path: appends to one journal that are made under a lock of the caller."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from gazette.client.append.backlog import Backlog
+from gazette.client.append.content import SEGMENT_BYTES, Segment, segments_of
+from gazette.client.append.queue import JournalQueue
+from gazette.protocol.content import BytesLike
+from gazette.runtime.tasks import OpFuture
+
+if TYPE_CHECKING:
+    from gazette.client.append.appender import AppendParams, AppendResult
+
+_NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
+
+
+class JournalAppends:
+    """Enqueues appends to one journal, and never waits while it does. Any thread may use it.
+
+    Content whose order matters is made and enqueued under one lock of the caller. Waiting for brokers that
+    are behind is a step of its own, without that lock.
+    """
+
+    __slots__ = ("_backlog", "_filled", "_params", "_queue", "must_wait")
+
+    def __init__(self, backlog: Backlog, queue: JournalQueue, params: AppendParams) -> None:
+        self._backlog = backlog
+        self._queue = queue
+        self._params = params
+        self._filled: deque[Segment] = deque()
+        """Segments that were enqueued, and that memory may not have room for."""
+        self.must_wait = False
+        """True if a caller of `enqueue` is now to call `await_room`."""
+
+    def enqueue(self, content: BytesLike) -> OpFuture[AppendResult]:
+        """Enqueue an append of ``content``, which is copied, after all others of the journal.
+
+        Return its future, which it shares with others of the same RPC. After the journal failed, the future
+        has failed already; that is not raised. Raise ``Closed`` if the service's event loop has ended.
+        """
+        backlog, queue = self._backlog, self._queue
+        segments: list[Segment] | None = None
+        if len(content) >= SEGMENT_BYTES:
+            segments, content = segments_of(content), b""
+            backlog.account(queue, segments)
+        future, filled = backlog.put(queue, self._params, _NOTHING, content, segments)
+        if segments is not None:
+            self._filled.extend(segments)
+            self.must_wait = True
+        if filled is not None:
+            self._filled.append(filled)
+            self.must_wait = True
+        elif backlog.bytes > backlog.settings.backlog_max:
+            self.must_wait = True
+        return future
+
+    def await_room(self) -> None:
+        """Wait until brokers or a disk have taken what is too much for memory.
+
+        On the event loop, write to the disk and do not wait.
+        """
+        # First: what another thread enqueues from here on sets it again.
+        self.must_wait = False
+        with suppress(IndexError):
+            while True:
+                self._backlog.make_room(self._queue, self._filled.popleft())
+        self._backlog.await_room(self._queue)
