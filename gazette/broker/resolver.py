@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import DecodedKV
 from gazette.allocator.routes import etcd_header, route_of, with_endpoints
 from gazette.allocator.state import LocalItem, State
 from gazette.auth import Claims
+from gazette.broker.append.events import Resolved
 from gazette.broker.key_space import MISSING_ID, JournalItem, local_id_of, tenure_of
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.keyspace.key_space import KeySpace
@@ -23,9 +25,10 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope, in_task
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 STOPPED: Final = "resolver has stopped serving local replicas"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolution:
     """The answer to the question which broker serves a journal, as of one revision of the key space.
 
@@ -64,10 +67,28 @@ class Resolution:
     revision. The revision in ``header`` may be older.
     """
 
-    @property
+    @cached_property
+    def as_event(self) -> Resolved:
+        """The resolution as an append that holds no pipeline gets it."""
+        return Resolved(
+            status=self.status,
+            route=self.header.route,
+            revision=self.seen_revision,
+            is_primary=self.is_local,
+            spec=self.spec,
+            stored_routes=tuple(kv.decoded.value for kv in self.assignments),
+            desired_replication=self.desired_replication,
+        )
+
+    @cached_property
     def tenure(self) -> Revision:
         """Creation revision of the primary's assignment; 0 without a primary."""
         return tenure_of(self.assignments)
+
+    @cached_property
+    def header_pb(self) -> broker_pb2.Header:
+        """The header, encoded once for all responses that have it. Do not change it."""
+        return self.header.to_pb()
 
     @property
     def is_local(self) -> bool:
@@ -109,6 +130,8 @@ class _Found:
     labels: LabelSet
     assignments: tuple[DecodedKV, ...]
     route: Route
+    resolutions: dict[tuple[bool, bool], Resolution] = field(default_factory=dict)
+    """By ``may_proxy`` and ``require_primary``: of all whose claims cover the journal."""
 
 
 class Resolver:
@@ -182,19 +205,33 @@ class Resolver:
             self._check_proxy_header(proxy_header)
             revision = max(revision, proxy_header.etcd.revision)
         if revision > self._ks.header.revision:
+            await in_task()
             await self._ks.wait_for_revision(revision)
         name = split_journal_meta(journal)[0]
-        resolution = self._resolve_now(name, claims, may_proxy, require_primary)
+        resolution = self._resolved(name, claims, may_proxy, require_primary)
         if not resolution.awaits_assignment:
             return resolution
+        await in_task()
         with suppress(TimeoutError):
             async with timeout(self._assignment_wait_s):
                 while not self.stopped.is_set():
                     await self._ks.next_change()
-                    resolution = self._resolve_now(name, claims, may_proxy, require_primary)
+                    resolution = self._resolved(name, claims, may_proxy, require_primary)
                     if not resolution.awaits_assignment:
                         break
         return resolution
+
+    def resolve_now(
+        self, journal: str, *, claims: Claims, may_proxy: bool, min_etcd_revision: int = 0
+    ) -> Resolution | None:
+        """Resolve the primary of ``journal`` without a wait. Return None if there is something to wait for.
+
+        Raise as ``resolve``. The same resolution is returned until the key space changes.
+        """
+        if min_etcd_revision > self._ks.header.revision:
+            return None
+        resolution = self._resolved(split_journal_meta(journal)[0], claims, may_proxy, True)
+        return None if resolution.awaits_assignment else resolution
 
     def _check_proxy_header(self, header: Header) -> None:
         ours = self._ks.header.cluster_id
@@ -210,13 +247,24 @@ class Resolver:
                 "caller resolves the journal again.",
             )
 
-    def _resolve_now(
+    def _resolved(
         self, journal: str, claims: Claims, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        local_id = self.local_id
         found = self._find(journal)
-        if found is not None and not claims.selector.matches(found.labels):
-            found = None  # Looks to the caller like a journal that does not exist.
+        if found is None or not claims.selector.matches(found.labels):
+            # One that the claims do not cover looks to the caller like a journal that does not exist.
+            return self._resolution(journal, None, may_proxy, require_primary)
+        key = may_proxy, require_primary
+        resolution = found.resolutions.get(key)
+        if resolution is None or resolution.seen_revision != self._ks.seen_revision:
+            resolution = self._resolution(journal, found, may_proxy, require_primary)
+            found.resolutions[key] = resolution
+        return resolution
+
+    def _resolution(
+        self, journal: str, found: _Found | None, may_proxy: bool, require_primary: bool
+    ) -> Resolution:
+        local_id = self.local_id
         route = EMPTY_ROUTE if found is None else found.route
         process_id = local_id if local_id in route.members else None
         if require_primary:
@@ -344,6 +392,7 @@ class Resolver:
         persister once the spool is free.
         """
         self.stopped.set()
+        self._found.clear()
         held, self._held = self._held, {}
         for journal, one in held.items():
             self._tear_down(journal, one)

@@ -27,7 +27,7 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
-from gazette.broker.api.handlers import journal_handler
+from gazette.broker.api.handlers import APPEND, journal_handler
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
@@ -186,7 +186,7 @@ class BrokerService:
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
         parts.membership.allocate(self._solver_pool)
-        self.server.grpc.add_generic_rpc_handlers((parts.handler,))
+        self.server.add_handlers(parts.handler, {APPEND: parts.append.take_whole})
         await self.server.start_grpc()
         self._phase = "ready"
         log.info(
@@ -419,15 +419,17 @@ class _Parts:
     membership: Membership
     list_apply: ListApplyApi = field(init=False)
     read: ReadApi = field(init=False)
+    append: AppendApi = field(init=False)
     handler: Any = field(init=False)
 
     def __post_init__(self) -> None:
         context = self.context
         self.list_apply, self.read = ListApplyApi(context), ReadApi(context)
+        self.append = AppendApi(context)
         self.handler = journal_handler(
             self.list_apply,
             self.read,
-            AppendApi(context),
+            self.append,
             ReplicateApi(context),
             FragmentsApi(context),
             HealthApi(context),

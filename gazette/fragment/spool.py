@@ -98,6 +98,8 @@ class SpoolState:
     delta: int = 0
     first_append_time: float | None = None
     """Unix seconds of the first commit; None while the fragment is empty."""
+    _next: Fragment | None = None
+    """The fragment that the pending bytes would make, once it was asked for."""
 
     @classmethod
     def new(cls, journal: JournalName) -> SpoolState:
@@ -121,10 +123,11 @@ class SpoolState:
     def extend(self, length: int) -> None:
         """Count ``length`` more pending bytes."""
         self.delta += length
+        self._next = None
 
     def roll_back(self) -> RolledBack:
         """Give up what is pending."""
-        length, self.delta = self.delta, 0
+        length, self.delta, self._next = self.delta, 0, None
         return RolledBack(length)
 
     def propose(
@@ -146,9 +149,15 @@ class SpoolState:
 
     def next(self, pending_sum: Callable[[], bytes]) -> Fragment:
         """Return the fragment that the pending bytes would make."""
+        now = self.fragment
         if not self.delta:
-            return self.fragment
-        return replace(self.fragment, end=self.fragment.end + self.delta, sum=pending_sum())
+            return now
+        if self._next is None:
+            # All other fields have their defaults: see `_check`.
+            self._next = Fragment(
+                now.journal, now.begin, now.end + self.delta, pending_sum(), now.codec
+            )
+        return self._next
 
     def _must_roll(self, proposed: Fragment) -> bool:
         """Return True if the spool must roll before it can take the proposal.
@@ -172,7 +181,7 @@ class SpoolState:
         self.fragment = Fragment(
             journal=fragment.journal, begin=end, end=end, codec=proposal.fragment.codec
         )
-        self.delta = 0
+        self.delta, self._next = 0, None
         self.first_append_time = None
         return effect
 
@@ -186,7 +195,7 @@ class SpoolState:
             and self.fragment.end + self.delta == proposal.fragment.end
             and self.next(pending_sum) == proposal.fragment
         ):
-            length, self.delta = self.delta, 0
+            length, self.delta, self._next = self.delta, 0, None
             self.fragment = proposal.fragment
             self.registers = proposal.registers
             if self.first_append_time is None:

@@ -114,8 +114,12 @@ class _Call:
         return getattr(self._context, name)
 
 
-class _Method:
-    """Metrics of one method, and its handler, wrapped so that calls and messages are counted."""
+class MeasuredMethod:
+    """Metrics of one method, and its handler, wrapped so that calls and messages are counted.
+
+    The wrapped function is a coroutine, whatever the handler's is. It writes responses by the call's ``write``
+    if there may be several.
+    """
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:
         service, _, method = name.lstrip("/").partition("/")
@@ -188,12 +192,23 @@ class _Method:
             code = context.code() or code
             raise
         finally:
-            self._seconds.observe(self._clock.monotonic() - begin)
-            handled = self._handled.get(code)
-            if handled is None:
-                name = grpc_code_name(_code(code))
-                handled = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
-            handled.inc()
+            self._count_end(code, self._clock.monotonic() - begin)
+
+    def _count_end(self, code: Any, seconds: float) -> None:
+        self._seconds.observe(seconds)
+        handled = self._handled.get(code)
+        if handled is None:
+            name = grpc_code_name(_code(code))
+            handled = self._handled[code] = GRPC_SERVER_HANDLED.labels(*self.labels, name)
+        handled.inc()
+
+    def count(self, code: grpc.StatusCode, seconds: float, received: int) -> None:
+        """Count a call that ended outside of the wrapper, with one response if its status is OK."""
+        self._started.inc()
+        self._received.inc(received)
+        if code is grpc.StatusCode.OK:
+            self._sent.inc()
+        self._count_end(code, seconds)
 
 
 def _writing(
@@ -220,21 +235,12 @@ def _code(code: Any) -> Any:
     return next((one for one in grpc.StatusCode if one.value[0] == code), code)
 
 
-def measured_handler(name: str, handler: Any, clock: Clock) -> Any:
-    """Return a method's handler, wrapped so that its calls are counted.
-
-    The wrapped function is a coroutine, whatever the handler's is. It writes responses by the
-    call's ``write`` if there may be several.
-    """
-    return _Method(name, handler, clock).handler
-
-
 class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts all calls. Install it first, so that calls which other interceptors refuse are counted, too."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._methods: dict[str, _Method] = {}
+        self._methods: dict[str, MeasuredMethod] = {}
 
     async def intercept_service(
         self,
@@ -247,5 +253,5 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         name = handler_call_details.method
         method = self._methods.get(name)
         if method is None or method.inner is not handler:
-            method = self._methods[name] = _Method(name, handler, self._clock)
+            method = self._methods[name] = MeasuredMethod(name, handler, self._clock)
         return method.handler

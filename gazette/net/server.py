@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 
 from gazette.net.grpc_metrics import MetricsInterceptor
 from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http2.whole_call import TakeWhole
 from gazette.net.http_guard import is_loopback
 from gazette.net.http_server import (
     UNIX_PREFIX,
@@ -249,6 +251,15 @@ class Server:
         self._http.start(scope)
         if self._http2 is not None:
             self._http2.http1 = self._http.take
+
+    def add_handlers(self, handler: Any, whole: Mapping[str, TakeWhole]) -> None:
+        """Serve the methods of a generic handler. Our own transport offers calls to the functions of ``whole``,
+        by path, that arrive as a whole.
+        """
+        self.grpc.add_generic_rpc_handlers((handler,))
+        if self._http2 is not None:
+            for path, take in whole.items():
+                self._http2.take_whole_calls(path, take)
 
     async def start_grpc(self) -> None:
         """Serve the servicers that were added to ``grpc``. Before, connections wait."""

@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
@@ -57,6 +57,21 @@ class TaskScope:
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
         return task
+
+    def begin(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
+        """Run a child up to its first wait, now. Return a task of the rest, or None if the child has ended.
+
+        A child that need not wait costs neither a task nor a turn of the loop. Before its first wait it has no
+        task: it awaits `in_task` before it uses `asyncio.timeout` or a scope. Raise what the child raises
+        before its first wait, and ``Bug`` as ``spawn``.
+        """
+        if not self._stopping:
+            try:
+                awaited = coro.send(None)
+            except StopIteration:
+                return None
+            coro = _Begun(coro, awaited)
+        return self.spawn(coro, name=name)
 
     def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
         """Start a child that must run until it is cancelled: returning early fails the scope."""
@@ -193,6 +208,34 @@ class TaskScope:
             raise self.failure
 
 
+class _Begun(Coroutine[Any, Any, T]):
+    """A coroutine that waits for ``awaited`` already. A task of it gets that first, then goes on with it."""
+
+    __slots__ = ("_awaited", "_coro", "_resumed")
+
+    def __init__(self, coro: Coroutine[Any, Any, T], awaited: Any) -> None:
+        self._coro = coro
+        self._awaited = awaited
+        self._resumed = False
+
+    def send(self, value: Any) -> Any:
+        if self._resumed:
+            return self._coro.send(value)
+        self._resumed = True
+        awaited, self._awaited = self._awaited, None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._resumed, self._awaited = True, None
+        return self._coro.throw(*error)
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise Bug("only a task runs this")
+
+
 class Pool(Protocol):
     """Runs blocking calls beside the loop. `BlockingPool` runs them in threads.
 
@@ -290,6 +333,12 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
+
+
+async def in_task() -> None:
+    """Return at once in a task. In a coroutine that `TaskScope.begin` runs, return once it has a task."""
+    if asyncio.current_task() is None:
+        await asyncio.sleep(0)
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -7,8 +7,8 @@ by their method, of kind client and server. Blocks of ``span`` have others, such
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from opentelemetry import context as contexts
@@ -20,6 +20,7 @@ Metadata = tuple[tuple[str, Any], ...]
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _INERT: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
 _SCOPE: Final = "gazette"
+_NO_SPAN: Final = nullcontext()
 
 
 def active() -> bool:
@@ -27,12 +28,13 @@ def active() -> bool:
     return not isinstance(trace.get_tracer_provider(), _INERT)
 
 
-@contextmanager
-def span(name: str, **attributes: str | int) -> Iterator[None]:
+def span(name: str, **attributes: str | int) -> AbstractContextManager[None]:
     """Trace a block as a span with attributes ``gazette.<name>``. An error marks the span."""
-    if not active():
-        yield
-        return
+    return _span(name, attributes) if active() else _NO_SPAN
+
+
+@contextmanager
+def _span(name: str, attributes: Mapping[str, str | int]) -> Iterator[None]:
     named = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
     with trace.get_tracer(_SCOPE).start_as_current_span(name, attributes=named):
         yield

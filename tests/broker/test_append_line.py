@@ -97,7 +97,7 @@ def test_a_line_is_bounded_in_count_and_bytes(monkeypatch: pytest.MonkeyPatch) -
         one.held -= 1
         with line.wait(two):
             pass
-    assert not line._waiting
+    assert not line.waiting
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ async def test_appends_that_stall_delay_no_other(ready: FixedCluster, content: b
         one = await Append(ready["a" if index % 2 else "b"]).open()
         stalled.append(await one.send(content) if content else one)
     line = ready["a"].replica(JOURNAL).line
-    while len(line._waiting) < 20:
+    while line.waiting < 20:
         await SystemClock().sleep(0.001)
     response = await append(ready["a"], b"honest")
     assert response.status == Status.OK
     assert not any(one.call.done() for one in stalled)
     for one in stalled:
         one.call.cancel()
-    while line._waiting:
+    while line.waiting:
         await SystemClock().sleep(0.001)
     assert (await append(ready["a"], b" again")).commit.end == len(b"honest again")
 
@@ -137,7 +137,7 @@ async def test_content_that_was_read_ahead_is_passed_on_to_another_primary(
     one = await (await Append(ready["a"]).open()).send(b"all of it")
     await one.call.write(COMMIT)
     await one.call.done_writing()
-    while not replica.line._waiting or not next(iter(replica.line._waiting))._enough():
+    while replica.line._leader is None:
         await SystemClock().sleep(0.001)
     ready.assign(JOURNAL, "b", "a")
     replica.pipeline.give(held)
@@ -150,7 +150,7 @@ async def test_large_content_does_not_wait_for_its_end(ready: FixedCluster) -> N
     part = bytes(1 << 17)
     await one.send(part, part, part)
     replica = ready["a"].replica(JOURNAL)
-    while replica.pipeline.idle or replica.line._waiting:
+    while replica.pipeline.idle or replica.line.waiting:
         await SystemClock().sleep(0.001)
     assert (await one.commit()).commit.end == 3 * len(part)
     assert written(ready, "b") == 3 * part
@@ -163,7 +163,7 @@ async def test_appends_beyond_what_may_wait_are_refused_so_that_they_come_again(
     monkeypatch.setattr(append_line, "WAITING_MAX", 1)
     stalled = await Append(ready["a"]).open()
     line = ready["a"].replica(JOURNAL).line
-    while not line._waiting:
+    while not line.waiting:
         await SystemClock().sleep(0.001)
     for broker in "ab":
         with call_refused(grpc.StatusCode.UNAVAILABLE, "waiting=1") as e:
@@ -173,6 +173,6 @@ async def test_appends_beyond_what_may_wait_are_refused_so_that_they_come_again(
     ready.put_spec(journal_spec(JOURNAL, replication=1))
     await in_step(ready)
     stalled.call.cancel()
-    while line._waiting:
+    while line.waiting:
         await SystemClock().sleep(0.001)
     assert (await append(ready["a"], b"x")).status == Status.OK

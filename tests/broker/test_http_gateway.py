@@ -92,10 +92,10 @@ async def test_puts_that_stall_are_answered_and_delay_no_other(
     for index, (_, writer) in enumerate(stalled):
         writer.write(head + (b"a bit" if index % 2 else b""))
     line = broker.service.context.resolver._held[JOURNAL].replica.line
-    while len(line._waiting) < 20:
+    while line.waiting < 20:
         await SystemClock().sleep(0.001)
     assert (await http.put(f"/{JOURNAL}", content=b"honest")).status_code == 204
-    assert len(line._waiting) == 20  # None of them was in its way, nor has ended.
+    assert line.waiting == 20  # None of them was in its way, nor has ended.
     for reader, writer in stalled:
         answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -123,7 +123,7 @@ async def test_puts_beyond_what_may_wait_are_refused_and_come_again(
         broker.service._servers.spawn(http.put(f"/{JOURNAL}", content=b"x"), name="put")
         for _ in range(2)
     ]
-    while len(replica.line._waiting) < 2:
+    while replica.line.waiting < 2:
         await SystemClock().sleep(0.001)
     refused = await http.put(f"/{JOURNAL}", content=b"y")
     assert refused.status_code == 503

@@ -1,7 +1,8 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
 `broker/append/driver`, or to the broker that is the journal's primary.
 
-The Append call. The append itself runs in a task of its own, which reads the caller's stream. If the caller
+The Append call. A small append that arrives as a whole is served at once, with others that have arrived with
+it (`AppendApi.take_whole`). Any other one has a task for its call. The append itself runs in a task of its own, which reads the caller's stream. If the caller
 goes away, the append is interrupted rather than cancelled, and rolls back on all replicas. Content that is
 read and not written yet is bounded (see `pipeline` and `spool_writer`), for appends of any size.
 """
@@ -9,7 +10,7 @@ read and not written yet is bounded (see `pipeline` and `spool_writer`), for app
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,11 +18,17 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from gazette.auth import Capability, Claims
-from gazette.broker.api.call_guard import Expiry, authorize, counted, failing
+from gazette.auth import Capability, Claims, authorization_of
+from gazette.broker.api.call_guard import Expiry, authorize, count, counted, failing
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.broker.append.line import ContentSource
+from gazette.broker.append.line import (
+    SMALL_BYTES,
+    ContentAhead,
+    ContentSource,
+    Line,
+    SmallAppend,
+)
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
@@ -29,8 +36,9 @@ from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.error_codes import protocol_code_of
+from gazette.net.http2.whole_call import WholeCall
 from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
-from gazette.protocol.content import COMMIT, AppendMessage, append_content
+from gazette.protocol.content import COMMIT, AppendMessage, append_content, decode_append
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
@@ -42,7 +50,6 @@ from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
-_WITH_REGISTERS: Final = frozenset({Status.OK, Status.REGISTER_MISMATCH})
 
 
 class ClientContent:
@@ -133,14 +140,66 @@ class AppendApi:
                     )
                 else:
                     await content.drain()
-                    ended = self._under_lease(ended)
-                    response = await _response_of(ended, driver, call)
+                    ended = under_lease(context, ended)
+                    if ended.ending is Ending.FAILED:
+                        await call.abort(*_failure_of(ended))
+                    response = _response_of(ended, driver)
             if response is None:
                 return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
             outcome.status = Status.from_pb(response.status)
-            if outcome.status is Status.OK and ended.commit is not None and not ended.repeated:
-                WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
+            _note_head(ended)
             return response
+
+    def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
+        """Serve the calls that are small appends to journals that this broker leads. Return the others.
+
+        Appends to one journal are one group commit, as far as their terms permit.
+        """
+        rest: list[WholeCall] = []
+        lines: dict[Line, list[SmallAppend]] = {}
+        for call in calls:
+            whole = self._small_append(call)
+            if whole is None:
+                rest.append(call)
+            else:
+                lines.setdefault(whole.line, []).append(whole.small)
+        for line, small in lines.items():
+            line.join(*small)
+        return rest
+
+    def _small_append(self, call: WholeCall) -> _Whole | None:
+        """Return the small append that is all of ``call``. Return None if its handler must look at it: for the
+        answer to an invalid or forbidden request, another broker, or a wait.
+        """
+        context = self._context
+        messages = call.messages()
+        if messages is None or len(messages) != 3 or messages[2]:
+            return None
+        try:
+            opening = broker_pb2.AppendRequest.FromString(messages[0])
+            content = decode_append(messages[1])
+            if not isinstance(content, bytes) or not 0 < len(content) <= SMALL_BYTES:
+                return None
+            validate_append_request_opening(opening)
+            metadata = call.invocation_metadata()
+            session = SessionAppend.of(metadata)
+            claims = context.verifier.verify(authorization_of(metadata), Capability.APPEND)
+            if opening.HasField("header"):
+                return None
+            at = context.resolver.resolve_now(
+                opening.journal,
+                claims=claims,
+                may_proxy=not opening.do_not_proxy,
+                min_etcd_revision=opening.min_etcd_revision,
+            )
+            if at is None or at.status is not Status.OK or not at.is_local:
+                return None
+            assert at.replica is not None
+            at.replica.line.check_room()
+        except (DecodeError, GazetteError):
+            return None
+        terms = _call_of(opening, claims, session)
+        return _Whole(context, call, terms, at.replica.line, content, at)
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
         """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
@@ -156,16 +215,6 @@ class AppendApi:
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
             raise
-
-    def _under_lease(self, ended: Outcome) -> Outcome:
-        """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
-        if ended.ending is not Ending.COMMITTED:
-            return ended
-        try:
-            self._context.lease.check()
-        except Unavailable as error:
-            return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
-        return ended
 
     async def _proxy(
         self,
@@ -206,6 +255,79 @@ class AppendApi:
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
+
+
+class _Whole:
+    """A small append whose call has arrived as a whole. It has a task only while it leads, and must wait."""
+
+    __slots__ = ("_at", "_call", "_context", "_driver", "_terms", "line", "small")
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        call: WholeCall,
+        terms: AppendCall,
+        line: Line,
+        content: bytes,
+        at: Resolution,
+    ) -> None:
+        self._context = context
+        self._call = call
+        self._terms = terms
+        self._at = at
+        self._driver: AppendDriver | None = None
+        self.line = line
+        self.small = SmallAppend(terms.terms, content, terms.session, self._lead, self._settle)
+        call.on_gone = self._interrupt
+
+    def _lead(self) -> None:
+        content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
+        self._driver = AppendDriver(self._context, self._terms, content, (self.line, self.small))
+        name = f"append {self._terms.terms.journal}"
+        task = self._context.scope.begin(self._run(self._driver), name=name)
+        if task is not None:
+            self._driver.runs_in(task)
+
+    async def _run(self, driver: AppendDriver) -> None:
+        ended = await driver.run()
+        if ended.ending is Ending.PROXY:
+            self._call.hand_back()
+            return
+        if driver.resolution is not None:
+            self._at = driver.resolution
+        self._settle(ended)
+
+    def _settle(self, ended: Outcome) -> None:
+        """Answer the call."""
+        ended = under_lease(self._context, ended)
+        if ended.ending is Ending.FAILED:
+            count("Append", None)
+            self._call.refuse(*_failure_of(ended))
+            return
+        count("Append", ended.status)
+        self._call.answer(_response(ended, self._at, 2, 0).SerializeToString())
+        _note_head(ended)
+
+    def _interrupt(self) -> None:
+        if self._driver is None:
+            self.line.leave(self.small)  # No effect if another append has taken it along.
+        else:
+            self._driver.interrupt(Broken("the caller of the append is gone"))
+
+
+def _note_head(ended: Outcome) -> None:
+    if ended.ending is Ending.COMMITTED and ended.commit is not None and not ended.repeated:
+        WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
+
+
+class _NoMore:
+    """The end of a caller's stream."""
+
+    async def next(self) -> bytes | None:
+        return None
+
+
+_NO_MORE: Final = _NoMore()
 
 
 async def _forward(
@@ -252,28 +374,47 @@ def _call_of(
     )
 
 
-async def _response_of(
-    ended: Outcome, driver: AppendDriver, call: Any
-) -> broker_pb2.AppendResponse:
-    if ended.ending is Ending.FAILED:
-        error = ended.error
-        assert error is not None
-        trailing = _ledger_metadata(error.facts.get("ledger", ""))
-        await call.abort(_code_of(error, ended), f"{ended.context}: {error}", trailing)
+def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
+    """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
+    if ended.ending is not Ending.COMMITTED:
+        return ended
+    try:
+        context.lease.check()
+    except Unavailable as error:
+        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
+    return ended
+
+
+def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return code, text and trailing metadata of a failed append."""
+    error = ended.error
+    assert error is not None
+    trailing = _ledger_metadata(error.facts.get("ledger", ""))
+    return _code_of(error, ended), f"{ended.context}: {error}", trailing
+
+
+def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
     assert driver.resolution is not None
-    response = broker_pb2.AppendResponse(
-        status=ended.status.value,  # type: ignore[arg-type]
-        header=driver.resolution.header.to_pb(),
+    flow = driver.flow
+    chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
+    return _response(ended, driver.resolution, *chunks)
+
+
+def _response(
+    ended: Outcome, at: Resolution, total_chunks: int, delayed_chunks: int
+) -> broker_pb2.AppendResponse:
+    status = ended.status
+    commit = ended.commit if status is Status.OK else None
+    with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
+    return broker_pb2.AppendResponse(
+        status=status.value,  # type: ignore[arg-type]
+        header=at.header_pb,
+        commit=None if commit is None else commit.to_pb(),
+        registers=(ended.registers or EMPTY_LABELS).to_pb() if with_registers else None,
         store_health_error=ended.store_error,
+        total_chunks=total_chunks,
+        delayed_chunks=delayed_chunks,
     )
-    if ended.status is Status.OK and ended.commit is not None:
-        response.commit.CopyFrom(ended.commit.to_pb())
-    if ended.status in _WITH_REGISTERS:
-        response.registers.CopyFrom((ended.registers or EMPTY_LABELS).to_pb())
-    if driver.flow is not None:
-        response.total_chunks = driver.flow.total_chunks
-        response.delayed_chunks = driver.flow.delayed_chunks
-    return response
 
 
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:

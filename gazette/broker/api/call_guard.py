@@ -132,6 +132,15 @@ def counted(operation: str) -> Iterator[Outcome]:
     try:
         yield outcome
     finally:
-        status = outcome.status
-        name = ERROR if status is None else "ok" if status is Status.OK else status.name
-        JOURNAL_SERVER_COMPLETED.inc(operation, name)
+        _count_end(operation, outcome.status)
+
+
+def count(operation: str, status: Status | None) -> None:
+    """Count one operation that has ended. None: by an error."""
+    JOURNAL_SERVER_STARTED.inc(operation)
+    _count_end(operation, status)
+
+
+def _count_end(operation: str, status: Status | None) -> None:
+    name = ERROR if status is None else "ok" if status is Status.OK else status.name
+    JOURNAL_SERVER_COMPLETED.inc(operation, name)

@@ -16,6 +16,7 @@ from gazette.protocol.content import decode_append, decode_replicate, encode_rea
 from gazette.protocol.pb import broker_pb2
 
 SERVICE: Final = "protocol.Journal"
+APPEND: Final = f"/{SERVICE}/Append"
 
 
 def journal_handler(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from gazette.auth import Claims
@@ -21,17 +21,25 @@ from gazette.broker.append.events import PeerAnswer
 from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
-from gazette.broker.append.line import ContentAhead, ContentSource
+from gazette.broker.append.line import (
+    GROUP_BYTES,
+    ContentAhead,
+    ContentSource,
+    Line,
+    SmallAppend,
+)
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.journal_updates import put_assignments, put_suspend
 from gazette.broker.replication.pipeline import Pipeline, Turn, open_pipeline, roll_back
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
+from gazette.runtime.tasks import in_task
 
 if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
@@ -69,14 +77,60 @@ class _Interrupted(Exception):
         self.reason = reason
 
 
-class AppendDriver:
-    """Performs one append. Call ``run`` once; all other methods at any time, on the event loop."""
+class _Place:
+    """The place in line of a small append that has a task: wakes it when it leads, or has an outcome."""
 
-    def __init__(self, context: BrokerContext, call: AppendCall, source: ContentSource) -> None:
+    def __init__(self) -> None:
+        self.leads = False
+        self.outcome: ev.Outcome | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def lead(self) -> None:
+        self.leads = True
+        self._wake()
+
+    def settle(self, outcome: ev.Outcome) -> None:
+        self.outcome = outcome
+        self._wake()
+
+    async def changed(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _TakenAlong(Exception):
+    """Raised by the wait for the pipeline if another append has taken this one along."""
+
+    def __init__(self, outcome: ev.Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class AppendDriver:
+    """Performs one append. Call ``run`` once; all other methods at any time, on the event loop.
+
+    ``leads`` is the place in line of a small append that leads it already.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        call: AppendCall,
+        source: ContentSource,
+        leads: tuple[Line, SmallAppend] | None = None,
+    ) -> None:
         self._context = context
         self._call = call
-        self.content = ContentAhead(source)
+        self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
         """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
+        self._line: Line | None = None if leads is None else leads[0]
+        self._small: SmallAppend | None = None if leads is None else leads[1]
+        self._along: list[SmallAppend] = []
+        """The small appends that this one has taken along, in order."""
         settings = context.settings
         self._fsm = AppendFSM(
             call.terms,
@@ -98,7 +152,11 @@ class AppendDriver:
         self._turn: Turn | None = None
         self._sessions: SessionLedger | None = None
         """The ledger that admitted the append. None without a session."""
-        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._own_bytes = 0
+        self._own_sum = ZERO_SUM
+        """Length and sum of a small append's own content."""
+        self._sum: Any = None
+        """SHA-1 of the content so far, unless the append is small."""
         self._store_seen: HealthStatus | None = None
         self._committing = (0, 0)
         """Begin and end offset of the last proposal to commit or to roll back."""
@@ -142,12 +200,14 @@ class AppendDriver:
                     if event is not None:
                         break
                 effects = () if event is None else fsm.step(event)
+            assert fsm.outcome is not None
+            self._note_commit(fsm.outcome)
+            return fsm.outcome
         finally:
             if fsm.outcome is None:
                 self._drop()
-        assert fsm.outcome is not None
-        self._note_commit(fsm.outcome)
-        return fsm.outcome
+            self._settle_others(fsm.outcome)
+            self._leave_line()
 
     def interrupt(self, reason: GazetteError) -> None:
         """Wind the append up for ``reason``: its caller has gone, or it must not go on.
@@ -156,25 +216,45 @@ class AppendDriver:
         """
         if self._interruption is None:
             self._interruption = reason
-            if self._interruptible and self._task is not None:
+            if self._interruptible and self._task is not None and not self._along:
                 self._task.cancel()
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
+        """Record the task of ``run``, which was begun without one."""
+        self._task = task
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
             case ev.ReadContent(ticks):
                 return await self._read_content(ticks)
-            case ev.HoldContent(ticks):
-                return await self._hold_content(ticks)
             case ev.SendContent(content, delta):
                 return await self._send_content(content, delta)
             case ev.Resolve(min_revision):
                 return await self._resolve(min_revision)
             case ev.TakePipeline():
                 return await self._take_pipeline()
-            case ev.BuildPipeline():
-                return await self._build_pipeline()
+            case ev.CheckReadiness():
+                return self._look()
+            case ev.SendRoll() | ev.SendFinal():
+                return await self._propose(effect)
+            case ev.HandOver():
+                self._hand_over()
+                return None
+            case ev.GatherAcks():
+                return await self._gather_acks()
             case ev.GiveBackPipeline():
                 self._give_back()
+                return None
+        return await self._perform_rare(effect)
+
+    async def _perform_rare(self, effect: ev.RareEffect) -> ev.Event | None:
+        """Perform what only some appends ask for. It may wait long."""
+        await in_task()
+        match effect:
+            case ev.HoldContent(ticks):
+                return await self._hold_content(ticks)
+            case ev.BuildPipeline():
+                return await self._build_pipeline()
             case ev.TearDownPipeline():
                 await self._tear_down()
             case ev.BreakPipeline(error):
@@ -192,18 +272,10 @@ class AppendDriver:
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
                 return await self._write(put_suspend(self._context, self._at, level, offset))
-            case ev.CheckReadiness():
-                return self._look()
             case ev.LoadHead() | ev.AwaitReadiness() | ev.BeginTenure():
                 return await self._make_ready(effect)
             case ev.AwaitAcks():
                 return await self._await_acks()
-            case ev.SendRoll() | ev.SendFinal():
-                return await self._propose(effect)
-            case ev.HandOver():
-                self._hand_over()
-            case ev.GatherAcks():
-                return await self._gather_acks()
             case _:
                 assert_never(effect)
         return None
@@ -211,8 +283,11 @@ class AppendDriver:
     # Waits that end when the caller leaves or the route changes.
 
     async def _wait(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short."""
-        if self._interruption is not None:
+        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short.
+
+        An append that has taken others along goes on to its end for them.
+        """
+        if self._interruption is not None and not self._along:
             wait.close()
             raise _Interrupted(self._interruption)
         self._interruptible = True
@@ -244,40 +319,47 @@ class AppendDriver:
         raise error
 
     async def _resolve(self, min_revision: Revision) -> ev.Event:
-        call = self._call
+        call, context = self._call, self._context
         try:
-            at = await self._wait(
-                self._context.resolver.resolve(
+            at: Resolution | None = None
+            if call.proxy_header is None and self._interruption is None:
+                at = context.resolver.resolve_now(
                     call.terms.journal,
                     claims=call.claims,
                     may_proxy=call.may_proxy,
-                    require_primary=True,
                     min_etcd_revision=min_revision,
-                    proxy_header=call.proxy_header,
                 )
-            )
+            if at is None:
+                at = await self._wait(
+                    context.resolver.resolve(
+                        call.terms.journal,
+                        claims=call.claims,
+                        may_proxy=call.may_proxy,
+                        require_primary=True,
+                        min_etcd_revision=min_revision,
+                        proxy_header=call.proxy_header,
+                    )
+                )
         except _Interrupted as interrupted:
             return ev.Abandoned(interrupted.reason)
         except GazetteError as error:
             return ev.Failed(error)
         self._resolution = at
-        return ev.Resolved(
-            status=at.status,
-            route=at.header.route,
-            revision=at.seen_revision,
-            is_primary=at.is_local,
+        if self._replica is None and self._pipeline is None:
+            return at.as_event
+        return replace(
+            at.as_event,
             same_replica=self._replica is None or at.replica is self._replica,
             same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),
-            spec=at.spec,
-            stored_routes=tuple(kv.decoded.value for kv in at.assignments),
-            desired_replication=at.desired_replication,
         )
 
     async def _take_pipeline(self) -> ev.Event:
         replica = self._at.replica
         assert replica is not None
         try:
-            pipeline = await self._wait(self._take_turn(replica))
+            pipeline = await self._take_turn(replica)
+        except _TakenAlong as taken:
+            return ev.TakenAlong(taken.outcome)
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
         self._replica, self._pipeline = replica, pipeline
@@ -291,13 +373,76 @@ class AppendDriver:
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
         """Wait for the pipeline. First read content ahead: a holder without content would keep all
-        other appends waiting.
+        other appends waiting. Raise ``_TakenAlong`` if there is no need to wait any more.
         """
-        if not self._call.in_line:
-            return await take_unless(replica.pipeline, self._at.invalidated)
-        with replica.line.wait(self.content):
-            await self.content.read_ahead(self._context.settings.min_append_rate)
-            return await take_unless(replica.pipeline, self._at.invalidated)
+        invalidated = self._at.invalidated
+        if self._line is not replica.line:
+            self._leave_line()
+            if self._call.in_line:
+                with replica.line.wait(self.content):
+                    rate_min = self._context.settings.min_append_rate
+                    await self._wait(self.content.read_ahead(rate_min))
+                    content = self.content.small
+                    if content is None:
+                        return await self._wait(take_unless(replica.pipeline, invalidated))
+                await self._lead(replica.line, content)
+        return await self._wait(take_unless(replica.pipeline, invalidated))
+
+    async def _lead(self, line: Line, content: bytes) -> None:
+        """Wait until this append leads the small ones. Raise ``_TakenAlong`` with its outcome if another one
+        takes it along.
+        """
+        place = _Place()
+        small = SmallAppend(self._call.terms, content, self._call.session, place.lead, place.settle)
+        self._line, self._small = line, small
+        line.join(small)
+        while not place.leads:
+            if line.holds(small):
+                await self._wait_in(line, small, place)
+            else:
+                await (
+                    place.changed()
+                )  # Its end is near, and does not depend on its caller any more.
+            if place.outcome is not None:
+                raise _TakenAlong(place.outcome)
+
+    async def _wait_in(self, line: Line, small: SmallAppend, place: _Place) -> None:
+        try:
+            await self._wait(place.changed())
+        except _Interrupted:
+            if line.holds(small):
+                raise
+
+    def _leave_line(self) -> None:
+        if self._line is not None and self._small is not None:
+            self._line.leave(self._small)
+        self._line = self._small = None
+
+    def _settle_others(self, outcome: ev.Outcome | None) -> None:
+        """Give each append that was taken along its own outcome."""
+        begin = self._committing[0] + self._own_bytes
+        for small in self._along:
+            end = begin + len(small.content)
+            small.settle(self._outcome_of(small, outcome, begin, end))
+            begin = end
+        self._along = []
+
+    def _outcome_of(
+        self, small: SmallAppend, leader: ev.Outcome | None, begin: Offset, end: Offset
+    ) -> ev.Outcome:
+        if leader is None or leader.commit is None or leader.ending is not ev.Ending.COMMITTED:
+            error = None if leader is None else leader.error
+            return ev.Outcome(
+                ev.Ending.FAILED,
+                error=error or Broken("an append was cut short", journal=self.journal),
+                context="" if leader is None else leader.context,
+                uncertain=leader is None or leader.uncertain,
+            )
+        digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
+        commit = Fragment(self.journal, begin, end, digest, leader.commit.codec)
+        if small.session is not None and self._sessions is not None:
+            self._sessions.committed(small.session, self._at.tenure, commit)
+        return ev.Outcome(ev.Ending.COMMITTED, commit=commit, registers=leader.registers)
 
     async def _build_pipeline(self) -> ev.Event:
         replica, at = self._replica, self._at
@@ -417,16 +562,22 @@ class AppendDriver:
 
     def _note_commit(self, outcome: ev.Outcome) -> None:
         """Record in the ledger of sessions that this append has committed."""
-        if outcome.ending is ev.Ending.COMMITTED and self._sessions is not None:
-            assert self._call.session is not None
-            assert outcome.commit is not None
-            self._sessions.committed(self._call.session, self._at.tenure, outcome.commit)
+        session = self._call.session
+        if outcome.ending is not ev.Ending.COMMITTED or session is None or self._sessions is None:
+            return
+        assert outcome.commit is not None
+        self._sessions.committed(session, self._at.tenure, outcome.commit)
 
     # Content.
 
     async def _read_content(self, ticks: int | None) -> ev.Event:
         clock = self._context.clock
         began = _ticks(clock.monotonic())
+        if self.content.is_ahead and (self._interruption is None or self._along):
+            content = self.content.take()
+            if content is None:
+                return await self._stream_ended()
+            return ev.ContentRead(content, 0, began)
         try:
             content, stalled = await self._wait(
                 self.content.read(None if ticks is None else ticks / TICKS_PER_S)
@@ -459,12 +610,19 @@ class AppendDriver:
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
+        if self._small is not None:
+            return ev.StreamEnded(proposal, self._own_sum)
+        if self._sum is None:
+            return ev.StreamEnded(proposal, ZERO_SUM)  # The append has no content.
         alone = not self._held.spool.fragment.length
         return ev.StreamEnded(proposal, proposal.sum if alone else self._sum.digest())
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
-        if not delta:
+        if self._small is not None:
+            content = self._with_others(content)
+        elif not delta:
+            self._sum = hashlib.sha1(usedforsecurity=False)
             # The sum of an append that begins its fragment is the fragment's sum.
             pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
         try:
@@ -474,6 +632,26 @@ class AppendDriver:
         except GazetteError as error:
             return ev.SendFailed(error)
         return None
+
+    def _with_others(self, content: bytes) -> bytes:
+        """Return the content of this small append, and of those that it takes along."""
+        assert self._line is not None
+        self._held.local.begin(None)
+        self._own_bytes = len(content)
+        self._own_sum = hashlib.sha1(content, usedforsecurity=False).digest()
+        self._along = self._line.take_along(GROUP_BYTES - len(content), self._may_take_along)
+        if not self._along:
+            return content
+        return b"".join((content, *(one.content for one in self._along)))
+
+    def _may_take_along(self, small: SmallAppend) -> bool:
+        if not self._fsm.may_take_along(small.terms):
+            return False
+        if small.session is None:
+            return True
+        assert self._replica is not None
+        sessions = self._sessions = self._replica.sessions
+        return sessions.admit(small.session, self._at.tenure) == ADMITTED
 
     async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
         final = isinstance(effect, ev.SendFinal)
@@ -535,6 +713,7 @@ class AppendDriver:
         assert replica is not None
         if end <= begin or replica.head.names(tenure):
             return
+        await in_task()
         await replica.acknowledge(tenure, begin, end)
 
     # The ways to give up the pipeline.

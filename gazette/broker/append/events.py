@@ -161,6 +161,13 @@ class PipelineTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenAlong:
+    """Another append has committed this one along with its own content, or has failed with it."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineBuilt:
     """``caught_up`` is True if peers lacked bytes of the open fragment, and were sent them."""
 
@@ -299,6 +306,7 @@ Event: TypeAlias = (
     | GatherFailed
     | Resolved
     | PipelineTaken
+    | TakenAlong
     | PipelineBuilt
     | SyncSent
     | SyncAnswered
@@ -328,7 +336,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class TakePipeline:
-    """Wait for the replica's pipeline. → PipelineTaken, Invalidated."""
+    """Wait for the replica's pipeline. → PipelineTaken, TakenAlong, Invalidated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,29 +475,34 @@ class GatherAcks:
     """Gather the answers to the final proposal. → AcksGathered, GatherFailed."""
 
 
-Effect: TypeAlias = (
-    Resolve
-    | TakePipeline
+RareEffect: TypeAlias = (
+    HoldContent
     | BuildPipeline
-    | GiveBackPipeline
     | TearDownPipeline
     | BreakPipeline
     | SendSync
     | GatherSync
     | PutAssignments
     | PutSuspend
-    | CheckReadiness
     | LoadHead
     | AwaitReadiness
     | BeginTenure
     | AwaitAcks
-    | SendRoll
-    | ReadContent
-    | HoldContent
+)
+"""Effects that only some appends ask for."""
+
+Effect: TypeAlias = (
+    ReadContent
     | SendContent
+    | Resolve
+    | TakePipeline
+    | CheckReadiness
+    | SendRoll
     | SendFinal
     | HandOver
     | GatherAcks
+    | GiveBackPipeline
+    | RareEffect
 )
 
 

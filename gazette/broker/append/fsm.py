@@ -58,6 +58,8 @@ SYNC_ROUNDS_MAX: Final = 6
 _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
 _WITHOUT_CONTENT: Final = frozenset({*_SUSPENDS, SuspendControl.KEEP})
+_TAKEN_ALONG: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
+"""Of no effect on a journal that is not suspended, as any journal that takes content."""
 
 
 class State(Enum):
@@ -152,6 +154,16 @@ class AppendFSM:
         if self.state is State.STREAM_CONTENT:
             return self._on_stream(event)
         match event:
+            case ev.Resolved() if self.state is State.RESOLVE:
+                return self._on_resolved(event)
+            case ev.PipelineTaken(route, spool, balance) if self.state is State.ACQUIRE_PIPELINE:
+                self.holds, self._pipeline_route, self._spool = True, route, spool
+                self._balance = balance
+                return self._start_pipeline()
+            case ev.ReadinessSeen() if self.state is State.VALIDATE_PRECONDITIONS:
+                return self._on_readiness(event)
+            case ev.AcksGathered(answers) if self.state is State.READ_ACKNOWLEDGEMENTS:
+                return self._on_acks(answers)
             case ev.Failed(error) | ev.Abandoned(error):
                 return self._fail(error)
             case ev.SendFailed(error) if self.state is State.READ_ACKNOWLEDGEMENTS:
@@ -165,12 +177,11 @@ class AppendFSM:
             case ev.Invalidated():
                 return self._resolve()
         match self.state, event:
-            case State.RESOLVE, ev.Resolved():
-                return self._on_resolved(event)
-            case State.ACQUIRE_PIPELINE, ev.PipelineTaken(route, spool, balance):
-                self.holds, self._pipeline_route, self._spool = True, route, spool
-                self._balance = balance
-                return self._start_pipeline()
+            case State.ACQUIRE_PIPELINE, ev.TakenAlong(outcome):
+                self.outcome = outcome
+                failed = outcome.ending is Ending.FAILED
+                self.state = State.ERROR if failed else State.FINISHED
+                return _DONE
             case State.START_PIPELINE, ev.PipelineBuilt(spool, now, caught_up):
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
                 self._spool, self._registers = spool, spool.registers
@@ -191,10 +202,6 @@ class AppendFSM:
             case ((State.UPDATE_ASSIGNMENTS | State.UPDATE_SUSPEND), ev.EtcdWritten(revision)):
                 self.read_through = max(self.read_through, revision)
                 return self._resolve()
-            case State.VALIDATE_PRECONDITIONS, ev.ReadinessSeen():
-                return self._on_readiness(event)
-            case State.READ_ACKNOWLEDGEMENTS, ev.AcksGathered(answers):
-                return self._on_acks(answers)
             case State.READ_ACKNOWLEDGEMENTS, ev.GatherFailed(error):
                 return self._on_acks_missing(error)
         raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
@@ -459,6 +466,22 @@ class AppendFSM:
             case ev.StreamFailed(error) | ev.Failed(error) | ev.Abandoned(error):
                 return self._roll_back(self._failure(error))
         raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
+
+    def may_take_along(self, terms: AppendTerms) -> bool:
+        """Return True if a small append may be committed along with this one, right behind its content.
+
+        Ask while this append streams. An append is left to itself if it names an offset or
+        changes registers, or if the journal's rate is limited. So is one whose check fails: it is refused by
+        the registers that the journal has when its turn comes.
+        """
+        check, registers = terms.check_registers, self._registers
+        return (
+            terms.offset is None
+            and not terms.changes_registers
+            and terms.suspend in _TAKEN_ALONG
+            and not self._flow.rate_max
+            and (check is None or not registers or check.matches(registers))
+        )
 
     def _read(self) -> tuple[Effect, ...]:
         return (ev.ReadContent(self._flow.idle_ticks()),)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from gazette.runtime.mutex import Mutex
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope, in_task
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ async def take_unless(mutex: Mutex[T], invalidated: asyncio.Event) -> T:
         raise Superseded
     if mutex.idle:
         return await mutex.take()  # Does not wait.
+    await in_task()
     taken: list[T] = []
 
     async def take() -> None:

@@ -2,18 +2,25 @@
 
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
 all later appends. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
+
+A *small append* is one message of at most `SMALL_BYTES`, all of which has arrived. Of these, one at a time
+leads, until it has ended. It commits those that wait behind it along with its own content, if their terms
+permit: a group commit. So many small appends cost the replicas as little as one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
+from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.flow_control import too_slow
 from gazette.broker.append.idle_timeout import IdleTimeout
 from gazette.errors import GazetteError, Unavailable
+from gazette.protocol.append_session import SessionAppend
 
 AHEAD_BYTES: Final = 1 << 18
 """Bytes that are read ahead. A client must send as many before it can hold up a journal."""
@@ -22,6 +29,9 @@ AHEAD_S: Final = 10.0
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
+SMALL_BYTES: Final = 1 << 16
+GROUP_BYTES: Final = 1 << 18
+"""Content of one group commit, in bytes."""
 
 
 class ContentSource(Protocol):
@@ -38,11 +48,11 @@ class ContentSource(Protocol):
 class ContentAhead:
     """A caller's stream, of which a part may have been read ahead."""
 
-    def __init__(self, source: ContentSource) -> None:
+    def __init__(self, source: ContentSource, ahead: Iterable[bytes | None] = ()) -> None:
         self._source = source
-        self._ahead: deque[bytes | None] = deque()
+        self._ahead: deque[bytes | None] = deque(ahead)
         self._error: GazetteError | None = None
-        self.held = 0
+        self.held = sum(len(chunk or b"") for chunk in self._ahead)
         """Bytes that were read ahead."""
 
     async def read_ahead(self, rate_min: int) -> None:
@@ -52,6 +62,8 @@ class ContentAhead:
         ``Broken`` if the caller takes longer than `AHEAD_S`, or than ``rate_min`` bytes/s allows
         (0: no limit). Cancellation: as ``next``.
         """
+        if self._enough():
+            return
         try:
             async with IdleTimeout(max(AHEAD_S, AHEAD_BYTES / rate_min) if rate_min else None):
                 while not self._enough():
@@ -63,14 +75,33 @@ class ContentAhead:
         except GazetteError as error:
             self._error = error
 
+    @property
+    def is_ahead(self) -> bool:
+        """True if ``take`` has something to return."""
+        return bool(self._ahead)
+
+    @property
+    def small(self) -> bytes | None:
+        """The only chunk of a small append that is all there, with its intent to commit; otherwise None."""
+        ahead = self._ahead
+        if len(ahead) != 3 or ahead[2] is not None or ahead[1] != b"" or self._error is not None:
+            return None
+        chunk = ahead[0]
+        return chunk if chunk and len(chunk) <= SMALL_BYTES else None
+
+    def take(self) -> bytes | None:
+        """Return the next chunk, which was read ahead."""
+        chunk = self._ahead.popleft()
+        if chunk:
+            self.held -= len(chunk)
+        return chunk
+
     async def read(self, seconds: float | None) -> tuple[bytes | None, bool]:
         """Return the next chunk, and True if the broker itself stood still meanwhile.
 
         Raise ``TimeoutError`` if the caller sends none for ``seconds`` (None: for ever). Raise and cancel as
         ``ContentSource.next``.
         """
-        if self._ahead:
-            return await self.next(), False  # Does not wait.
         async with IdleTimeout(seconds) as waiting:
             chunk = await self.next()
         return chunk, waiting.stalled
@@ -78,9 +109,7 @@ class ContentAhead:
     async def next(self) -> bytes | None:
         """Return the next chunk, as ``ContentSource.next`` does."""
         if self._ahead:
-            chunk = self._ahead.popleft()
-            self.held -= len(chunk or b"")
-            return chunk
+            return self.take()
         if self._error is not None:
             raise self._error
         return await self._source.next()
@@ -91,25 +120,98 @@ class ContentAhead:
         return ended or full or self._error is not None
 
 
+@dataclass(slots=True, eq=False)
+class SmallAppend:
+    """A small append that waits in line.
+
+    ``lead`` is called when it is its turn to take the pipeline; its owner calls ``Line.leave`` once it has
+    ended. ``settle`` is called with its outcome instead if another small append has taken it along.
+    """
+
+    terms: AppendTerms
+    content: bytes
+    session: SessionAppend | None
+    lead: Callable[[], None]
+    settle: Callable[[Outcome], None]
+
+
 class Line:
-    """The appends of one journal that wait here or for the pipeline. Pulses are not counted."""
+    """The appends of one journal that wait here or for the pipeline. Pulses are not counted. Loop-bound."""
 
     def __init__(self) -> None:
         self._waiting: dict[ContentAhead, None] = {}
+        self._small: deque[SmallAppend] = deque()
+        self._leader: SmallAppend | None = None
+        self._advancing = False
 
     @contextmanager
     def wait(self, content: ContentAhead) -> Iterator[None]:
         """Count an append while it waits. Raise ``Unavailable`` if the line is full."""
-        held = sum(one.held for one in self._waiting)
-        if len(self._waiting) >= WAITING_MAX or held >= WAITING_BYTES_MAX:
-            raise Unavailable(
-                "too many appends to the journal wait",
-                hint="The append is retried. Send fewer appends at a time.",
-                waiting=len(self._waiting),
-                waiting_bytes=held,
-            )
+        self.check_room()
         self._waiting[content] = None
         try:
             yield
         finally:
             del self._waiting[content]
+
+    @property
+    def waiting(self) -> int:
+        """Number of appends that wait, with the one that leads the small ones."""
+        return len(self._waiting) + len(self._small) + (self._leader is not None)
+
+    def check_room(self) -> None:
+        """Raise ``Unavailable`` if the line is full."""
+        count = self.waiting
+        if count < WAITING_MAX and not self._waiting:
+            return  # Small appends are small.
+        held = sum(one.held for one in self._waiting) + sum(len(one.content) for one in self._small)
+        if count >= WAITING_MAX or held >= WAITING_BYTES_MAX:
+            raise Unavailable(
+                "too many appends to the journal wait",
+                hint="The append is retried. Send fewer appends at a time.",
+                waiting=count,
+                waiting_bytes=held,
+            )
+
+    def join(self, *small: SmallAppend) -> None:
+        """Let small appends wait, in order. The first leads now if no other one does."""
+        self._small.extend(small)
+        self._advance()
+
+    def holds(self, small: SmallAppend) -> bool:
+        """Return True if a small append waits or leads: no other one has taken it along."""
+        return small is self._leader or small in self._small
+
+    def leave(self, small: SmallAppend) -> None:
+        """Let go of a small append that has led, or gives up. No effect on one that was taken along."""
+        if small is self._leader:
+            self._leader = None
+            self._advance()
+        elif small in self._small:
+            self._small.remove(small)
+
+    def take_along(
+        self, bytes_max: int, permits: Callable[[SmallAppend], bool]
+    ) -> list[SmallAppend]:
+        """Remove small appends that wait, in order, up to the first that is too large or not permitted.
+
+        The caller, which leads, settles each of them.
+        """
+        taken: list[SmallAppend] = []
+        while self._small:
+            bytes_max -= len(self._small[0].content)
+            if bytes_max < 0 or not permits(self._small[0]):
+                break
+            taken.append(self._small.popleft())
+        return taken
+
+    def _advance(self) -> None:
+        if self._advancing:  # A leader that ends at once calls `leave`: the loop below goes on.
+            return
+        self._advancing = True
+        try:
+            while self._leader is None and self._small:
+                self._leader = self._small.popleft()
+                self._leader.lead()
+        finally:
+            self._advancing = False

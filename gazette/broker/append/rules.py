@@ -96,6 +96,8 @@ def resume_offset(spec: JournalSpec) -> Offset:
 def check_terms(terms: AppendTerms) -> None:
     """Raise ``TooLarge`` if the registers that a request names exceed the limit of a journal's."""
     check = terms.check_registers
+    if check is None and not terms.changes_registers:
+        return
     named = {
         "CheckRegisters": () if check is None else (check.include, check.exclude),
         "UnionRegisters": (terms.union_registers,),

@@ -17,7 +17,7 @@ from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope, in_task
 from gazette.runtime.timeouts import timeout
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
@@ -106,6 +106,7 @@ class PeerStream:
 
     async def _progressed(self, lack: str) -> None:
         """Wait for any progress of the call. Raise ``Unavailable`` after ``timeout_s`` without progress."""
+        await in_task()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._progress[waiter] = None
         try:

@@ -116,6 +116,12 @@ class Http2Stream:
         """
         return self._connection.send(self, content, ended=ended)
 
+    def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
+        """Send a whole answer: two header blocks, and content between them. Return False, and send nothing,
+        if the content may not be sent at once.
+        """
+        return self._connection.answer(self, head, content, trailers)
+
     def consume(self, length: int) -> None:
         """Let the peer send as many bytes more, which the listener has received and does not hold."""
         self._connection.consume(self, length)
@@ -291,6 +297,31 @@ class Http2Connection:
                 self._write(fr.frame(fr.DATA, fr.END_STREAM, stream.id))
             self._end_local(stream)
         return at
+
+    def answer(self, stream: Http2Stream, head: bytes, content: bytes, trailers: bytes) -> bool:
+        """See ``Http2Stream.answer``."""
+        length, id = len(content), stream.id
+        limit = min(self._frame_bytes, stream.window, self._window)
+        largest = max(length, len(head), len(trailers))
+        if largest > limit or self._paused or stream.local_ended or not length:
+            return False
+        self._write(
+            b"".join(
+                (
+                    fr.head(len(head), fr.HEADERS, fr.END_HEADERS, id),
+                    head,
+                    fr.head(length, fr.DATA, 0, id),
+                    content,
+                    fr.head(len(trailers), fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, id),
+                    trailers,
+                )
+            )
+        )
+        self._credit.earn()
+        stream.window -= length
+        self._window -= length
+        self._end_local(stream)
+        return True
 
     def consume(self, stream: Http2Stream, length: int) -> None:
         """See ``Http2Stream.consume``."""

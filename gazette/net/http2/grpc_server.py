@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ import grpc.aio
 
 from gazette.errors import Closed, GazetteError
 from gazette.net.graceful_http import FIRST_REQUEST_S
-from gazette.net.grpc_metrics import measured_handler
+from gazette.net.grpc_metrics import MeasuredMethod
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
@@ -27,8 +27,10 @@ from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
 from gazette.net.http2.metadata import CONTENT_TYPE, EOF, timeout_of
 from gazette.net.http2.socket import CLOSING_S, Http2Socket
+from gazette.net.http2.whole_call import TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
+from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
@@ -54,13 +56,29 @@ _NOT_GRPC: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method as it is served: its handler, wrapped so that calls are counted."""
+    """A method as it is served: its handler, wrapped so that calls are counted.
 
+    ``take`` is offered its whole calls; None: there is no such function.
+    """
+
+    path: bytes
     call: Any
     request_streaming: bool
     response_streaming: bool
     decode: Any
     encode: Any
+    measured: MeasuredMethod
+    take: TakeWhole | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the head of a request asks for, or the status of one that cannot be served."""
+
+    encoding: str
+    method: _Method | None = None
+    timeout_s: float | None = None
+    refusal: tuple[grpc.StatusCode, str] | None = None
 
 
 class _Details(NamedTuple):
@@ -86,6 +104,11 @@ class GrpcServer:
         self._acceptor: Acceptor | None = None
         self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._methods: dict[bytes, _Method] = {}
+        self._takers: dict[str, TakeWhole] = {}
+        self._fresh: list[WholeCall] = []
+        """Calls that the present reading of a socket has begun."""
+        self._whole: dict[WholeCall, None] = {}
+        """Whole calls that were taken and not answered yet."""
         self.connections: dict[ServerConnection, None] = {}
         """All connections, in the order in which they were made."""
         self._calls: set[asyncio.Task[None]] = set()
@@ -101,6 +124,13 @@ class GrpcServer:
     ) -> None:
         """Serve the methods of ``handlers``, too. The first that knows a method has it."""
         self._handlers += handlers
+
+    def take_whole_calls(self, path: str, take: TakeWhole) -> None:
+        """Offer calls of a method to ``take`` that arrive as a whole. Its handler serves all others.
+
+        While OpenTelemetry traces calls, the handler serves all of them.
+        """
+        self._takers[path] = take
 
     def listen(self, listener: socket.socket, tls: ReloadedTls | None) -> None:
         """Take over a listening socket. Before ``start``, connections wait."""
@@ -163,6 +193,8 @@ class GrpcServer:
         finally:
             self.decided.set()
             self._stop_listening()
+            for call in list(self._whole):
+                call.give_up(grpc.StatusCode.UNAVAILABLE, "the server stops")
             for task in list(self._calls):
                 task.cancel("the server stops")
             try:
@@ -217,29 +249,52 @@ class GrpcServer:
     def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
         """Begin a call."""
         del ended
+        plan: _Plan | None = request.plan
+        if plan is None:
+            plan = request.plan = self._plan(request)
+            if plan is None:
+                return _refused(stream)
+        method = plan.method
+        if method is not None and method.take is not None:
+            whole = WholeCall(
+                self, stream, request, method, plan.timeout_s, self._clock.monotonic()
+            )
+            self._fresh.append(whole)
+            return whole
+        return self._begin(stream, request, plan)
+
+    def _plan(self, request: RequestHead) -> _Plan | None:
+        """Return what a head asks for; None if it is no call of gRPC."""
         fields = dict(request.fields)
-        if request.method != b"POST" or not fields.get(b"content-type", b"").startswith(
-            CONTENT_TYPE
-        ):
-            return _refused(stream)
+        kind = fields.get(b"content-type", b"")
+        if request.method != b"POST" or not kind.startswith(CONTENT_TYPE):
+            return None
         encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
-        call = GrpcCall(stream, request, MessageQueue(self._max_recv_bytes, encoding))
         method = self._method(request.path)
+        unknown = grpc.StatusCode.UNIMPLEMENTED
         if method is None:
-            call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            return call
+            return _Plan(encoding, refusal=(unknown, "Method not found!"))
         if encoding not in ENCODINGS:
-            call.finish(grpc.StatusCode.UNIMPLEMENTED, f"messages cannot be encoded by {encoding}")
-            return call
+            return _Plan(encoding, refusal=(unknown, f"messages cannot be encoded by {encoding}"))
         try:
-            timeout_s = timeout_of(request.fields)
+            return _Plan(encoding, method, timeout_of(request.fields))
         except ValueError as error:
-            call.finish(grpc.StatusCode.INTERNAL, str(error))
+            return _Plan(encoding, refusal=(grpc.StatusCode.INTERNAL, str(error)))
+
+    def _begin(self, stream: Http2Stream, request: RequestHead, plan: _Plan) -> GrpcCall:
+        """Begin a call that a task serves."""
+        call = GrpcCall(stream, request, MessageQueue(self._max_recv_bytes, plan.encoding))
+        method = plan.method
+        if method is None:
+            assert plan.refusal is not None
+            call.finish(*plan.refusal)
             return call
         call.decode, call.encode = method.decode, method.encode
-        task = self._scope.spawn(
-            self._run(call, method, timeout_s), name=request.path.decode("latin-1")
-        )
+        self._spawn(call, self._run(call, method, plan.timeout_s), method)
+        return call
+
+    def _spawn(self, call: GrpcCall, running: Coroutine[Any, Any, None], method: _Method) -> None:
+        task = self._scope.spawn(running, name=method.path.decode("latin-1"))
         call.task = task
         self._calls.add(task)
 
@@ -249,7 +304,68 @@ class GrpcServer:
             call.finish(grpc.StatusCode.CANCELLED)
 
         task.add_done_callback(finish)
-        return call
+
+    def begin_calls(self) -> None:
+        """Serve the calls that the reading of a socket, which has just ended, has begun."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, []
+        offered: dict[bytes, list[WholeCall]] = {}
+        traced = tracing.active()
+        for call in fresh:
+            if call.stream.remote_ended and call.is_open and not traced:
+                offered.setdefault(call.method.path, []).append(call)
+            else:
+                call.hand_back()
+        for calls in offered.values():
+            self._offer(calls)
+
+    def _offer(self, calls: list[WholeCall]) -> None:
+        self._whole.update(dict.fromkeys(calls))
+        try:
+            rest = calls[0].method.take(calls)
+        except Exception as error:  # noqa: BLE001 - one handler's defect must not end the server
+            log.error("whole calls could not be taken: %(error)r", {"error": error}, exc_info=error)
+            for call in calls:
+                call.give_up(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+            return
+        for call in rest:
+            call.hand_back()
+        for call in calls:
+            call.limit()
+
+    def serve_by_task(self, call: WholeCall) -> None:
+        """See ``CallOwner.serve_by_task``."""
+        self._whole.pop(call, None)
+        stream, ended = call.stream, call.stream.remote_ended
+        listener = stream.listener = self._begin(stream, call.request, call.request.plan)
+        content = call.content()
+        if content:
+            listener.on_data(content, ended=ended)
+        elif ended:
+            listener.on_fields([], ended=True)
+
+    def answer_by_task(self, call: WholeCall, response: bytes) -> None:
+        """See ``CallOwner.answer_by_task``."""
+        self._whole.pop(call, None)
+        served = GrpcCall(call.stream, call.request, MessageQueue(self._max_recv_bytes))
+        call.stream.listener = served
+
+        async def answer() -> None:
+            await served.write(response)
+            served.finish(grpc.StatusCode.OK)
+
+        self._spawn(served, answer(), call.method)
+        self._count(call, grpc.StatusCode.OK)
+
+    def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
+        """See ``CallOwner.answered``."""
+        self._whole.pop(call, None)
+        self._count(call, code)
+
+    def _count(self, call: WholeCall, code: grpc.StatusCode) -> None:
+        seconds = self._clock.monotonic() - call.began
+        call.method.measured.count(code, seconds, call.received)
 
     def _method(self, path: bytes) -> _Method | None:
         method = self._methods.get(path)
@@ -258,7 +374,8 @@ class GrpcServer:
             for handler in self._handlers:
                 found = handler.service(_Details(name))  # type: ignore[arg-type]
                 if found is not None:
-                    method = self._methods[path] = _measured(name, found, self._clock)
+                    method = _measured(name, found, self._clock, self._takers.get(name))
+                    self._methods[path] = method
                     break
         return method
 
@@ -306,16 +423,20 @@ async def _only_request(call: GrpcCall) -> Any:
     return request
 
 
-def _measured(name: str, handler: Any, clock: Clock) -> _Method:
-    served = measured_handler(name, handler, clock)
+def _measured(name: str, handler: Any, clock: Clock, take: TakeWhole | None) -> _Method:
+    measured = MeasuredMethod(name, handler, clock)
+    served = measured.handler
     kinds = (served.unary_unary, served.unary_stream, served.stream_unary, served.stream_stream)
     (call,) = (kind for kind in kinds if kind is not None)
     return _Method(
+        name.encode("latin-1"),
         call,
         bool(served.request_streaming),
         bool(served.response_streaming),
         served.request_deserializer,
         served.response_serializer,
+        measured,
+        take,
     )
 
 
@@ -449,6 +570,9 @@ class ServerConnection(Http2Socket):
             if self._connection.draining and not self._connection.streams:
                 self._loop.call_soon(self.close)
         self._server.changed()
+
+    def _on_received(self) -> None:
+        self._server.begin_calls()
 
     def _check(self) -> None:
         """Give up a client that is silent, or takes nothing. End a connection that is not used."""

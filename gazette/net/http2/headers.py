@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import hpack
 from hpack.exceptions import HPACKError, OversizedHeaderListError
@@ -97,15 +97,20 @@ def _write_text(out: bytearray, text: bytes) -> None:
     out += text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
-    """The fields of a request: those that name its target, and the others in order."""
+    """The fields of a request: those that name its target, and the others in order.
+
+    Requests with the same header block share one. ``plan`` is for a server that wants to keep what it has
+    found out of the fields.
+    """
 
     method: bytes
     path: bytes
     authority: bytes
     fields: Fields
     content_length: int | None = None
+    plan: Any = None
 
     @classmethod
     def of(cls, stream: int, fields: Fields) -> RequestHead:

@@ -61,7 +61,11 @@ class Http2Socket(asyncio.Protocol):
             self._connection.receive(data)
         except ConnectionFault as fault:
             self._on_fault(fault)
+        self._on_received()
         self._flush()
+
+    def _on_received(self) -> None:
+        """Learn that all frames that have arrived were handled."""
 
     def eof_received(self) -> bool:
         # The transport is closed: a peer that has ended its side cannot be answered.
