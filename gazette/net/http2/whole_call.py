@@ -1,0 +1,211 @@
+"""Calls of gRPC whose requests are all there once the socket has been read. They need no task.
+
+Many calls are short, and arrive in one piece. The server offers these to a function of their method, all that
+one reading of a socket has brought at a time. What the function does not take is served by a task, as other
+calls are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import grpc
+
+from gazette.errors import GazetteError
+from gazette.net.http2.connection import BytesLike, Http2Stream
+from gazette.net.http2.frames import FaultCode
+from gazette.net.http2.headers import Fields, RequestHead, encode_fields
+from gazette.net.http2.messages import PREFIX_BYTES, prefixed
+from gazette.net.http2.metadata import (
+    HEAD_BLOCK,
+    OK_BLOCK,
+    Metadata,
+    metadata_of,
+    trailers,
+)
+
+WHOLE_BYTES_MAX: Final = 1 << 17
+"""Bytes of a whole call's requests. Longer ones are served by a task."""
+
+
+class CallOwner(Protocol):
+    """The server of a whole call, as the call sees it."""
+
+    def serve_by_task(self, call: WholeCall) -> None:
+        """Serve the call from its beginning, by a task."""
+        ...
+
+    def answer_by_task(self, call: WholeCall, response: bytes) -> None:
+        """Send a response for which there is no room now."""
+        ...
+
+    def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
+        """Learn that the call has ended with a status."""
+        ...
+
+
+class WholeCall:
+    """A call whose requests may all arrive at once. Loop-bound.
+
+    Its function answers it by ``answer`` or ``refuse``, or leaves it to a task by ``hand_back``, each at any
+    time, once. ``on_gone`` is called if the caller goes away before that, or its time is up.
+    """
+
+    __slots__ = (
+        "_content",
+        "_length",
+        "_open",
+        "_owner",
+        "_timer",
+        "began",
+        "method",
+        "on_gone",
+        "received",
+        "request",
+        "stream",
+        "timeout_s",
+    )
+
+    def __init__(
+        self,
+        owner: CallOwner,
+        stream: Http2Stream,
+        request: RequestHead,
+        method: Any,
+        timeout_s: float | None,
+        began: float,
+    ) -> None:
+        self.stream = stream
+        self.request = request
+        self.method = method
+        self.timeout_s = timeout_s
+        self.began = began
+        """The clock's monotonic time at which the call began."""
+        self.received = 0
+        """Requests that ``messages`` has returned."""
+        self.on_gone: Callable[[], None] | None = None
+        self._owner = owner
+        self._content: list[BytesLike] = []
+        self._length = 0
+        self._open = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- what arrives
+
+    def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        """Ignore trailers. They end the stream."""
+
+    def on_data(self, content: BytesLike, *, ended: bool) -> None:
+        del ended
+        self._content.append(content)
+        self._length += len(content)
+
+    def on_fault(self, error: GazetteError) -> None:
+        del error
+        self._end(grpc.StatusCode.CANCELLED, gone=True)
+        self.stream.release()
+
+    def on_room(self) -> None:
+        """Do nothing: an answer that finds no room is sent by a task."""
+
+    # -- what the function uses
+
+    def messages(self) -> list[bytes] | None:
+        """Return the encoded requests. Return None unless all are there, plain and not too long."""
+        if not self.stream.remote_ended or self._length > WHOLE_BYTES_MAX:
+            return None
+        content, at, found = self.content(), 0, []
+        end = len(content)
+        while end - at >= PREFIX_BYTES:
+            begin = at + PREFIX_BYTES
+            at = begin + int.from_bytes(content[begin - 4 : begin], "big")
+            if content[begin - PREFIX_BYTES] or at > end:
+                return None  # Compressed, or cut short.
+            found.append(content[begin:at])
+        if at != end:
+            return None
+        self.received = len(found)
+        return found
+
+    def content(self) -> bytes:
+        """Return what has arrived of the requests."""
+        return b"".join(self._content)
+
+    def invocation_metadata(self) -> Metadata:
+        """Return the caller's metadata."""
+        return metadata_of(self.request.fields)
+
+    def answer(self, response: bytes) -> None:
+        """End the call with its response."""
+        if not self._open:
+            return
+        stream, message = self.stream, prefixed(response)
+        if stream.answer(HEAD_BLOCK, message, OK_BLOCK):
+            self._end(grpc.StatusCode.OK)
+            stream.release()
+        else:
+            self._open = False
+            self._stop_timer()
+            self._owner.answer_by_task(self, response)
+
+    def refuse(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
+        """End the call with a status."""
+        if not self._open:
+            return
+        block = HEAD_BLOCK + encode_fields(trailers(code, details, trailing))
+        self.stream.send_fields(block, ended=True)
+        self._end(code)
+        self.stream.release()
+
+    def hand_back(self) -> None:
+        """Leave the call to a task, as if it had just arrived."""
+        if self._open:
+            self._open = False
+            self._stop_timer()
+            self._owner.serve_by_task(self)
+
+    # -- what the server uses
+
+    @property
+    def is_open(self) -> bool:
+        """Return True until the call is answered, or its caller has gone."""
+        return self._open
+
+    def limit(self) -> None:
+        """Begin to watch the caller's time limit, as the call was not answered at once."""
+        if self.timeout_s is not None and self._open:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.timeout_s, self._expire)
+
+    def give_up(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status before its function has."""
+        if self._open:
+            self.stream.send_fields(
+                HEAD_BLOCK + encode_fields(trailers(code, details, ())), ended=True
+            )
+            self.stream.reset(FaultCode.NO_ERROR)
+            self._end(code, gone=True)
+            self.stream.release()
+
+    def _expire(self) -> None:
+        self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _end(self, code: grpc.StatusCode, *, gone: bool = False) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._stop_timer()
+        self._owner.answered(self, code)
+        if gone and self.on_gone is not None:
+            self.on_gone()
+        self.on_gone = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+TakeWhole: TypeAlias = Callable[[Sequence[WholeCall]], Sequence[WholeCall]]
+"""Serves whole calls, and returns those that it does not take."""
