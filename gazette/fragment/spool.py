@@ -12,7 +12,7 @@ Pure: the bytes, their digest and the clock belong to ``spool_file``, which perf
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from gazette.errors import Bug, Invalid
@@ -98,7 +98,7 @@ class SpoolState:
     delta: int = 0
     first_append_time: float | None = None
     """Unix seconds of the first commit; None while the fragment is empty."""
-    _next: Fragment | None = None
+    _next: Fragment | None = field(default=None, compare=False, repr=False)
     """The fragment that the pending bytes would make, once it was asked for."""
 
     @classmethod

@@ -77,6 +77,7 @@ def split_journal_meta(name: JournalName) -> tuple[JournalName, str]:
     return journal, meta
 
 
+@lru_cache(maxsize=4096)
 def validate_journal_name(name: JournalName) -> None:
     """Require a journal name, with or without a metadata segment."""
     journal, delimiter, meta = name.partition(META_DELIMITER)

@@ -148,22 +148,27 @@ def validate_append_response(pb: broker_pb2.AppendResponse) -> None:
             LabelSet.from_pb(pb.registers).validate()
 
 
-def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> None:
-    """Check a proposal, or a chunk of content.
+def validate_replicate_request(
+    pb: broker_pb2.ReplicateRequest,
+) -> tuple[Fragment, LabelSet] | None:
+    """Check a proposal, and return its fragment and registers; or a chunk of content, and return None.
 
     Absent registers of a proposal mean empty registers.
     """
     if not pb.HasField("proposal"):
         _replicate_content(pb)
-        return
+        return None
     if pb.HasField("header"):
         _header(pb.header)
         if not pb.acknowledge:
             raise Invalid("expected Acknowledge with Header")
     with within("Proposal"):
-        Fragment.from_pb(pb.proposal).validate()
-    with within("Registers"):
-        LabelSet.from_pb(pb.registers).validate()
+        proposal = Fragment.from_pb(pb.proposal)
+        proposal.validate()
+    registers = LabelSet.from_pb(pb.registers)
+    if registers:
+        with within("Registers"):
+            registers.validate()
     if pb.content:
         raise Invalid(f"unexpected Content with Proposal (len {len(pb.content)})")
     if pb.content_delta:
@@ -173,6 +178,7 @@ def validate_replicate_request(pb: broker_pb2.ReplicateRequest) -> None:
             "DeprecatedJournal and Proposal.Journal mismatch "
             f"({pb.deprecated_journal} vs {pb.proposal.journal})"
         )
+    return proposal, registers
 
 
 def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:

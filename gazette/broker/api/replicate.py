@@ -27,8 +27,6 @@ from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import ReplicateContent, ReplicateMessage
-from gazette.protocol.fragment import Fragment
-from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_replicate_request
@@ -206,9 +204,9 @@ class _Stream:
                 self.has_content = True
                 await self.local.content(message.content, message.delta)
                 continue
-            validate_replicate_request(message)
-            if message.HasField("proposal"):
-                await self._propose(_proposal_of(message), acknowledge=message.acknowledge)
+            proposed = validate_replicate_request(message)
+            if proposed is not None:
+                await self._propose(Proposal(*proposed), acknowledge=message.acknowledge)
             else:
                 self.has_content = True
                 await self.local.content(message.content, message.content_delta)
@@ -253,16 +251,12 @@ async def _give_back(replica: Replica, local: SpoolWriter) -> None:
 def _opening_of(message: ReplicateMessage) -> tuple[Header, Proposal]:
     if isinstance(message, ReplicateContent):
         raise Invalid("expected first ReplicateRequest to have Header")
-    validate_replicate_request(message)
+    proposed = validate_replicate_request(message)
     if not message.HasField("header"):
         raise Invalid("expected first ReplicateRequest to have Header")
-    if not message.HasField("proposal"):
+    if proposed is None:
         raise Invalid("expected first ReplicateRequest to have Proposal")
-    return Header.from_pb(message.header), _proposal_of(message)
-
-
-def _proposal_of(message: broker_pb2.ReplicateRequest) -> Proposal:
-    return Proposal(Fragment.from_pb(message.proposal), LabelSet.from_pb(message.registers))
+    return Header.from_pb(message.header), Proposal(*proposed)
 
 
 def _answer(result: SpoolResult, header: Header | None) -> broker_pb2.ReplicateResponse:

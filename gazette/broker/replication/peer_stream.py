@@ -2,6 +2,8 @@
 
 One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they arrive. So
 the stream notices a peer that goes away even while it waits for no answer.
+
+A message goes out at once if the transport can, and otherwise by a task. The same holds for answers.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
-from gazette.runtime.tasks import TaskScope, in_task
-from gazette.runtime.timeouts import timeout
+from gazette.runtime.tasks import TaskScope
 
 OUTBOX_BYTES_MAX: Final = 1 << 20
 """Bytes that may wait to be sent to one peer; one message may exceed it."""
@@ -46,8 +47,11 @@ class PeerStream:
         self._closing = False
         self._ended = False
         self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
+        self._sending = False
+        """The sender has taken a message that is not sent yet."""
         self._to_send: asyncio.Future[None] | None = None
         self._progress: dict[asyncio.Future[None], None] = {}
+        call.listen(self._take)
         self._sender = scope.spawn(self._send_all(), name=f"send to {peer}")
         self._receiver = scope.spawn(self._receive_all(), name=f"receive from {peer}")
 
@@ -59,6 +63,8 @@ class PeerStream:
     def send(self, message: bytes) -> None:
         """Queue an encoded ReplicateRequest. Has no effect once the call has failed."""
         if self.failure is not None:
+            return
+        if not self._outbox and not self._sending and self._call.send_now(message):
             return
         self._outbox.append(message)
         self._outbox_bytes += len(message)
@@ -93,7 +99,7 @@ class PeerStream:
         self._wake_sender()
 
     async def wait_end(self) -> None:
-        """Return when the call has ended. Raise ``Unavailable`` after ``timeout_s``."""
+        """Return when the call has ended. It is cut off after ``timeout_s`` without progress."""
         while not self._ended:
             await self._progressed("does not end its stream")
 
@@ -105,23 +111,28 @@ class PeerStream:
         self._call.cancel()
 
     async def _progressed(self, lack: str) -> None:
-        """Wait for any progress of the call. Raise ``Unavailable`` after ``timeout_s`` without progress."""
-        await in_task()
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Wait for any progress of the call. After ``timeout_s`` without progress, cut it off."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._progress[waiter] = None
+        timer = loop.call_later(self._timeout_s, self._expire, waiter, lack)
         try:
-            async with timeout(self._timeout_s):
-                await waiter
-        except TimeoutError:
-            error = Unavailable(
+            await waiter
+        finally:
+            timer.cancel()
+            self._progress.pop(waiter, None)
+
+    def _expire(self, waiter: asyncio.Future[None], lack: str) -> None:
+        """Cut the peer off, unless there was progress. What waits for it finds the failure."""
+        if waiter.done():
+            return
+        self.cancel(
+            Unavailable(
                 f"peer {self.peer} {lack}",
                 hint="Check that broker and the network to it. The route changes once its lease ends.",
                 timeout_s=self._timeout_s,
             )
-            self.cancel(error)
-            raise error from None
-        finally:
-            self._progress.pop(waiter, None)
+        )
 
     def _wake_sender(self) -> None:
         if self._to_send is not None and not self._to_send.done():
@@ -144,12 +155,14 @@ class PeerStream:
         while self.failure is None:
             if self._outbox:
                 message = self._outbox.popleft()
+                self._sending = True
                 if not await self._call.write(message):
                     # The call has ended. The task that receives the answers sets the reason.
                     self._outbox.clear()
                     self._outbox_bytes = 0
                     self._wake()
                     return
+                self._sending = False
                 self._outbox_bytes = max(self._outbox_bytes - len(message), 0)
                 self._wake()
             elif self._closing:
@@ -162,8 +175,7 @@ class PeerStream:
     async def _receive_all(self) -> None:
         try:
             while await self._receive():
-                if len(self._inbox) > _INBOX_MAX:
-                    self.cancel(Broken(f"peer {self.peer} sent an answer without a request"))
+                pass
         finally:
             self._ended = True
             self._fail(Closed(f"the stream to {self.peer} has ended"))
@@ -184,6 +196,11 @@ class PeerStream:
         if response is END_OF_STREAM:
             self._fail(Broken(f"recv from {self.peer}: unexpected EOF"))
             return False
-        self._inbox.append(response)
-        self._wake()
+        self._take(response)
         return True
+
+    def _take(self, response: broker_pb2.ReplicateResponse) -> None:
+        self._inbox.append(response)
+        if len(self._inbox) > _INBOX_MAX:
+            self.cancel(Broken(f"peer {self.peer} sent an answer without a request"))
+        self._wake()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -443,7 +442,7 @@ class Pipeline:
         try:
             async with turn:
                 for peer in self._peers:
-                    await _ended(peer)
+                    await peer.wait_end()
         finally:
             for peer in self._peers:
                 peer.cancel(closed)
@@ -504,11 +503,6 @@ def _endpoint(context: ReplicaContext, header: Header, member: ProcessId) -> str
     if endpoint is None:
         raise Unavailable("etcd has no endpoint of a peer", peer=member)
     return endpoint
-
-
-async def _ended(peer: PeerStream) -> None:
-    with suppress(Unavailable):  # `wait_end` has cut the peer off, which is all that can be done.
-        await peer.wait_end()
 
 
 def _proposal(

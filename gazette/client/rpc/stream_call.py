@@ -7,7 +7,7 @@ that the server gave by INTERNAL. Its reason would be lost: here it is kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -48,6 +48,25 @@ class StreamCall:
         Await the response, or read on, to learn how the call ended. Cancellation ends the call.
         """
         return await self._sent(self._call.write(request))
+
+    def send_now(self, request: Any) -> bool:
+        """Send a request if that needs no wait. Return False if ``write`` must send it.
+
+        Only calls of our own HTTP/2 can, and none whose ``write`` is under way.
+        """
+        send = getattr(self._call, "send_now", None)
+        return send is not None and bool(send(request))
+
+    def listen(self, sink: Callable[[Any], None]) -> bool:
+        """Give each response to ``sink`` as it arrives, so that ``read`` returns only the end.
+
+        Return False if the call cannot do that: then ``read`` returns responses.
+        """
+        listen = getattr(self._call, "listen", None)
+        if listen is None:
+            return False
+        listen(sink)
+        return True
 
     async def done_writing(self) -> None:
         """Send the end of the requests. Do nothing if the call has ended. Cancellation ends the call."""

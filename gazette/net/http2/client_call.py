@@ -79,6 +79,7 @@ class ClientCall(StreamListener):
         "_request",
         "_rest",
         "_room",
+        "_sink",
         "_status",
         "_stream",
         "_trailers",
@@ -123,6 +124,7 @@ class ClientCall(StreamListener):
         self._changed = Waiters()
         """Wakes those that wait for the stream, the head of the answer, or the status."""
         self._arrived = Waiters()
+        self._sink: Callable[[Any], None] | None = None
         self._room = Waiters()
         self._deadline = (
             None
@@ -196,7 +198,10 @@ class ClientCall(StreamListener):
                 stream.consume(consumed)
             if ended:
                 self.finish(grpc.StatusCode.INTERNAL, "the server ended the call without a status")
-            self._arrived.wake()
+            if self._sink is None:
+                self._arrived.wake()
+            else:
+                self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
         name = str(error.facts.get("code"))
@@ -323,6 +328,36 @@ class ClientCall(StreamListener):
                     break
                 await self._room.wait()
         self._raise_for_status()
+
+    def send_now(self, request: Any) -> bool:
+        """Send a request if the server and the socket take all of it at once. Return False otherwise.
+
+        The caller has no ``write`` under way.
+        """
+        stream, encode = self._stream, self._method.encode
+        if stream is None or self._status is not None or self._half_closed:
+            return False
+        content = prefixed(request if encode is None else encode(request))
+        if len(content) > stream.room:
+            return False
+        stream.send(memoryview(content), ended=False)
+        return True
+
+    def listen(self, sink: Callable[[Any], None]) -> None:
+        """Give each response to ``sink`` as it arrives. ``read`` returns none of them, but the end."""
+        self._sink = sink
+        self._give(sink)
+
+    def _give(self, sink: Callable[[Any], None]) -> None:
+        while self._queue:
+            try:
+                response = self._take()
+            except Exception as error:
+                self.finish(
+                    grpc.StatusCode.INTERNAL, f"a response cannot be decoded: {error!r:.200}"
+                )
+                return
+            sink(response)
 
     async def done_writing(self) -> None:
         """Send the end of the requests. Do nothing if the call has ended. Raise as ``write``."""

@@ -116,6 +116,14 @@ class Http2Stream:
         """
         return self._connection.send(self, content, ended=ended)
 
+    @property
+    def room(self) -> int:
+        """Bytes that ``send`` would take now."""
+        connection = self._connection
+        if connection._paused or self.local_ended:
+            return 0
+        return min(self.window, connection._window)
+
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
         """Send a whole answer: two header blocks, and content between them. Return False, and send nothing,
         if the content may not be sent at once.
