@@ -253,13 +253,14 @@ class Server:
             self._http2.http1 = self._http.take
 
     def add_handlers(self, handler: Any, whole: Mapping[str, TakeWhole]) -> None:
-        """Serve the methods of a generic handler. Our own transport offers calls to the functions of ``whole``,
-        by path, that arrive as a whole.
+        """Serve the methods of a generic handler.
+
+        Our own transport offers calls that arrive as a whole to the functions of ``whole``, by path.
         """
         self.grpc.add_generic_rpc_handlers((handler,))
-        if self._http2 is not None:
+        if isinstance(self.grpc, GrpcServer):
             for path, take in whole.items():
-                self._http2.take_whole_calls(path, take)
+                self.grpc.take_whole_calls(path, take)
 
     async def start_grpc(self) -> None:
         """Serve the servicers that were added to ``grpc``. Before, connections wait."""

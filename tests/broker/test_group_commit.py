@@ -1,0 +1,420 @@
+"""Small appends that wait for their journal are committed along with the one that leads them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gazette.broker.append import line as append_line
+from gazette.broker.append.events import AppendTerms, Ending, Outcome
+from gazette.broker.append.line import Line, SmallAppend
+from gazette.errors import Broken, Unavailable
+from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.content import COMMIT
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.status import Status
+from gazette.testing.broker import journal_spec
+from gazette.testing.fixed_cluster import FixedCluster
+from tests.broker.test_append_api import JOURNAL, Append, append, in_step, until, written
+from tests.facts import call_refused
+
+SESSION = "0123456789abcdef" * 2
+
+
+# --- The line alone
+
+
+class Small:
+    """A small append of a line, with what has become of it."""
+
+    def __init__(self, line: Line, content: bytes = b"x", *, ends_at_once: bool = False) -> None:
+        self.line = line
+        self.led = 0
+        self.outcome: Outcome | None = None
+        self._ends_at_once = ends_at_once
+        self.small = SmallAppend(AppendTerms(JOURNAL), content, None, self._lead, self._settle)
+
+    def _lead(self) -> None:
+        self.led += 1
+        if self._ends_at_once:
+            self.line.leave(self.small)
+
+    def _settle(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def join(self) -> Small:
+        self.line.join(self.small)
+        return self
+
+
+def test_one_leads_until_it_has_left() -> None:
+    line = Line()
+    one, two, three = Small(line).join(), Small(line).join(), Small(line).join()
+    assert (one.led, two.led, three.led) == (1, 0, 0)
+    assert line.waiting == 3
+    line.leave(two.small)  # It gives up.
+    line.leave(one.small)
+    assert (one.led, two.led, three.led) == (1, 0, 1)
+    line.leave(three.small)
+    assert line.waiting == 0
+
+
+def test_many_that_end_at_once_lead_one_after_the_other() -> None:
+    """Each is refused as soon as it leads: no deeper stack for that."""
+    line = Line()
+    many = [Small(line, ends_at_once=True) for _ in range(5_000)]
+    line.join(*(one.small for one in many))
+    assert [one.led for one in many] == [1] * 5_000
+    assert line.waiting == 0
+
+
+def test_the_leader_takes_those_behind_it_in_order_and_within_bounds() -> None:
+    line = Line()
+    leader = Small(line).join()
+    others = [Small(line, bytes(10)).join() for _ in range(5)]
+    taken = line.take_along(35, lambda _: True)
+    assert taken == [one.small for one in others[:3]]
+    assert not any(line.holds(one) for one in taken)
+    assert line.holds(others[3].small)
+    line.leave(taken[0])  # Its end depends on the leader alone.
+    # What is not permitted keeps its place, and those behind it do not overtake.
+    assert line.take_along(100, lambda one: one is not others[3].small) == []
+    line.leave(leader.small)
+    assert others[3].led == 1
+
+
+# --- The appends of a broker
+
+
+@pytest.fixture
+async def ready(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(2, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
+        await in_step(cluster)
+        yield cluster
+
+
+class Waiting:
+    """Whole appends that wait, in order, while the pipeline of their journal is held."""
+
+    def __init__(self, cluster: FixedCluster) -> None:
+        self.cluster = cluster
+        self.replica = cluster["a"].replica(JOURNAL)
+        self.calls: list[Any] = []
+        self._held: Any = None
+
+    async def __aenter__(self) -> Waiting:
+        self._held = await self.replica.pipeline.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.go()
+
+    async def add(self, content: bytes, session: SessionAppend | None = None, **fields: Any) -> Any:
+        """Let one more append wait behind the others."""
+        count = self.replica.line.waiting
+        one = await Append(self.cluster["a"], session=session).open(**fields)
+        await one.send(content)
+        await one.call.write(COMMIT)
+        await one.call.done_writing()
+        await until(lambda: self.replica.line.waiting > count and self._settled())
+        self.calls.append(one.call)
+        return one.call
+
+    def _settled(self) -> bool:
+        return not self.replica.line._waiting
+
+    def go(self) -> None:
+        """Let go of the pipeline."""
+        if self._held is not None:
+            self.replica.pipeline.give(self._held)
+            self._held = None
+
+
+def spans(responses: Sequence[Any]) -> list[tuple[int, int]]:
+    return [(one.commit.begin, one.commit.end) for one in responses]
+
+
+async def test_those_that_wait_are_one_commit_with_a_span_each(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await append(ready["a"], b"before ")).commit.end == 7
+    commits: list[int] = []
+    index = ready["b"].replica(JOURNAL).index
+    plain = index.spool_commit
+    monkeypatch.setattr(
+        index, "spool_commit", lambda local: (commits.append(local.end), plain(local))[1]
+    )
+    contents = [b"one ", b"three ", b"five ", b"seven"]
+    async with Waiting(ready) as waiting:
+        for content in contents:
+            await waiting.add(content)
+        waiting.go()
+        responses = [await call for call in waiting.calls]
+    assert [one.status for one in responses] == [Status.OK.value] * 4
+    assert spans(responses) == [(7, 11), (11, 17), (17, 22), (22, 27)]
+    for content, response in zip(contents, responses, strict=True):
+        assert Fragment.from_pb(response.commit).sum == hashlib.sha1(content).digest()
+        assert response.HasField("registers")
+    for name in "ab":
+        assert written(ready, name) == b"before one three five seven"
+    assert commits == [27]  # Replicas were sent one proposal.
+
+
+async def test_no_more_than_a_group_may_have_goes_along(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gazette.broker.append.driver.GROUP_BYTES", 4)
+    async with Waiting(ready) as waiting:
+        for content in (b"aa", b"bb", b"cc"):
+            await waiting.add(content)
+        waiting.go()
+        responses = [await call for call in waiting.calls]
+    assert spans(responses) == [(0, 2), (2, 4), (4, 6)]
+    assert written(ready, "b") == b"aabbcc"
+
+
+async def test_registers_of_the_leader_decide_about_the_others(ready: FixedCluster) -> None:
+    """The leader changes a register. Who checks for the new value goes along; for the old one, not."""
+    new, old = LabelSelector.of(author="new"), LabelSelector.of(author="old")
+    await append(ready["a"], b".", union_registers=LabelSet.of(("author", "old")).to_pb())
+    async with Waiting(ready) as waiting:
+        await waiting.add(
+            b"L",
+            union_registers=LabelSet.of(("author", "new")).to_pb(),
+            subtract_registers=LabelSet.of(("author", "old")).to_pb(),
+        )
+        await waiting.add(b"n", check_registers=new.to_pb())
+        await waiting.add(b"o", check_registers=old.to_pb())
+        await waiting.add(b"p")
+        waiting.go()
+        first, second, third, fourth = [await call for call in waiting.calls]
+    assert spans([first, second, fourth]) == [(1, 2), (2, 3), (3, 4)]
+    assert LabelSet.from_pb(second.registers) == LabelSet.of(("author", "new"))
+    assert third.status == Status.REGISTER_MISMATCH.value
+    assert written(ready, "b") == b".Lnp"
+
+
+async def test_an_append_with_an_offset_or_with_registers_leads_itself(ready: FixedCluster) -> None:
+    async with Waiting(ready) as waiting:
+        await waiting.add(b"one")
+        await waiting.add(b"two", offset=3)
+        await waiting.add(b"three", offset=99)
+        await waiting.add(b"four", union_registers=LabelSet.of(("key", "v")).to_pb())
+        waiting.go()
+        responses = [await call for call in waiting.calls]
+    assert [one.status for one in responses] == [
+        Status.OK.value,
+        Status.OK.value,
+        Status.WRONG_APPEND_OFFSET.value,
+        Status.OK.value,
+    ]
+    assert LabelSet.from_pb(responses[0].registers) == LabelSet.of()
+    assert LabelSet.from_pb(responses[3].registers) == LabelSet.of(("key", "v"))
+    assert written(ready, "b") == b"onetwofour"
+
+
+async def test_sessions_hold_for_appends_that_go_along(ready: FixedCluster) -> None:
+    """A repeated append gets its former answer, and a late copy is refused, behind any leader."""
+    with call_refused(grpc.StatusCode.ABORTED, "ledger") as refused:
+        one = Append(ready["a"], session=SessionAppend(SESSION, 1))
+        await (await (await one.open()).send(b"1")).commit()
+    ledger = dict(refused.value.trailing_metadata())["gazette-append-ledger"]
+
+    def session(sequence: int) -> SessionAppend:
+        return SessionAppend(SESSION, sequence, ledger)
+
+    async with Waiting(ready) as waiting:
+        await waiting.add(b"L")
+        await waiting.add(b"1", session(1))
+        waiting.go()
+        first = [await call for call in waiting.calls]
+    assert spans(first) == [(0, 1), (1, 2)]
+    async with Waiting(ready) as waiting:
+        await waiting.add(b"M")
+        await waiting.add(b"1", session(1))
+        await waiting.add(b"2", session(2))
+        await waiting.add(b"1", session(1))
+        waiting.go()
+        _, repeated, second = [await call for call in waiting.calls[:3]]
+        with call_refused(grpc.StatusCode.UNKNOWN, "late copy"):
+            await waiting.calls[3]
+    assert spans([repeated, second]) == [(1, 2), (3, 4)]
+    assert written(ready, "b") == b"L1M2"
+
+
+async def test_a_leader_that_is_refused_takes_nobody_along(ready: FixedCluster) -> None:
+    async with Waiting(ready) as waiting:
+        await waiting.add(b"never", offset=99)
+        await waiting.add(b"one")
+        await waiting.add(b"two")
+        waiting.go()
+        responses = [await call for call in waiting.calls]
+    assert responses[0].status == Status.WRONG_APPEND_OFFSET.value
+    assert spans(responses[1:]) == [(0, 3), (3, 6)]
+    assert written(ready, "b") == b"onetwo"
+
+
+async def test_a_caller_that_leaves_the_line_leaves_nothing(ready: FixedCluster) -> None:
+    async with Waiting(ready) as waiting:
+        for content in (b"one", b"gone", b"two"):
+            await waiting.add(content)
+        waiting.calls[1].cancel()
+        await until(lambda: waiting.replica.line.waiting == 2)
+        waiting.go()
+        responses = [await waiting.calls[0], await waiting.calls[2]]
+    assert spans(responses) == [(0, 3), (3, 6)]
+    assert written(ready, "b") == b"onetwo"
+
+
+async def test_a_leader_whose_caller_leaves_before_it_sends_lets_the_next_one_lead(
+    ready: FixedCluster,
+) -> None:
+    async with Waiting(ready) as waiting:
+        for content in (b"gone", b"one", b"two"):
+            await waiting.add(content)
+        waiting.calls[0].cancel()
+        await until(lambda: waiting.replica.line.waiting == 2)
+        waiting.go()
+        responses = [await call for call in waiting.calls[1:]]
+    assert spans(responses) == [(0, 3), (3, 6)]
+    assert written(ready, "b") == b"onetwo"
+
+
+async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: FixedCluster) -> None:
+    """The content of all was proposed: it is in the journal, and the others are answered."""
+    replica = ready["b"].replica(JOURNAL)
+    entered, gate = asyncio.Event(), asyncio.Event()
+    held = ready["a"].replica(JOURNAL)
+    acknowledge = held.agree
+
+    async with Waiting(ready) as waiting:
+        for content in (b"leads ", b"leaves ", b"stays"):
+            await waiting.add(content)
+
+        def agree(end: int) -> None:
+            entered.set()
+            acknowledge(end)
+
+        pipeline = waiting._held
+        pipeline._agree = agree
+        receive = pipeline._peers[0].receive
+
+        async def late() -> Any:
+            answer = await receive()
+            await gate.wait()
+            return answer
+
+        pipeline._peers[0].receive = late
+        waiting.go()
+        await until(lambda: replica.index.end_offset == len(b"leads leaves stays"))
+        waiting.calls[0].cancel()
+        waiting.calls[1].cancel()
+        await until(lambda: waiting.calls[0].done() and waiting.calls[1].done())
+        gate.set()
+        assert spans([await waiting.calls[2]]) == [(13, 18)]
+    assert entered.is_set()
+    assert written(ready, "a") == b"leads leaves stays"
+
+
+async def test_all_that_went_along_fail_with_their_leader(ready: FixedCluster) -> None:
+    """The replica does not answer: nobody knows what became of the content."""
+    async with Waiting(ready) as waiting:
+        for content in (b"one", b"two", b"three"):
+            await waiting.add(content)
+        pipeline = waiting._held
+
+        async def lost() -> Any:
+            raise Broken("the replica is lost")
+
+        pipeline._peers[0].receive = lost
+        waiting.go()
+        for call in waiting.calls:
+            with call_refused(grpc.StatusCode.UNKNOWN, "the replica is lost"):
+                await call
+    assert waiting.replica.line.waiting == 0
+    assert (await append(ready["a"], b" after")).status == Status.OK.value
+
+
+async def test_a_pipeline_that_is_broken_before_the_proposal_fails_all_so_that_they_come_again(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Waiting(ready) as waiting:
+        for content in (b"one", b"two"):
+            await waiting.add(content)
+        pipeline = waiting._held
+
+        async def full(content: bytes, delta: int) -> None:
+            raise Unavailable("the disk is full")
+
+        monkeypatch.setattr(pipeline, "content", full)
+        waiting.go()
+        for call in waiting.calls:
+            with call_refused(grpc.StatusCode.UNAVAILABLE, "the disk is full"):
+                await call
+    assert (await append(ready["a"], b"after")).commit.end == 5
+
+
+async def test_where_the_rate_is_limited_each_append_waits_for_itself(
+    tmp_path: Path,
+) -> None:
+    async with await FixedCluster.start(1, tmp_path) as cluster:
+        cluster.create(journal_spec(JOURNAL, max_append_rate=1 << 20), "a")
+        await in_step(cluster)
+        async with Waiting(cluster) as waiting:
+            for content in (b"one", b"two"):
+                await waiting.add(content)
+            taken: list[int] = []
+            take_along = waiting.replica.line.take_along
+
+            def spied(bytes_max: int, permits: Any) -> list[SmallAppend]:
+                found = take_along(bytes_max, permits)
+                taken.append(len(found))
+                return found
+
+            waiting.replica.line.take_along = spied  # type: ignore[method-assign]
+            waiting.go()
+            assert spans([await call for call in waiting.calls]) == [(0, 3), (3, 6)]
+        assert taken == [0, 0]
+
+
+async def test_content_that_is_not_small_takes_nobody_along(
+    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_line, "SMALL_BYTES", 3)
+    async with Waiting(ready) as waiting:
+        one = await Append(ready["a"]).open()
+        await one.send(b"large")
+        await one.call.write(COMMIT)
+        await one.call.done_writing()
+        await until(lambda: waiting.replica.line.waiting == 1)
+        await until(lambda: next(iter(waiting.replica.line._waiting))._enough())
+        line = waiting.replica.line
+        small = await Append(ready["a"]).open()
+        await small.send(b"sma")
+        await small.call.write(COMMIT)
+        await small.call.done_writing()
+        await until(lambda: line._leader is not None)
+        waiting.go()
+        assert spans([await one.call, await small.call]) == [(0, 5), (5, 8)]
+
+
+def test_an_outcome_that_was_taken_along_ends_the_machine() -> None:
+    from gazette.broker.append import events as ev
+    from gazette.broker.append.fsm import AppendFSM, State
+
+    for ending, state in ((Ending.COMMITTED, State.FINISHED), (Ending.FAILED, State.ERROR)):
+        fsm = AppendFSM(AppendTerms(JOURNAL), state=State.ACQUIRE_PIPELINE)
+        outcome = Outcome(ending, error=Broken("x") if ending is Ending.FAILED else None)
+        assert fsm.step(ev.TakenAlong(outcome)) == ()
+        assert fsm.outcome is outcome
+        assert fsm.state is state
+        fsm._check()
