@@ -1023,6 +1023,9 @@ class Writer:
         self._left = 30 if scenario.is_busy else rng.choice((6, 12, 18))
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
+        self._bursts = random.Random(f"bursts of {self._name} {self._left} {self._think_s}")
+        """Of its own, so that other choices of a seed stay as they are."""
+        self._most_at_once = self._bursts.choice((1, 1, 8))
         self._service: AppendService | None = None
         if rng.random() < 0.3:
             self._service = AppendService(client, pool=scenario.pool(node))
@@ -1032,7 +1035,8 @@ class Writer:
             while self._scenario.writing and self._left:
                 self._left -= 1
                 await self._clock.sleep(self._rng.expovariate(1 / self._think_s))
-                scope.spawn(self._append(), name="append")
+                for _ in range(self._bursts.randint(1, self._most_at_once)):
+                    scope.spawn(self._append(), name="append")
                 if self._rng.random() < 0.8:
                     await scope.wait()
 
