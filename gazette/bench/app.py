@@ -57,6 +57,7 @@ class Mode(enum.StrEnum):
     FOLD = "fold"
     FOLD_BATCH = "fold-batch"
     UPSERT = "upsert"
+    UPSERT_BATCH = "upsert-batch"
     ECHO = "echo"
 
 
@@ -100,13 +101,17 @@ class BenchApplication(Application[BenchStore]):
         batch: Sequence[Envelope[BenchMessage]],
         publisher: Publisher,
     ) -> None:
-        if store.mode is not Mode.FOLD_BATCH:
-            super().consume_messages(shard, store, batch, publisher)
-            return
-        gathered = store.gathered
-        for envelope in batch:
-            message = envelope.message
-            gathered[message.word] += message.count
+        match store.mode:
+            case Mode.FOLD_BATCH:
+                gathered = store.gathered
+                for envelope in batch:
+                    message = envelope.message
+                    gathered[message.word] += message.count
+            case Mode.UPSERT_BATCH:
+                messages = [envelope.message for envelope in batch]
+                store.executemany(UPSERT, [(one.word, one.count) for one in messages])
+            case _:
+                super().consume_messages(shard, store, batch, publisher)
 
     def consume_message(
         self,

@@ -177,6 +177,7 @@ async def _catching_up(bench: Bench, program: Path | None) -> list[_Row]:
     ways = {
         Mode.FOLD: _Row("catch up, word count folded", ratio_at_least(2.0)),
         Mode.UPSERT: _Row("catch up, an SQL upsert each", ratio_at_least(1.2)),
+        Mode.UPSERT_BATCH: _Row("the same, with consume_messages", ratio_at_least(1.2)),
     }
     source = journal_spec("bench/clients/source")
     count = bench.scaled(CONSUME_MESSAGES)
