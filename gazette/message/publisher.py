@@ -173,7 +173,15 @@ class Publisher:
 
         May wait for brokers that are behind, but on the event loop.
         """
-        return self._route(mapping, message).commit(message)
+        # As `_route` does it: a call takes time, and many publish one by one.
+        kind = self._kinds.get(type(message)) or self._new_kind(type(message))
+        if kind.validates:
+            message.validate()  # type: ignore[attr-defined]
+        partition = mapping(message)
+        route = kind.routes.get(partition)
+        if route is None:
+            route = self._new_route(kind, partition)
+        return route.commit(message)
 
     def publish_committed_batch(
         self, mapping: Mapping[M], messages: Iterable[M]

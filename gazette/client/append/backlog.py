@@ -143,7 +143,6 @@ class Backlog:
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
             batch.buffer += content
-            batch.size += length
             self.bytes += length
             if len(batch.buffer) >= SEGMENT_BYTES:
                 filled = queue.cut(batch)

@@ -54,12 +54,12 @@ class JournalAppends:
         try:
             batch = queue.tail
             if batch is not None and (batch is self._batch or self._may_join(batch)):
-                size = len(batch.buffer) + length
-                if size < SEGMENT_BYTES and batch.size <= BATCH_BYTES_MAX:
-                    batch.buffer += content
-                    batch.size += length
-                    backlog.bytes += length
-                    if backlog.bytes > self._backlog_max:
+                buffer = batch.buffer
+                size = len(buffer) + length
+                if size < SEGMENT_BYTES and batch.segments_bytes + size <= BATCH_BYTES_MAX:
+                    buffer += content
+                    backlog.bytes = waiting = backlog.bytes + length
+                    if waiting > self._backlog_max:
                         self.must_wait = True
                     return batch.future
         finally:
