@@ -57,7 +57,13 @@ class Mode(enum.StrEnum):
     FOLD = "fold"
     FOLD_BATCH = "fold-batch"
     UPSERT = "upsert"
+    UPSERT_BATCH = "upsert-batch"
     ECHO = "echo"
+
+
+# Attributes of an enumeration take time, and there is a comparison for each message.
+_UPSERT: Final = Mode.UPSERT
+_ECHO: Final = Mode.ECHO
 
 
 class BenchStore(SQLiteStore):
@@ -100,13 +106,17 @@ class BenchApplication(Application[BenchStore]):
         batch: Sequence[Envelope[BenchMessage]],
         publisher: Publisher,
     ) -> None:
-        if store.mode is not Mode.FOLD_BATCH:
-            super().consume_messages(shard, store, batch, publisher)
-            return
-        gathered = store.gathered
-        for envelope in batch:
-            message = envelope.message
-            gathered[message.word] += message.count
+        match store.mode:
+            case Mode.FOLD_BATCH:
+                gathered = store.gathered
+                for envelope in batch:
+                    message = envelope.message
+                    gathered[message.word] += message.count
+            case Mode.UPSERT_BATCH:
+                messages = [envelope.message for envelope in batch]
+                store.executemany(UPSERT, [(one.word, one.count) for one in messages])
+            case _:
+                super().consume_messages(shard, store, batch, publisher)
 
     def consume_message(
         self,
@@ -115,15 +125,14 @@ class BenchApplication(Application[BenchStore]):
         envelope: Envelope[BenchMessage],
         publisher: Publisher,
     ) -> None:
-        message = envelope.message
-        match store.mode:
-            case Mode.UPSERT:
-                store.execute(UPSERT, (message.word, message.count))
-            case Mode.ECHO:
-                copy = BenchMessage(word=message.word, count=message.count, sent=message.sent)
-                publisher.publish_uncommitted(_to_out_of(envelope.journal), copy)
-            case _:
-                store.gathered[message.word] += message.count
+        message, mode = envelope.message, store.mode
+        if mode is _UPSERT:
+            store.execute(UPSERT, (message.word, message.count))
+        elif mode is _ECHO:
+            copy = BenchMessage(word=message.word, count=message.count, sent=message.sent)
+            publisher.publish_uncommitted(_to_out_of(envelope.journal), copy)
+        else:
+            store.gathered[message.word] += message.count
 
     def finalize_transaction(self, shard: Shard, store: BenchStore, publisher: Any) -> None:
         if store.gathered:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from gazette.bench.allocator import allocator
+from gazette.bench.clients import clients
 from gazette.bench.cluster import Bench, BenchSettings, running
 from gazette.bench.journals import append, latency, read
 from gazette.bench.members import failover, idle
@@ -39,6 +40,7 @@ SUITES: Final[dict[str, Suite]] = {
     "read": read,
     "publish": publish,
     "consume": consume,
+    "clients": clients,
     "end-to-end": end_to_end,
     "timeline": timeline,
     "failover": failover,

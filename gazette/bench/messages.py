@@ -61,13 +61,13 @@ async def publish(bench: Bench) -> list[Figure]:
     """Publish small messages from one thread into four journals, until all are acknowledged."""
     specs = [journal_spec(f"bench/publish/part-{index}") for index in range(PARTITIONS)]
     partitions = Partitions.of_specs(specs)
-    mapping = modulo_mapping(lambda: partitions, _word_of)
+    mapping = modulo_mapping(lambda: partitions, word_of)
     messages = [message_of(index) for index in range(bench.scaled(PUBLISH_MESSAGES))]
     pool = BlockingPool("bench-publish", 1)
     ways: dict[str, Way] = {
         "publish committed, in batches": lambda _, to, all_: _in_batches(to, mapping, all_),
         "publish uncommitted": lambda _, to, all_: _uncommitted(to, mapping, all_),
-        "publish committed, one by one": lambda _, to, all_: _one_by_one(to, mapping, all_),
+        "publish committed, one by one": lambda _, to, all_: publish_one_by_one(to, mapping, all_),
         "append service, raw bytes": lambda to, _, all_: append_lines(to, specs[0].name, len(all_)),
     }
 
@@ -102,7 +102,7 @@ async def publish(bench: Bench) -> list[Figure]:
     ]
 
 
-def _word_of(message: BenchMessage) -> str:
+def word_of(message: BenchMessage) -> str:
     return message.word
 
 
@@ -119,7 +119,7 @@ def _in_batches(
         to.publish_committed_batch(mapping, all_[begin : begin + BATCH])
 
 
-def _one_by_one(
+def publish_one_by_one(
     to: Publisher, mapping: Mapping[BenchMessage], all_: Sequence[BenchMessage]
 ) -> None:
     for message in all_:
@@ -149,6 +149,15 @@ async def application(
     bench: Bench, environ: Environ = MappingProxyType({})
 ) -> AsyncIterator[ShardClient]:
     """Run a member, and yield a client of it. ``environ`` is added to the member's."""
+    async with member(bench, environ) as (_, shards):
+        yield shards
+
+
+@asynccontextmanager
+async def member(
+    bench: Bench, environ: Environ = MappingProxyType({})
+) -> AsyncIterator[tuple[ChildProcess, ShardClient]]:
+    """Run a member as `application` does, and yield also its process."""
     cluster, clock = bench.cluster, bench.clock
     scratch = cluster.directory / "scratch" / "bench-app"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -176,7 +185,7 @@ async def application(
         await await_ready(process, http_port, clock, _TIMEOUT_S)
         address = f"http://127.0.0.1:{grpc_port}"
         async with ShardClient(address, route_cache_size=0, clock=clock) as shards:
-            yield shards
+            yield process, shards
     finally:
         await process.stop(20.0)
 

@@ -111,17 +111,25 @@ def addresses_of(cluster: LocalCluster) -> str:
 
 
 def original_directory() -> Path | None:
+    """Return the directory that `ORIGINAL_ENV` names, which has the original's broker, or None."""
+    program = original_program(
+        "gazette", "Name the directory of the original's binaries, or unset it."
+    )
+    return None if program is None else program.parent
+
+
+def original_program(name: str, hint: str) -> Path | None:
+    """Return a program in the directory that `ORIGINAL_ENV` names, or None if it names none.
+
+    Raise ``Invalid`` with ``hint`` if the program is not there.
+    """
     named = os.environ.get(ORIGINAL_ENV, "")
     if not named:
         return None
-    directory = Path(named)
-    if not os.access(directory / "gazette", os.X_OK):
-        raise Invalid(
-            f"{directory} has no program gazette",
-            path=ORIGINAL_ENV,
-            hint="Name the directory of the original's binaries, or unset it.",
-        )
-    return directory
+    program = Path(named) / name
+    if not os.access(program, os.X_OK):
+        raise Invalid(f"{named} has no program {name}", path=ORIGINAL_ENV, hint=hint)
+    return program
 
 
 async def _stop(cluster: LocalCluster) -> None:

@@ -122,6 +122,10 @@ class MessageCodec(ABC, Generic[M]):
         self.message_type = message_type
         self.form = form
         """Representation of the UUID. None if messages of the type have no UUID."""
+        self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
+        """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
+        attribute that may be set, of type text, and a payload has no newline.
+        """
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
@@ -200,7 +204,8 @@ class MsgspecCodec(MessageCodec[M]):
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
         self._frozen = _is_frozen(message_type)
-        self._plain = isinstance(self.form, TextForm) and not self._frozen
+        if isinstance(self.form, TextForm) and not self._frozen:
+            self.plain_encode_into = self._encoder.encode_into
         self._peek = None if field is None else _peek_decoder(field.encode_name, self.form)
 
     def decode(self, payload: bytes) -> M:
@@ -219,13 +224,6 @@ class MsgspecCodec(MessageCodec[M]):
         if self._frozen:
             return _replace(message, value)
         message.uuid = value  # type: ignore[attr-defined]
-        return message
-
-    def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
-        if not self._plain:
-            return super().stamp(message, mint, flags)
-        # A fast path: publishers call this hundreds of thousands of times a second.
-        message.uuid = mint.text(flags)  # type: ignore[attr-defined]
         return message
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:

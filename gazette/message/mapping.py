@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -74,15 +73,25 @@ Key: TypeAlias = Callable[[M], bytes | str]
 """Function from a message to its key. Messages with equal keys go to the same partition."""
 
 
-@lru_cache(maxsize=_HASHES_KEPT)
 def fnv32a(key: bytes) -> int:
-    """Return the 32-bit FNV-1a hash. Cache the hashes of recent keys, since the loop is slow in
-    Python.
-    """
+    """Return the 32-bit FNV-1a hash."""
     value = _FNV_OFFSET
     for byte in key:
         value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
     return value
+
+
+class _KeyHashes(dict[bytes | str, int]):
+    """Hashes of recent keys, since the loop over their bytes is slow in Python. Any thread may use it."""
+
+    def __missing__(self, key: bytes | str) -> int:
+        if len(self) >= _HASHES_KEPT:
+            self.clear()
+        self[key] = key_hash = fnv32a(key.encode() if isinstance(key, str) else key)
+        return key_hash
+
+
+_key_hashes: Final = _KeyHashes()
 
 
 def fixed_mapping(journal: JournalName, content_type: str) -> Mapping[Any]:
@@ -114,8 +123,7 @@ def modulo_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
         current = partitions().all
         if not current:
             raise no_partitions()
-        value = key(message)
-        key_hash = fnv32a(value.encode() if isinstance(value, str) else value)
+        key_hash = _key_hashes[key(message)]
         return current[key_hash % len(current)]
 
     return mapping
@@ -134,8 +142,7 @@ def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
             if not current.all:
                 raise no_partitions()
             memo = known = (current, {})
-        value = key(message)
-        key_hash = fnv32a(value.encode() if isinstance(value, str) else value)
+        key_hash = _key_hashes[key(message)]
         partition = known[1].get(key_hash)
         if partition is None:
             known[1][key_hash] = partition = current.choose(key_hash)

@@ -50,7 +50,9 @@ TICK: Final = 160
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
 _TIME_MAX: Final = (CLOCK_MAX - TICK) >> 4
 """Greatest time, in units of 100 ns. A UUID holds one tick more, which serves as a bound."""
-_BEYOND_TIME_LOW: Final = CLOCK_MAX & ~(0xFFFFFFFF << 4)
+_THREE_DIGITS_MASK: Final = 0xFFF << 4
+_THREE_DIGITS: Final = {number << 4: f"{number:03x}" for number in range(0x1000)}
+"""Text of the last three digits of the first group of a UUID, by what they add to a clock."""
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
     CONTINUE_TXN: "CONTINUE_TXN",
@@ -134,35 +136,48 @@ class Clock:
 class UuidMint:
     """Source of the UUIDs of one producer, each a tick after the one before.
 
-    Not thread-safe: hold the lock of ``clock`` until the message has its place in a journal.
+    Not thread-safe: hold the lock of ``clock`` until the message has its place in a journal. Publishers call
+    this hundreds of thousands of times a second. So `text` keeps what changes rarely: all digits but three.
     """
 
-    __slots__ = ("_base", "_clock", "_suffixes", "producer")
+    __slots__ = ("_base", "_clock", "_head", "_tails", "producer")
 
     def __init__(self, producer: ProducerId, clock: Clock) -> None:
         self.producer = producer
         self._clock = clock
-        self._base = -1
-        self._suffixes: dict[int, str] = {}
+        self._base = -1 - CLOCK_MAX
+        """Clock whose three digits that change are zeros. All texts that are kept are of it."""
+        self._head = ""
+        """Digits before those three."""
+        self._tails: dict[int, str] = {}
+        """By flags, the text behind those three."""
 
-    def update(self, unix_ns: int) -> None:
-        """Move the clock forward to a wall time. Ignore a time that is not later."""
-        self._clock._update(unix_ns)
+    def observe(self, unix_s: float) -> None:
+        """Move the clock forward to a wall time in seconds. Ignore a time that is not later."""
+        self._clock._update(int(unix_s * 1e9))
 
     def raw(self, flags: int) -> bytes:
         return build_uuid(self.producer, self._clock._tick(), flags)
 
     def text(self, flags: int) -> str:
-        clock = self._clock._tick()
-        # Only the first eight digits change with every tick. The others change every seven minutes.
-        if clock & _BEYOND_TIME_LOW != self._base:
-            self._base = clock & _BEYOND_TIME_LOW
-            self._suffixes = {}
-        suffix = self._suffixes.get(flags)
-        if suffix is None:
-            suffix = uuid_text(build_uuid(self.producer, clock, flags))[8:]
-            self._suffixes[flags] = suffix
-        return "%08x%s" % ((clock >> 4) & 0xFFFFFFFF, suffix)  # noqa: UP031 - twice as fast
+        clock = self._clock
+        # A tick, as `Clock._tick` does it.
+        clock._value = value = (clock._value + TICK) & CLOCK_MAX
+        digits = _THREE_DIGITS.get(value - self._base)
+        if digits is None:
+            return self._new_text(value, flags)
+        try:
+            return f"{self._head}{digits}{self._tails[flags]}"
+        except KeyError:
+            return self._new_text(value, flags)
+
+    def _new_text(self, value: int, flags: int) -> str:
+        text = uuid_text(build_uuid(self.producer, value, flags))
+        base = value & ~_THREE_DIGITS_MASK
+        if base != self._base:
+            self._base, self._head, self._tails = base, text[:5], {}
+        self._tails[flags] = text[8:]
+        return text
 
 
 def clock_at(unix_ns: int) -> int:

@@ -71,7 +71,7 @@ def test_a_batch_that_grew_beyond_its_bound_is_not_joined() -> None:
     queue = store.queue(A)
     first = store.enqueue(queue, A, NO_DEPS, b"x", None)
     assert queue.tail is not None
-    queue.tail.size = BATCH_BYTES_MAX
+    queue.tail.segments_bytes = BATCH_BYTES_MAX - 1
     assert store.enqueue(queue, A, NO_DEPS, b"x", None) is first
     assert store.enqueue(queue, A, NO_DEPS, b"x", None) is not first
 

@@ -19,7 +19,7 @@ import zstandard
 from rich.console import Console
 
 from gazette import main
-from gazette.bench import load, sides
+from gazette.bench import clients, load, sides
 from gazette.bench import main as bench
 from gazette.bench import processes as bench_processes
 from gazette.bench import report as bench_report
@@ -51,6 +51,7 @@ SUITES = [
     "read",
     "publish",
     "consume",
+    "clients",
     "end-to-end",
     "timeline",
     "failover",
@@ -432,6 +433,71 @@ def test_a_directory_without_the_original_is_named(
     monkeypatch.setenv(sides.ORIGINAL_ENV, str(tmp_path))
     with raises(Invalid, path="GAZETTE_GO", says="has no program gazette"):
         sides.original_directory()
+
+
+def test_figures_of_clients_are_ratios_to_the_original_if_it_took_part() -> None:
+    row = clients._Row("publish", ratio_at_least(0.5), [clients.Taken(2_000_000, 4.0, 6.0)])
+    rate, cpu = row.figures()
+    assert (rate.value, rate.unit, rate.ratio, rate.met) == (500_000, "msg/s", None, None)
+    assert (cpu.value, cpu.unit) == (3.0, "s/M msg")
+    row.original.append(clients.Taken(1_000_000, 1.0, 1.5))
+    rate, cpu = row.figures()
+    assert (rate.ratio, rate.met) == (0.5, True)
+    assert (cpu.ratio, cpu.met) == (2.0, None)
+
+
+def test_a_directory_without_clients_of_the_original_says_how_to_build_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sides.ORIGINAL_ENV, str(tmp_path))
+    with raises(Invalid, path="GAZETTE_GO", says="no program gazette-bench", advises="README"):
+        sides.original_program(clients.PROGRAM, clients._HINT)
+    (tmp_path / clients.PROGRAM).touch(mode=0o755)
+    assert sides.original_program(clients.PROGRAM, "") == tmp_path / clients.PROGRAM
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_clients_are_measured_with_and_without_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = os.environ.get(sides.ORIGINAL_ENV, "")
+    monkeypatch.delenv(sides.ORIGINAL_ENV, raising=False)
+    written = run(tmp_path, "clients", "--seconds=0.005", "--rounds=1")
+    rows = names(written, "clients")
+    assert "catch up, an SQL upsert each, CPU" in rows
+    assert {one["ratio"] for one in written["figures"]} == {None}
+    assert [bool(one["note"]) for one in written["figures"]].count(True) == 1
+    assert "the original is left out" in capsys.readouterr().out
+    if (Path(directory) / clients.PROGRAM).is_file():
+        monkeypatch.setenv(sides.ORIGINAL_ENV, directory)
+        written = run(tmp_path, "clients", "--seconds=0.005", "--rounds=1")
+        assert names(written, "clients") == rows
+        assert all(one["ratio"] > 0 for one in written["figures"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no broker; exit 3", "ended with exit code 3"),
+        ("echo done", "printed no result: done"),
+    ],
+)
+def test_a_publisher_of_the_original_that_fails_is_no_measurement(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    words: str,
+) -> None:
+    program = tmp_path / clients.PROGRAM
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(sides.ORIGINAL_ENV, str(tmp_path))
+    argv = ["clients", "--seconds=0.005", "--rounds=1", f"--dir={tmp_path}"]
+    assert main.run(["bench", *argv]) == 1
+    assert words in capsys.readouterr().out
 
 
 def test_an_append_that_fails_is_no_measurement() -> None:

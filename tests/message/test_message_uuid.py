@@ -171,6 +171,39 @@ def test_a_mint_ticks_and_its_text_is_that_of_its_bytes() -> None:
             assert texts.text(flags) == uuid_text(raws.raw(flags))
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["text", "raw", "observe", "tick"]),
+            st.sampled_from([0, 1, 2, 0x3FF]),
+            st.integers(0, 10_000),
+        ),
+        max_size=40,
+    ),
+    clocks,
+)
+def test_texts_are_of_clocks_that_ascend_whatever_moves_the_clock(
+    steps: list[tuple[str, int, int]], start: int
+) -> None:
+    """Three digits are kept apart from the rest: the kept rest must never be of another time."""
+    clock = Clock(min(start, clock_at(10**18)))
+    mint = UuidMint(PRODUCER, clock)
+    seconds, last = 1e9, -1
+    for what, flags, milliseconds in steps:
+        if what == "observe":
+            seconds += milliseconds / 1000
+            mint.observe(seconds)
+            assert clock.value >= clock_at(int(seconds * 1e9))
+            continue
+        if what == "tick":
+            last = clock.tick()
+            continue
+        uuid = mint.raw(flags) if what == "raw" else parse_text(mint.text(flags))
+        assert parse_uuid(uuid) == (PRODUCER, clock.value, flags)
+        assert clock.value > last
+        last = clock.value
+
+
 @pytest.mark.parametrize("form", ["{0}", "urn:uuid:{0}", "URN:UUID:{0}", "{{{0}}}"])
 def test_forms_of_text_that_go_reads(form: str) -> None:
     text = "83667480-cc5f-11e9-8c01-0102030405ff"

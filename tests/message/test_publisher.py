@@ -27,6 +27,7 @@ from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     OUTSIDE_TXN,
+    TICK,
     Clock,
     clock_at,
     clock_unix_ns,
@@ -462,3 +463,49 @@ def test_a_message_that_cannot_be_encoded_leaves_the_transaction_as_it_was(
     if held:
         publisher.roll_back()
     assert publisher.build_ack_intents() == {}
+
+
+@pytest.mark.parametrize("way", ["one", "batch", "uncommitted"])
+def test_a_clock_is_at_most_half_a_millisecond_behind_the_wall_clock(
+    appends: Refusing, way: str
+) -> None:
+    wall = ManualClock()
+    publisher = Publisher(
+        cast("Appends", appends), producer=PRODUCER, clock=Clock(), wall_clock=wall
+    )
+    mapping = fixed_mapping("a/journal", CONTENT_JSON_LINES)
+    clocks = [0]
+    for step in (0.0, 0.0001, 0.0003, 0.0002, 0.1, 0.00049, 3600.0, -1800.0, 0.00001, 1800.0):
+        wall.jump(step)
+        if way == "one":
+            publisher.publish_committed(mapping, Word(word="a"))
+        elif way == "batch":
+            publisher.publish_committed_batch(mapping, [Word(word="a")])
+        else:
+            publisher.publish_uncommitted(mapping, Word(word="a"))
+        assert publisher.clock.value > clocks[-1]
+        clocks.append(publisher.clock.value)
+        assert clock_unix_ns(publisher.clock.value) / 1e9 > wall.now() - 0.0005 - 1e-6
+    # A wall clock that goes back moves nothing.
+    assert clocks[8] - clocks[7] == clocks[9] - clocks[8] == TICK
+
+
+def test_a_committed_message_that_fails_in_the_fast_path_publishes_nothing(
+    appends: Refusing, publisher: Publisher
+) -> None:
+    mapping = fixed_mapping("a/journal", CONTENT_JSON_LINES)
+    small = Publisher(
+        cast("Appends", appends), producer=PRODUCER, clock=Clock(START), frame_bytes_max=100
+    )
+    for word in ("a", "b" * 100, "c"):
+        if len(word) > 1:
+            with raises(Invalid, says="too long"):
+                small.publish_committed(mapping, Word(word=word))
+        else:
+            small.publish_committed(mapping, Word(word=word))
+    appends.refuse = True
+    with raises(Closed, says="refused"):
+        small.publish_committed(mapping, Word(word="d"))
+    small.publish_committed(mapping, Word(word="e"))
+    found = [one.message.word for one in read(appends.journals["a/journal"])]
+    assert found == ["a", "c", "e"]

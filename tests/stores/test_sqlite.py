@@ -374,3 +374,86 @@ def test_redo_that_contradicts_itself_is_refused(world: World) -> None:
         commit(store)
     attempt(lambda: (played / "primary.db.redo-00000002").unlink())
     attempt(lambda: os.truncate(played / "primary.db.redo-00000001", 200))
+
+
+def test_a_cursor_that_its_caller_keeps_is_not_used_again(world: World) -> None:
+    store = world.open()
+    insert = "INSERT INTO t VALUES (?, ?)"
+    store.execute(insert, (1, "a"))
+    kept = store.execute(insert, (2, "b"))
+    other = store.execute(insert, (3, "c"))
+    assert kept is not other
+    rows = store.execute("SELECT k FROM t ORDER BY k")
+    assert next(rows) == (1,)
+    for key in range(4, 8):
+        store.execute(insert, (key, "d"))
+    assert store.execute("SELECT count(*) FROM t").fetchall() == [(7,)]
+    assert next(rows) == (2,)
+    assert kept.fetchall() == other.fetchall() == []
+    commit(store)
+    assert [key for key, _ in world.recovered()] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_sql_is_executed_alike_whether_or_not_it_was_seen_before(world: World, times: int) -> None:
+    store = world.open()
+    for number in range(times):
+        key = 10 * number
+        store.execute("INSERT INTO t VALUES (?, 'a')", (key,))
+        returned = store.execute("INSERT INTO t VALUES (?, 'b') RETURNING k, v", (key + 1,))
+        assert returned.fetchall() == [(key + 1, "b")]
+        two = "INSERT INTO t VALUES (?, 'c'); INSERT INTO t VALUES (?, 'd')"
+        store.execute(two, (key + 2, key + 3)).fetchall()
+        selected = "UPDATE t SET v = 'e' WHERE k = ?; SELECT v FROM t WHERE k = ?"
+        assert store.execute(selected, (key, key)).fetchall() == [("e",)]
+        assert store.execute("SELECT v FROM t WHERE k < 0").fetchall() == []
+        with pytest.raises(apsw.ConstraintError):
+            store.execute("INSERT INTO t VALUES (?, 'a')", (key,))
+        with raises(NotAllowed):
+            store.execute("COMMIT")
+    commit(store)
+    assert len(world.recovered()) == 4 * times
+
+
+def test_a_function_of_sql_may_execute_sql_itself(world: World) -> None:
+    def register(connection: apsw.Connection) -> None:
+        connection.create_scalar_function("also", also, 1)
+
+    def also(*keys: Any) -> Any:
+        if keys[0] < 100:
+            stores[0].execute(insert, (keys[0] + 100,))
+        return keys[0]
+
+    insert = "INSERT INTO t VALUES (?, 'a')"
+    stores: list[SQLiteStore] = []
+    stores.append(world.open(prepare_connection=register))
+    for key in range(5):
+        stores[0].execute("INSERT INTO t VALUES (also(?), 'b')", (key,))
+    commit(stores[0])
+    assert [key for key, _ in world.recovered()] == [*range(5), *range(100, 105)]
+
+
+def test_the_tracer_of_a_connection_sees_each_statement(world: World) -> None:
+    store = world.open()
+    seen: list[str] = []
+
+    def trace(_cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        seen.append(sql)
+        return True
+
+    insert = "INSERT INTO t VALUES (?, 'a')"
+    store.execute(insert, (1,))
+    store.connection.exec_trace = trace
+    for key in (2, 3):
+        store.execute(insert, (key,))
+        store.execute(f"INSERT INTO t VALUES ({key + 10}, 'b')")
+    assert len(seen) == 4
+
+
+def test_many_different_statements_do_not_fill_the_memory(world: World) -> None:
+    store = world.open()
+    for key in range(600):
+        store.execute(f"INSERT INTO t VALUES ({key}, 'a')")
+    assert len(store._returns_none) <= 256
+    commit(store)
+    assert len(world.recovered()) == 600

@@ -68,9 +68,9 @@ def install(control: Control, broker: str) -> None:
 
     for name in _CALLS:
         setattr(FileStore, name, _hanging(control, getattr(FileStore, name)))
-    skew, true_now = _Skew(control, broker), SystemClock.now
+    skew, true_now = _Skew(control, broker), SystemClock().now
     threading.Thread(target=skew.follow, name="clock seam", daemon=True).start()
-    SystemClock.now = lambda self: true_now(self) + skew.seconds  # type: ignore[method-assign]
+    SystemClock.now = lambda _: true_now() + skew.seconds  # type: ignore[assignment]
 
 
 def _hanging(control: Control, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,8 +71,9 @@ class Backlog:
         """Read by any thread, changed under the mutex."""
         self._on_work = on_work
         self._loop_thread = threading.get_ident()
-        self._mutex = threading.Lock()
-        self._room = threading.Condition(self._mutex)
+        self.mutex = threading.Lock()
+        """Guards everything here and in the queues. Held for microseconds, never during a wait."""
+        self._room = threading.Condition(self.mutex)
         self._closed = False
 
     @property
@@ -92,7 +93,7 @@ class Backlog:
         return queue
 
     def _new_queue(self, journal: str) -> JournalQueue:
-        with self._mutex:
+        with self.mutex:
             if self._closed:
                 raise Closed("the append service was closed", journal=journal)
             return self.queues.setdefault(journal, JournalQueue(journal, self.budget))
@@ -125,7 +126,7 @@ class Backlog:
         ``hold`` or ``account`` has accounted for the memory of ``segments``. Beside them, ``content`` is
         shorter than a segment.
         """
-        with self._mutex:
+        with self.mutex:
             batch = queue.tail
             if batch is None or not batch.accepts(params, dependencies):
                 if queue.failed is not None:
@@ -142,7 +143,6 @@ class Backlog:
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
             batch.buffer += content
-            batch.size += length
             self.bytes += length
             if len(batch.buffer) >= SEGMENT_BYTES:
                 filled = queue.cut(batch)
@@ -150,7 +150,7 @@ class Backlog:
 
     def account(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
         """Account for segments that are not enqueued yet; do not wait."""
-        with self._mutex:
+        with self.mutex:
             queue.hold(sum(segment.length for segment in segments))
 
     def hold(self, queue: JournalQueue, segment: Segment) -> None:
@@ -160,13 +160,13 @@ class Backlog:
 
     def discard(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
         """Forget segments that are not enqueued."""
-        with self._mutex:
+        with self.mutex:
             queue.drop(segments)
             self._room.notify_all()
 
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
         """Return pending futures: see `AppendService.pending_except`."""
-        with self._mutex:
+        with self.mutex:
             futures: list[OpFuture[Any]] = []
             for queue in self.queues.values():
                 if queue.journal == journal:
@@ -184,7 +184,7 @@ class Backlog:
         """Return the oldest batch, or None. At None the caller stops serving the queue: ``on_work``
         will be called when there is a batch.
         """
-        with self._mutex:
+        with self.mutex:
             if queue.batches:
                 return queue.batches[0]
             queue.serving = False
@@ -193,13 +193,13 @@ class Backlog:
 
     def seal(self, queue: JournalQueue, batch: Batch) -> list[Segment]:
         """Take no more into a batch; return its content."""
-        with self._mutex:
+        with self.mutex:
             queue.flowing = True
             return queue.seal(batch)
 
     def succeed(self, queue: JournalQueue, batch: Batch, result: AppendResult) -> None:
         """Complete the oldest batch, which is in the journal."""
-        with self._mutex:
+        with self.mutex:
             if not queue.batches or queue.batches[0] is not batch:
                 return  # Closed meanwhile: its future has failed.
             queue.batches.popleft()
@@ -210,7 +210,7 @@ class Backlog:
 
     def fail(self, queue: JournalQueue, error: GazetteError) -> None:
         """Refuse all appends to the journal from now on. The first such error stays."""
-        with self._mutex:
+        with self.mutex:
             batches = queue.fail(error)
             queue.serving = False
             self.bytes -= sum(batch.size for batch in batches)
@@ -220,7 +220,7 @@ class Backlog:
 
     def close(self, error: GazetteError) -> None:
         """Fail all queues, and refuse new ones."""
-        with self._mutex:
+        with self.mutex:
             self._closed = True
             queues = list(self.queues.values())
         for queue in queues:
@@ -276,7 +276,7 @@ class Backlog:
     def spill(self, queue: JournalQueue, segment: Segment) -> bool:
         """Move a segment to the journal's file. Log a warning and return False if the disk fails."""
         try:
-            with self._mutex:
+            with self.mutex:
                 data = segment.data
                 if data is None:
                     return True
@@ -291,7 +291,7 @@ class Backlog:
             written = True
         except OSError as error:
             log.warning("cannot write waiting appends to a file: %(error)s", {"error": error})
-        with self._mutex:
+        with self.mutex:
             if written and not segment.dropped:
                 segment.move(file, offset)
                 queue.hold(-segment.length)

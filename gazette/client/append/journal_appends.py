@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette.client.append.backlog import Backlog
 from gazette.client.append.content import SEGMENT_BYTES, Segment, segments_of
-from gazette.client.append.queue import JournalQueue
+from gazette.client.append.queue import BATCH_BYTES_MAX, Batch, JournalQueue
 from gazette.protocol.content import BytesLike
 from gazette.runtime.tasks import OpFuture
 
@@ -26,12 +26,15 @@ class JournalAppends:
     are behind is a step of its own, without that lock.
     """
 
-    __slots__ = ("_backlog", "_filled", "_params", "_queue", "must_wait")
+    __slots__ = ("_backlog", "_backlog_max", "_batch", "_filled", "_params", "_queue", "must_wait")
 
     def __init__(self, backlog: Backlog, queue: JournalQueue, params: AppendParams) -> None:
         self._backlog = backlog
         self._queue = queue
         self._params = params
+        self._backlog_max = backlog.settings.backlog_max
+        self._batch: Batch | None = None
+        """The batch that these appends have joined last."""
         self._filled: deque[Segment] = deque()
         """Segments that were enqueued, and that memory may not have room for."""
         self.must_wait = False
@@ -44,6 +47,23 @@ class JournalAppends:
         has failed already; that is not raised. Raise ``Closed`` if the service's event loop has ended.
         """
         backlog, queue = self._backlog, self._queue
+        # A fast path: content that joins the batch of the last call and completes no segment. Publishers come
+        # here hundreds of thousands of times a second. A `with` would take twice as long as this `try`.
+        length, mutex = len(content), backlog.mutex
+        mutex.acquire()
+        try:
+            batch = queue.tail
+            if batch is not None and (batch is self._batch or self._may_join(batch)):
+                buffer = batch.buffer
+                size = len(buffer) + length
+                if size < SEGMENT_BYTES and batch.segments_bytes + size <= BATCH_BYTES_MAX:
+                    buffer += content
+                    backlog.bytes = waiting = backlog.bytes + length
+                    if waiting > self._backlog_max:
+                        self.must_wait = True
+                    return batch.future
+        finally:
+            mutex.release()
         segments: list[Segment] | None = None
         if len(content) >= SEGMENT_BYTES:
             segments, content = segments_of(content), b""
@@ -55,9 +75,15 @@ class JournalAppends:
         if filled is not None:
             self._filled.append(filled)
             self.must_wait = True
-        elif backlog.bytes > backlog.settings.backlog_max:
+        elif backlog.bytes > self._backlog_max:
             self.must_wait = True
         return future
+
+    def _may_join(self, batch: Batch) -> bool:
+        accepts = batch.accepts(self._params, _NOTHING)
+        if accepts:
+            self._batch = batch
+        return accepts
 
     def await_room(self) -> None:
         """Wait until brokers or a disk have taken what is too much for memory.

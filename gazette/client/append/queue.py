@@ -31,7 +31,7 @@ class Batch:
     batch was made. So dependencies point to older batches only, and never in a circle.
     """
 
-    __slots__ = ("buffer", "dependencies", "future", "params", "segments", "size")
+    __slots__ = ("buffer", "dependencies", "future", "params", "segments", "segments_bytes")
 
     def __init__(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> None:
         self.params = params
@@ -40,7 +40,12 @@ class Batch:
         self.segments: list[Segment] = []
         self.buffer = bytearray()
         """Content after the last segment."""
-        self.size = 0
+        self.segments_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return self.segments_bytes + len(self.buffer)
 
     def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
         """Return True if an append may join: it must not make earlier ones wait for more."""
@@ -117,13 +122,14 @@ class JournalQueue:
         """
         batch.segments.extend(segments)
         length = sum(segment.length for segment in segments)
-        batch.size += length
+        batch.segments_bytes += length
         return length
 
     def cut(self, batch: Batch) -> Segment:
         """Turn a batch's buffer into a segment, and return it."""
         segment = Segment(batch.buffer)
         batch.segments.append(segment)
+        batch.segments_bytes += segment.length
         batch.buffer = bytearray()
         self.hold(segment.length)
         return segment

@@ -13,13 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from gazette.errors import Corrupt, Invalid
 from gazette.message.codec import MessageCodec
+from gazette.message.uuid import UuidMint
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
 
 FRAME_BYTES_MAX: Final = 256 << 20
 """Greatest length of a frame that is published or read, in bytes. The protocol has no bound, but a
@@ -98,6 +100,12 @@ class Frames(Generic[M]):
         return zip(self.begins, self.ends, self.messages, strict=True)
 
 
+class Stamper(Protocol[M_contra]):
+    """Function that stamps a message and appends its frame: see `Framing.stamper`."""
+
+    def __call__(self, message: M_contra, flags: int, buffer: bytearray, /) -> None: ...
+
+
 class Framing(ABC, Generic[M]):
     """The encoding of messages of one type in a journal of one content type."""
 
@@ -130,6 +138,17 @@ class Framing(ABC, Generic[M]):
         Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the
         buffer.
         """
+
+    def stamper(self, mint: UuidMint) -> Stamper[M]:
+        """Return a function that assigns a new UUID of ``mint`` to a message, and appends its frame.
+
+        It raises what `encode_into` raises. The caller then removes what was appended to the buffer.
+        """
+
+        def stamp(message: M, flags: int, buffer: bytearray) -> None:
+            self.encode_into(self.codec.stamp(message, mint, flags), buffer)
+
+        return stamp
 
     @abstractmethod
     def frame(self, payload: bytes) -> bytes:

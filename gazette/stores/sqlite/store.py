@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from sys import getrefcount
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 import apsw
@@ -80,6 +81,9 @@ _OF_THE_DISK: Final = (
 )
 
 
+_UNSHARED: Final = 2
+"""References to an object that one local variable holds, as ``getrefcount`` counts them."""
+_TEXTS_KEPT: Final = 256
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
 _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 
@@ -151,6 +155,10 @@ class SQLiteStore(Store):
         self._querying = False
         self._rolled_back = False
         self._destroyed = False
+        self._cursor: apsw.Cursor | None = None
+        """Cursor of the last call of ``execute`` whose SQL never returns rows."""
+        self._returns_none: dict[str, bool] = {}
+        """By SQL, True if it is one statement that never returns rows."""
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
         self._readers = ReadPool(
             self._recording.path, readers, setup, attached=self._recording.attached
@@ -295,10 +303,41 @@ class SQLiteStore(Store):
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
+        returns_none = self._returns_none.get(sql)
         try:
-            return connection.execute(sql, bindings)
+            if returns_none is None:
+                return self._first_execution(sql, bindings)
+            if not returns_none:
+                return connection.execute(sql, bindings)
+            # A new cursor costs a third of a small statement. So take that of the last call, unless its
+            # caller kept it. A call within this one, by a function of SQL, finds none.
+            cursor, self._cursor = self._cursor, None
+            if cursor is None or getrefcount(cursor) > _UNSHARED:
+                cursor = connection.cursor()
+            cursor.execute(sql, bindings)
         except _OF_THE_DISK as error:
             raise self._disk_error("run a statement", error) from error
+        self._cursor = cursor
+        return cursor
+
+    def _first_execution(self, sql: str, bindings: Bindings) -> apsw.Cursor:
+        """Execute SQL, and note if it is one statement that never returns rows."""
+        if self.connection.exec_trace is not None:
+            return self.connection.execute(sql, bindings)
+        statements: list[bool] = []
+
+        def trace(cursor: apsw.Cursor, statement: str, _: object) -> bool:
+            statements.append(statement == sql and not cursor.get_description())
+            return True
+
+        cursor = self.connection.cursor()
+        cursor.exec_trace = trace
+        cursor.execute(sql, bindings)
+        cursor.exec_trace = None
+        if len(self._returns_none) >= _TEXTS_KEPT:
+            self._returns_none.clear()
+        self._returns_none[sql] = statements == [True]
+        return cursor
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
         """Run SQL once for each row of bindings, in the running transaction."""
