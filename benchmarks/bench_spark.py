@@ -48,7 +48,7 @@ from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.meta_columns import META
 from gazette.history.one_pass import read_once
 from gazette.history.read import read_columns
@@ -294,9 +294,8 @@ def works_without_spark(history: History) -> dict[str, Work]:
     runs = history.snapshot.runs(history.run_bytes)
 
     def fold() -> Any:
-        return fold_locally(
-            history.access, history.snapshot, run_bytes=history.run_bytes, threads=1
-        )
+        with history.access.open() as opened:
+            return fold_by_threads(opened, history.snapshot, run_bytes=history.run_bytes, threads=1)
 
     def first_pass() -> int:
         assert fold().rows > history.messages

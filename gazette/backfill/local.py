@@ -23,10 +23,10 @@ from typing import IO, Any, Final
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.backfill.definition import Backfill
 from gazette.errors import Broken, Closed, GazetteError
-from gazette.history.first_pass import resolver, summarise_run
-from gazette.history.merge import FoldedSnapshot, fold_snapshot
+from gazette.history.first_pass import fold_by_threads, summarise_run
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.source import Access
+from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -55,18 +55,21 @@ class LocalRunner:
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading raises."""
-        with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
-            def one(run: Run) -> Summary:
-                self._check()
-                summary = summarise_run(opened, run)
-                on_read(run.length)
-                return summary
+        def summarise(opened: OpenAccess, run: Run) -> Summary:
+            self._check()
+            summary = summarise_run(opened, run)
+            on_read(run.length)
+            return summary
 
-            def summarise_all(runs: Sequence[Run]) -> list[Summary]:
-                return list(pool.map(one, runs))
-
-            return fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
+        with access.open() as opened:
+            return fold_by_threads(
+                opened,
+                snapshot,
+                run_bytes=self._run_bytes,
+                threads=self.jobs,
+                summarise=summarise,
+            )
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """Build all tasks, and return attempts in their order. Raise the first error, and end the others."""

@@ -106,13 +106,10 @@ class Columns:
 
     def part(self, first: int, last: int) -> Columns:
         """Return the messages from position ``first`` to before ``last``."""
-        return self._at(slice(first, last))
+        return self.at(slice(first, last))
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> Columns:
-        """Return the messages of a mask."""
-        return self._at(kept)
-
-    def _at(self, rows: Any) -> Columns:
+    def at(self, rows: Any) -> Columns:
+        """Return the messages of some positions, or of a mask."""
         uuids = UuidArrays(*(array[rows] for array in self.uuids))
         return Columns(self.begins[rows], self.ends[rows], uuids)
 
@@ -188,7 +185,7 @@ class ColumnDecoder:
             for into, found in zip(columns.uuids, line.uuids, strict=True):
                 into[row] = found[0] if kept[row] else 0
         if not kept.all():
-            columns, fields = columns.only(kept), fields._replace(kept=kept)
+            columns, fields = columns.at(kept), fields._replace(kept=kept)
         return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:

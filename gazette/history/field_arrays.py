@@ -80,9 +80,8 @@ _KINDS: Final[tuple[tuple[Any, FieldKind], ...]] = (
     (pa.types.is_string, "text"),
     (pa.types.is_integer, "integer"),
     (pa.types.is_boolean, "boolean"),
-    (pa.types.is_float64, "float"),
-    # A double that is cast to a narrower type would round twice.
     (pa.types.is_float32, "number"),
+    (pa.types.is_float64, "number"),
     (pa.types.is_date32, "date"),
 )
 
@@ -117,7 +116,8 @@ class FieldsBuilder:
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
                 return _strings(values, _bitmap(found.present))
-            if pa.types.is_float32(kind):
+            if pa.types.is_floating(kind):
+                # From the digits: a double that is cast to a narrower type would round twice.
                 return _strings(values, _bitmap(found.present)).cast(kind)
             return self._read(found, kind, rest)
         if pa.types.is_struct(kind):
@@ -145,8 +145,6 @@ class FieldsBuilder:
             if unfit.any():
                 rest(np.flatnonzero(unfit))
                 present = present & ~unfit
-        if found.texts is not None:
-            values[found.cut] = _strings(found.texts, None).cast(pa.float64()).to_numpy()
         array = pa.array(values, mask=None if present.all() else ~present)
         # Days have 32 bits.
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)

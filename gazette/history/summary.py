@@ -1,4 +1,4 @@
-"""Summary of the changes that a run makes to the states of its producers: `summarise`. Pure.
+"""Summary of the changes that a run makes to the states of its producers: `Summariser`. Pure.
 
 A summary is valid for any states before the run. The state of a producer in a journal is what the
 sequencer knows of it. It has the clock up to which messages have committed (``acked``), and the
@@ -26,14 +26,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from gazette.errors import Bug
 from gazette.history.batch_split import (
     WHOLE_TXNS,
     BatchSplit,
     Segment,
-    counted,
     records,
-    segments,
-    since_of,
     split_batch,
 )
 from gazette.history.columns import Columns
@@ -303,26 +301,15 @@ class Summariser:
         )
 
 
-def summarise(run: Run, columns: Iterable[Columns]) -> Summary:
-    """Return the summary of a run whose messages are ``columns``, in order."""
-    summariser = Summariser(run)
-    for some in columns:
-        summariser.add(some)
-    return summariser.summary()
-
-
-def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset | None:
+def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset:
     """Return the offset of the first pending message of a producer whose clock is above
-    ``clock``.
+    ``clock``. Raise `Bug` if there is none.
     """
-    since = since_of(run)
     for some in columns:
-        rows = counted(some, run.begin, since).sequenced
-        of_producer = some.uuids.producers[rows] == np.uint64(producer)
-        for segment in segments(some, rows[of_producer]):
+        for segment in split_batch(some, run).segments:
             # The wanted message is before any acknowledgement.
-            if segment.kind == CONTINUE_TXN:
+            if segment.producer == producer and segment.kind == CONTINUE_TXN:
                 found = records(segment.clocks, clock)
                 if found.any():
                     return int(some.begins[segment.rows[int(np.argmax(found))]])
-    return None
+    raise Bug("a run differs from its first read", journal=run.journal, number=run.number)

@@ -140,7 +140,8 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     """Return frames that are not acknowledgements, of about ``bytes_max`` bytes."""
     found: list[bytes] = []
     size = 0
-    for columns, buffer, base, _ in read_columns(access, run):
+    for batch in read_columns(access, run):
+        columns, buffer, base = batch.columns, batch.buffer, batch.base
         wanted = columns.uuids.flags != ACK_TXN
         begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
         for begin, end in zip(begins, ends, strict=True):
