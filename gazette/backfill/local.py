@@ -13,12 +13,11 @@ import concurrent.futures
 import contextlib
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.backfill.definition import Backfill
@@ -28,8 +27,6 @@ from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
-
-_LENGTH: Final = struct.Struct("<Q")
 
 
 class LocalRunner:
@@ -149,21 +146,18 @@ class LocalRunner:
 
 
 def _send(stream: IO[bytes], value: Any) -> None:
-    data = pickle.dumps(value)
-    stream.write(_LENGTH.pack(len(data)) + data)
+    pickle.dump(value, stream)
     stream.flush()
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value, or None at the end. Unpickling is safe: only our own processes write
-    to the pipe.
+    """Return the next value, or None if the process at the other end has died. Unpickling is safe: only
+    our own processes write to the pipe.
     """
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    try:
+        return pickle.load(stream)  # noqa: S301
+    except (EOFError, pickle.UnpicklingError):  # The value may be cut off.
         return None
-    (length,) = _LENGTH.unpack(header)
-    data = stream.read(length)
-    return pickle.loads(data) if len(data) == length else None  # noqa: S301
 
 
 def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
 from gazette.backfill.definition import Backfill
 from gazette.backfill.settings import HistoryEnd, RunSettings
+from gazette.backfill.staging import decoded
 from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid, NotFound
 from gazette.history.columns import MessageFormat
@@ -54,10 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
     @classmethod
     def from_json(cls, data: bytes) -> Plan:
         """Decode a plan. Raise ``Corrupt``."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"not the plan of a backfill: {error}") from error
+        return decoded(data, cls, "the plan of a backfill")
 
     def require_same(self, name: str, shards: Sequence[str]) -> None:
         """Require that a run is resumed with the same backfill and shards. Raise ``Conflict``."""
