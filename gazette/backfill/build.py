@@ -72,7 +72,7 @@ class ShardTask:
     """True to compare a state in a database with a replay before it is committed."""
 
     def load(self) -> Backfill:
-        return load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
+        return load_backfill(self.backfill)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,13 @@ def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard])
     for shard in before:
         one = found.get(shard.spec.id)
         if one is None or one.mod_revision != shard.mod_revision:
-            raise _changed(shard.spec.id, gone=one is None)
+            raise Conflict(
+                "the shard was deleted since the run began"
+                if one is None
+                else "the shard was changed since the run began: it was edited, enabled or published",
+                hint="Nothing was published. Run the backfill again with a new --run-id.",
+                shard=shard.spec.id,
+            )
         require_idle([one])
 
 
@@ -193,13 +199,12 @@ class Publication:
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
     async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
-        current = {one.spec.id: one for one in (await self._shards.list_shards(EVERYTHING)).shards}
+        listed = (await self._shards.list_shards(EVERYTHING)).shards
+        require_unchanged([target.shard for target in batch], listed)
+        current = {one.spec.id: one for one in listed}
         changes: list[ShardChange] = []
         for target in batch:
-            now = current.get(target.id)
-            if now is None or now.mod_revision != target.shard.mod_revision:
-                raise _changed(target.id, gone=now is None)
-            require_idle([now])
+            now = current[target.id]
             spec = replace(now.spec, disable=now.spec.disable and not enable)
             hints: FSMHints | None = None
             if target.built.log:
@@ -250,14 +255,4 @@ def _overtaken(built: BuiltState) -> Fenced:
         hint="The shard ran, or another backfill did: nothing was published. Run this again.",
         shard=built.shard,
         log=built.log,
-    )
-
-
-def _changed(shard_id: str, *, gone: bool) -> Conflict:
-    return Conflict(
-        "the shard was deleted since the run began"
-        if gone
-        else "the shard was changed since the run began: it was edited, enabled or published",
-        hint="Nothing was published. Run the backfill again with a new --run-id.",
-        shard=shard_id,
     )

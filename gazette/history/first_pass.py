@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,8 @@ from gazette.history.summary_store import SummaryStore
 from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.ids import Offset
 
-_THREADS: Final = 2
+_THREADS: Final = min(8, os.cpu_count() or 1)
+"""Number of runs that a process reads at the same time, unless it says otherwise."""
 
 
 def summarise_run(access: OpenAccess, run: Run) -> Summary:

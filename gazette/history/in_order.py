@@ -45,6 +45,7 @@ def fold_in_order(
         if journal.producers:
             raise Bug("a snapshot that continues a checkpoint is not read in order")
         require_uuids(journal.journal, journal.shape)
+    for journal in snapshot.journals:
         for part, summary in _summaries(access, journal, part_bytes):
             parts.append(replace(part, number=len(parts)))
             summaries.append(summary)

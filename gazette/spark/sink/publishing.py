@@ -22,8 +22,10 @@ from gazette.backfill.staging import decoded
 from gazette.blobs.file import write_durably
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
-from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.history.snapshot_builder import journal_specs
 from gazette.history.source import OpenAccess
+from gazette.history.table_columns import CONTENT_TYPE_OF
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message import mapping as mappings
 from gazette.message.framing.framing import framing_of
@@ -31,10 +33,9 @@ from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
 from gazette.protocol.ids import JournalName
-from gazette.protocol.journal import JournalSpec
 from gazette.runtime.failpoints import hit, reach
 from gazette.runtime.tasks import await_future
-from gazette.spark.source.options import CONTENT_TYPE_OF, WriteOptions
+from gazette.spark.source.options import WriteOptions
 
 log = logging.getLogger(__name__)
 
@@ -85,18 +86,7 @@ async def _service(access: OpenAccess) -> AppendService:
 
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
-    client = await access.client()
-    specs: list[JournalSpec]
-    if options.selector is not None:
-        specs = [one.spec for one in (await client.list_journals(options.selector)).journals]
-        if not specs:
-            raise NotFound(
-                "no journal matches the selector",
-                hint="Create journals, or see `gazctl journals list` for their labels.",
-                selector=str(options.selector),
-            )
-    else:
-        specs = [(await client.get_journal(name)).spec for name in options.journals]
+    specs = await journal_specs(access, options.journals, options.selector)
     found = []
     for spec in sorted(specs, key=lambda spec: spec.name):
         content_type = (
