@@ -98,12 +98,15 @@ class FieldsBuilder:
 
     def arrays(self, found: FoundFields) -> ArrowColumns:
         """Return the columns of the schema."""
-        rest = _Rest(found.declined)
+        rest = [found.declined]
         columns = [
-            self._array(column, field.type, rest.add)
+            self._array(column, field.type, rest.append)
             for column, field in zip(found.columns, self._schema, strict=True)
         ]
-        mask = rest.mask(len(columns[0]))
+        mask: Mask | None = None
+        if any(map(len, rest)):
+            mask = np.zeros(len(columns[0]), np.bool_)
+            mask[np.concatenate(rest)] = True
         if found.kept is not None:
             kept = pa.array(found.kept)
             columns = [column.filter(kept) for column in columns]
@@ -167,24 +170,6 @@ class FieldsBuilder:
         if unfit:
             rest(np.array(unfit))
         return pa.array(values, kind)
-
-
-class _Rest:
-    """The rows that are left to the specification."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = [rows]
-
-    def add(self, rows: Any) -> None:
-        self._rows.append(rows)
-
-    def mask(self, count: int) -> Mask | None:
-        if not any(len(rows) for rows in self._rows):
-            return None
-        mask = np.zeros(count, np.bool_)
-        for rows in self._rows:
-            mask[rows] = True
-        return mask
 
 
 def _strings(texts: Texts, bitmap: pa.Buffer | None) -> pa.Array:

@@ -92,7 +92,7 @@ class JournalTable:
         clash = {field.name for field in meta} & set(fields.names)
         if clash:
             raise Invalid(
-                f"messages have fields of the same names: {_one_of(clash)}",
+                f"messages have fields of the same names: {one_of(clash)}",
                 path="meta_prefix",
                 hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
             )
@@ -102,7 +102,7 @@ class JournalTable:
         by_name = {field.name: field for field in every}
         if unknown := [name for name in self.columns if name not in by_name]:
             raise Invalid(
-                f"there are no such columns: {_one_of(unknown)} (there are {_one_of(by_name)})",
+                f"there are no such columns: {one_of(unknown)} (there are {one_of(by_name)})",
                 path="columns",
             )
         return pa.schema([by_name[name] for name in self.columns])
@@ -130,7 +130,7 @@ def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
     values = {value or _value_of(shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
-            f"the journals are of several content types ({_one_of(values)})",
+            f"the journals are of several content types ({one_of(values)})",
             path="value",
             hint="Read them one type at a time, or set value to text or binary.",
         )
@@ -200,6 +200,6 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     return found
 
 
-def _one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str]) -> str:
     """Return names as text for an error."""
     return ", ".join(sorted(names)) or "none"

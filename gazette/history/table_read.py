@@ -30,6 +30,7 @@ from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.text.validation import within
 
 T = TypeVar("T")
 
@@ -202,18 +203,14 @@ def _names(journals: str | Sequence[str]) -> tuple[JournalName, ...]:
 def _selector(given: str | LabelSelector | None) -> LabelSelector | None:
     if given is None or isinstance(given, LabelSelector):
         return given
-    try:
+    with within("selector"):
         return LabelSelector.parse(given)
-    except Invalid as error:
-        raise error.within("selector") from error
 
 
 def _stores(given: str | Sequence[str]) -> tuple[str, ...]:
     urls = (given,) if isinstance(given, str) else tuple(given)
-    try:
+    with within("store"):
         return tuple(store_url(url) for url in urls)
-    except Invalid as error:
-        raise error.within("store") from error
 
 
 def _access(options: TableOptions, *, direct: bool) -> Access:

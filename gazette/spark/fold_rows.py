@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from gazette.backfill.build import OnRead
 from gazette.history.combine import Combine, Combiner
 from gazette.history.first_pass import resolver
 from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
@@ -26,7 +27,7 @@ from gazette.history.snapshot import Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
 from gazette.protocol.ids import JournalName
-from gazette.spark.progress import OnRead, reporting
+from gazette.spark.progress import reporting
 from gazette.spark.source.planning import TASKS_MAX, fold_by_spark, summarise_by_spark
 from gazette.spark.tasks import result_batch, results_in, task_frame
 from gazette.spark.worker_process import run_each

@@ -111,18 +111,6 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
     return Partitions(found)
 
 
-class _Chosen:
-    """A mapping that returns a known journal."""
-
-    __slots__ = ("_partition",)
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-
-    def __call__(self, _message: Message) -> Partition:
-        return self._partition
-
-
 class _Publishing:
     """One attempt."""
 
@@ -153,7 +141,7 @@ class _Publishing:
                 for key, message in batch:
                     partition = self._mapping(key)
                     self._samples.setdefault(partition, message)
-                    publisher.publish_uncommitted(_Chosen(partition), message)
+                    publisher.publish_uncommitted(mappings.fixed_mapping(*partition), message)
             intents = publisher.build_ack_intents()
             self._access.run(self._appended())
             hit("sink.published", publisher.producer.hex())

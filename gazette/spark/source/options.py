@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
@@ -410,7 +410,9 @@ class WriteOptions:
         commits = given.text("commits")
         checkpoint = given.text("checkpointLocation")
         if streaming and not commits:
-            if not checkpoint or (re.match(r"\w+:", checkpoint) and not _is_file(checkpoint)):
+            if not checkpoint or (
+                re.match(r"\w+:", checkpoint) and not checkpoint.startswith("file:")
+            ):
                 given.fail(
                     "commits",
                     "must be given, since commits cannot be recorded in the checkpoint location "
@@ -440,12 +442,3 @@ class WriteOptions:
             re.sub(r"^file:/*", "/", commits),
             commit_id,
         )
-
-
-def _is_file(url: str) -> bool:
-    return url.startswith("file:")
-
-
-def one_of(names: Iterable[str]) -> str:
-    """Return names as text for an error."""
-    return ", ".join(sorted(names)) or "none"

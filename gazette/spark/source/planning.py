@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from gazette.backfill.build import OnRead
 from gazette.history.first_pass import resolver, summarise_run
 from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
 from gazette.history.rows import read_rows
@@ -19,7 +20,6 @@ from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
 from gazette.spark.error_hints import with_hints
-from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format, table_schema
 from gazette.spark.source.table import checked_snapshot

@@ -72,7 +72,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._journals = StreamJournals(options, clock)
-        self._admission = BatchAdmission(self._find_message)
+        self._admission = BatchAdmission(lambda *given: find_message(self._journals.access, *given))
         self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
         """The batch that was planned last: its offsets, and its fold."""
         self._kept: set[tuple[JournalName, Piece]] = set()
@@ -264,11 +264,6 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     # How far a batch reads:
-
-    def _find_message(
-        self, journal: JournalSnapshot, piece: Piece, position: int
-    ) -> tuple[int, Offset]:
-        return find_message(self._journals.access, journal, piece, position)
 
     def _read_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Sources:
         ends = {

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from gazette.errors import Invalid
 from gazette.history.columns import require_uuids
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.merge import CommittedRun
@@ -18,6 +17,7 @@ from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.text.validation import within
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format
@@ -52,11 +52,9 @@ def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
     """Raise `Invalid` if messages cannot be read committed, since their UUID is not visible to us."""
-    for journal in snapshot.journals if options.committed else ():
-        try:
+    with within("option"):
+        for journal in snapshot.journals if options.committed else ():
             require_uuids(journal.journal, journal.shape)
-        except Invalid as error:
-            raise error.within("option") from error
 
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
