@@ -12,7 +12,7 @@ and counts their words
 Everything is run once to warm up, and then ``--repeats`` times in turn, of which the best counts: first on
 a short history, where fixed costs are most of it, and then on a long one. Rates per core count the CPU
 seconds of all processes: Java, Python's workers, and for the shard those of its process and of its brokers.
-``--no-spark`` reads with one thread of this process.
+``--no-spark`` reads with one thread of this process, beside the shard: the least that a fold can take.
 """
 
 from __future__ import annotations
@@ -492,7 +492,7 @@ def measure(
             add(found.short, shape, name, measured(again[name], short.messages))
             add(found.taken, shape, name, measured(work, args.messages))
     try:
-        if args.consume and not args.no_spark and shape == WORDS:
+        if args.consume and shape == WORDS:
             consumed = by_consuming(history, args.consume, args)
             found.taken[CONSUME] = found.short[CONSUME] = consumed
     finally:  # The others stand, whatever becomes of it.

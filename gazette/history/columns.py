@@ -238,7 +238,8 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
             return framing_of(CONTENT_PROTO_FIXED, shape.message_type() if shape.message else bytes)
         case labels.CONTENT_JSON_LINES:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
-    return framing_of(shape.content_type, bytes)  # Which raises it.
+    # It raises the error of an unknown content type.
+    return framing_of(shape.content_type, bytes)
 
 
 class UuidCodec(MessageCodec[Any]):

@@ -269,7 +269,7 @@ class Summariser:
 
 def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset:
     """Return the offset of the first pending message of a producer whose clock is above
-    ``clock``. Raise `Bug` if there is none.
+    ``clock``. Raise `Bug` if no message is.
     """
     for some in columns:
         for segment in split_batch(some, run).segments:

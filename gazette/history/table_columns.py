@@ -1,4 +1,4 @@
-"""Journals as a table, `JournalTable`: metadata, and fields that are given or inferred. Needs pyarrow."""
+"""Journals as a table, `TableColumns`: metadata, and fields that are given or inferred. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INFER_PLACES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class JournalTable:
+class TableColumns:
     """Journals to read as a table, and the columns to read them as."""
 
     access: Access

@@ -23,7 +23,7 @@ from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
 from gazette.history.snapshot_builder import Lost, Selection
 from gazette.history.source import Access, OpenAccess, store_url
-from gazette.history.table_columns import CONTENT_TYPE_OF, JournalTable, value_of_all
+from gazette.history.table_columns import CONTENT_TYPE_OF, TableColumns, value_of_all
 from gazette.history.table_options import TableOptions, Time
 from gazette.history.times import unix_ns
 from gazette.labels import CONTENT_JSON_LINES
@@ -44,7 +44,7 @@ _MISFIT_HINT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class TableRead(JournalTable):
+class TableRead(TableColumns):
     """A table, and how it is read."""
 
     part_bytes: int

@@ -16,7 +16,7 @@ from gazette.history.row_format import Value
 from gazette.history.snapshot import RUN_BYTES
 from gazette.history.snapshot_builder import Selection
 from gazette.history.source import NO_SUMMARIES, Access, store_url
-from gazette.history.table_columns import CONTENT_TYPE_OF, JournalTable
+from gazette.history.table_columns import CONTENT_TYPE_OF, TableColumns
 from gazette.history.times import unix_ns
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
@@ -263,7 +263,7 @@ def as_options() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions(JournalTable):
+class ReadOptions(TableColumns):
     """The bytes to read, and how to decode them."""
 
     has_mode: bool
