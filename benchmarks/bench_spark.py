@@ -216,7 +216,7 @@ class History:
         from pyspark.sql.functions import expr
 
         query = table.groupBy("word").agg(*map(expr, ("sum(count)", *self.shape.aggregates)))
-        rows = sorted(tuple(row) for row in query.collect() if row.word is not None)
+        rows = sorted(tuple(row) for row in query.collect() if row.word)
         if self._found is None:
             self._found = rows
         if rows != self._found:
