@@ -12,7 +12,7 @@ and counts their words
 Everything is run once to warm up, and then ``--repeats`` times in turn, of which the best counts: first on
 a short history, where fixed costs are most of it, and then on a long one. Rates per core count the CPU
 seconds of all processes: Java, Python's workers, and for the shard those of its process and of its brokers.
-``--no-spark`` reads with one thread of this process.
+``--no-spark`` reads with one thread of this process, beside the shard: the least that a fold can take.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.meta_columns import META
 from gazette.history.one_pass import read_once
 from gazette.history.read import read_columns
@@ -216,7 +216,7 @@ class History:
         from pyspark.sql.functions import expr
 
         query = table.groupBy("word").agg(*map(expr, ("sum(count)", *self.shape.aggregates)))
-        rows = sorted(tuple(row) for row in query.collect() if row.word is not None)
+        rows = sorted(tuple(row) for row in query.collect() if row.word)
         if self._found is None:
             self._found = rows
         if rows != self._found:
@@ -294,9 +294,8 @@ def works_without_spark(history: History) -> dict[str, Work]:
     runs = history.snapshot.runs(history.run_bytes)
 
     def fold() -> Any:
-        return fold_locally(
-            history.access, history.snapshot, run_bytes=history.run_bytes, threads=1
-        )
+        with history.access.open() as opened:
+            return fold_by_threads(opened, history.snapshot, run_bytes=history.run_bytes, threads=1)
 
     def first_pass() -> int:
         assert fold().rows > history.messages
@@ -493,7 +492,7 @@ def measure(
             add(found.short, shape, name, measured(again[name], short.messages))
             add(found.taken, shape, name, measured(work, args.messages))
     try:
-        if args.consume and not args.no_spark and shape == WORDS:
+        if args.consume and shape == WORDS:
             consumed = by_consuming(history, args.consume, args)
             found.taken[CONSUME] = found.short[CONSUME] = consumed
     finally:  # The others stand, whatever becomes of it.

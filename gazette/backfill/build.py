@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -72,7 +72,7 @@ class ShardTask:
     """True to compare a state in a database with a replay before it is committed."""
 
     def load(self) -> Backfill:
-        return load_backfill(self.backfill) if isinstance(self.backfill, str) else self.backfill
+        return load_backfill(self.backfill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +177,6 @@ def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mappin
     return mapping
 
 
-def counted(batches: Batches) -> tuple[Batches, Callable[[], int]]:
-    """Return the same batches, and a function that returns how many messages have passed."""
-    count = 0
-
-    def passing() -> Iterator[Sequence[Envelope[Any]]]:
-        nonlocal count
-        for batch in batches:
-            count += len(batch)
-            yield batch
-
-    return passing(), lambda: count
-
-
 def observed(shard: OfflineShard, batches: Batches) -> Batches:
     """Yield the same batches. Have the watermark follow each once the next one is asked for."""
     for batch in batches:
@@ -201,14 +188,22 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
     """Build the shard's state from its messages, and stage it. Blocks."""
     backfill = task.load()
 
+    count = 0
+
+    def counted(batches: Batches) -> Batches:
+        nonlocal count
+        for batch in batches:
+            count += len(batch)
+            yield batch
+
     def fill(builder: StateBuilder) -> int:
         with task.access.open() as access:
-            messages, count = counted(read_messages(task, backfill, access, on_read))
+            messages = counted(read_messages(task, backfill, access, on_read))
             messages = observed(builder.shard, messages)
             backfill.build(builder.shard, builder.store, messages)
             for _ in messages:  # Messages that build() did not read are part of the history, too.
                 pass
-        return count()
+        return count
 
     return build_state(task, backfill, fill)
 

@@ -154,10 +154,10 @@ class Cutover:
         The same holds after a cancellation, and a resumed run continues from here.
         """
         self._progress.begin("appending", sum(one.built.size for one in attempts))
-        targets: list[tuple[Target, int]] = []
+        targets: list[Target] = []
         for shard, attempt in zip(listed, attempts, strict=True):
             base = await self._append(shard, attempt, directory) if attempt.built.log else 0
-            targets.append((Target(shard, attempt.built), base))
+            targets.append(Target(shard, attempt.built, base))
         self._progress.begin("publishing", 0)
         pending = await self._unpublished(targets)
         await self.publication.publish(pending, enable=self._settings.enable)
@@ -165,16 +165,16 @@ class Cutover:
         for attempt in attempts:
             await self._records.remove(attempt)
 
-    async def _unpublished(self, targets: list[tuple[Target, int]]) -> list[tuple[Target, int]]:
+    async def _unpublished(self, targets: list[Target]) -> list[Target]:
         """Return the targets without those that an interrupted driver has published."""
         pending = []
-        for target, base in targets:
+        for target in targets:
             stored = None
             if target.built.log:
                 with suppress(NotFound):  # The publication decides what a missing shard means.
                     stored = await self._shards.get_hints(target.id)
             if stored is None or not is_published(target.built, stored):
-                pending.append((target, base))
+                pending.append(target)
         return pending
 
     async def _append(self, shard: ListedShard, attempt: Attempt, directory: Path) -> int:

@@ -173,11 +173,13 @@ class Backfill:
         return content_of(store)
 
 
-def load_backfill(name: str) -> Backfill:
-    """Create the backfill ``module:Class``, or that of a file ``path.py:Class``.
+def load_backfill(name: str | Backfill) -> Backfill:
+    """Create the backfill ``module:Class``, or that of a file ``path.py:Class``. Return one as it is.
 
     Raise ``Invalid`` if it cannot be imported, or is not a `Backfill`.
     """
+    if isinstance(name, Backfill):
+        return name
     module_name, separator, class_name = name.rpartition(":")
     if not separator or not module_name or not class_name:
         raise Invalid(f"not a backfill ({name!r}; expected module:Class)", path="APP")

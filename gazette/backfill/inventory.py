@@ -27,12 +27,13 @@ from gazette.backfill.staging import (
     StagedObject,
     Staging,
     appending_shard,
+    decoded,
     garbage_of,
     runs_of,
     shard_of,
 )
 from gazette.client.shards import ShardClient, ShardHints
-from gazette.errors import Corrupt, NotFound
+from gazette.errors import NotFound
 from gazette.protocol.hints import FSMHints
 from gazette.recoverylog.scratch import abandoned
 
@@ -78,14 +79,6 @@ class Intent(msgspec.Struct, frozen=True):
     author: int
     begin: int
     size: int
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Intent:
-        """Decode a note. Raise ``Corrupt``."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"not a note of what was about to be appended: {error}") from error
 
 
 def list_runs(staging: Staging) -> list[RunInfo]:
@@ -184,7 +177,8 @@ def intents_of(staging: Staging) -> dict[str, list[tuple[Intent, StagedObject]]]
                 continue
             shard = appending_shard(one.name)
             with suppress(NotFound):  # It was removed meanwhile.
-                intent = Intent.from_json(staging.read(one.name))
+                data = staging.read(one.name)
+                intent = decoded(data, Intent, "a note of what was about to be appended")
                 found.setdefault(shard, []).append((intent, one))
     return {shard: sorted(pairs, key=lambda pair: pair[0].begin) for shard, pairs in found.items()}
 

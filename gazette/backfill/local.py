@@ -13,23 +13,20 @@ import concurrent.futures
 import contextlib
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from gazette.backfill.build import Attempt, OnRead, ShardTask, run_task
 from gazette.backfill.definition import Backfill
 from gazette.errors import Broken, Closed, GazetteError
-from gazette.history.first_pass import resolver, summarise_run
-from gazette.history.merge import FoldedSnapshot, fold_snapshot
+from gazette.history.first_pass import fold_by_threads, summarise_run
+from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.source import Access
+from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
-
-_LENGTH: Final = struct.Struct("<Q")
 
 
 class LocalRunner:
@@ -55,18 +52,21 @@ class LocalRunner:
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
         """Make the first pass: find which messages have committed. Raise what reading raises."""
-        with access.open() as opened, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
 
-            def one(run: Run) -> Summary:
-                self._check()
-                summary = summarise_run(opened, run)
-                on_read(run.length)
-                return summary
+        def summarise(opened: OpenAccess, run: Run) -> Summary:
+            self._check()
+            summary = summarise_run(opened, run)
+            on_read(run.length)
+            return summary
 
-            def summarise_all(runs: Sequence[Run]) -> list[Summary]:
-                return list(pool.map(one, runs))
-
-            return fold_snapshot(snapshot, summarise_all, resolver(opened), self._run_bytes)
+        with access.open() as opened:
+            return fold_by_threads(
+                opened,
+                snapshot,
+                run_bytes=self._run_bytes,
+                threads=self.jobs,
+                summarise=summarise,
+            )
 
     def build(self, tasks: Sequence[ShardTask], on_read: OnRead) -> list[Attempt]:
         """Build all tasks, and return attempts in their order. Raise the first error, and end the others."""
@@ -146,21 +146,18 @@ class LocalRunner:
 
 
 def _send(stream: IO[bytes], value: Any) -> None:
-    data = pickle.dumps(value)
-    stream.write(_LENGTH.pack(len(data)) + data)
+    pickle.dump(value, stream)
     stream.flush()
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """Return the next value, or None at the end. Unpickling is safe: only our own processes write
-    to the pipe.
+    """Return the next value, or None if the process at the other end has died. Unpickling is safe: only
+    our own processes write to the pipe.
     """
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    try:
+        return pickle.load(stream)  # noqa: S301
+    except (EOFError, pickle.UnpicklingError):  # The value may be cut off.
         return None
-    (length,) = _LENGTH.unpack(header)
-    data = stream.read(length)
-    return pickle.loads(data) if len(data) == length else None  # noqa: S301
 
 
 def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:

@@ -15,12 +15,13 @@ import msgspec
 from gazette.backfill.build import ShardTask, journal_spec, shard_mapping
 from gazette.backfill.definition import Backfill
 from gazette.backfill.settings import HistoryEnd, RunSettings
+from gazette.backfill.staging import decoded
 from gazette.consumer.application_name import name_of
-from gazette.errors import Conflict, Corrupt, Invalid, NotFound
+from gazette.errors import Conflict, Corrupt, Invalid
 from gazette.history.columns import MessageFormat
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import JournalSnapshot, Snapshot
-from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.snapshot_builder import Selection, journal_specs, take_snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions
@@ -54,10 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
     @classmethod
     def from_json(cls, data: bytes) -> Plan:
         """Decode a plan. Raise ``Corrupt``."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"not the plan of a backfill: {error}") from error
+        return decoded(data, cls, "the plan of a backfill")
 
     def require_same(self, name: str, shards: Sequence[str]) -> None:
         """Require that a run is resumed with the same backfill and shards. Raise ``Conflict``."""
@@ -162,33 +160,12 @@ def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, 
         )
     selector = LabelSelector.parse(backfill.partitions)
 
-    async def listed() -> tuple[Partition, ...]:
-        client = await access.client()
-        specs = [one.spec for one in (await client.list_journals(selector)).journals]
-        if not specs:
-            raise NotFound("no journal matches the selector of partitions", selector=str(selector))
-        return Partitions.of_specs(specs).all
-
-    return access.run(listed())
+    return Partitions.of_specs(access.run(journal_specs(access, (), selector))).all
 
 
 def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName, str]:
-    async def listed() -> dict[JournalName, str]:
-        client = await access.client()
-        found: dict[JournalName, str] = {}
-        if selection.selector is not None:
-            specs = [one.spec for one in (await client.list_journals(selection.selector)).journals]
-            if not specs:
-                raise NotFound(
-                    "no journal matches the history's selector", selector=selection.selector
-                )
-        else:
-            specs = [(await client.get_journal(name)).spec for name in selection.journals]
-        for spec in specs:
-            found[spec.name] = spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES
-        return found
-
-    return access.run(listed())
+    specs = access.run(journal_specs(access, selection.journals, selection.selector))
+    return {spec.name: spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES for spec in specs}
 
 
 def message_format_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:

@@ -68,7 +68,13 @@ def require_unchanged(before: Sequence[ListedShard], now: Sequence[ListedShard])
     for shard in before:
         one = found.get(shard.spec.id)
         if one is None or one.mod_revision != shard.mod_revision:
-            raise _changed(shard.spec.id, gone=one is None)
+            raise Conflict(
+                "the shard was deleted since the run began"
+                if one is None
+                else "the shard was changed since the run began: it was edited, enabled or published",
+                hint="Nothing was published. Run the backfill again with a new --run-id.",
+                shard=shard.spec.id,
+            )
         require_idle([one])
 
 
@@ -78,6 +84,8 @@ class Target:
 
     shard: ListedShard
     built: BuiltState
+    base: Offset
+    """Offset of its recovery log at which the state begins; 0 without such a log."""
 
     @property
     def id(self) -> str:
@@ -179,13 +187,7 @@ class Publication:
         if result.registers and not fence_check(built.branch.author).matches(result.registers):
             raise _overtaken(built)
 
-    async def publish(
-        self,
-        targets: Sequence[tuple[Target, int]],
-        *,
-        enable: bool,
-        on_published: Callable[[Sequence[str]], None] = lambda ids: None,
-    ) -> None:
+    async def publish(self, targets: Sequence[Target], *, enable: bool) -> None:
         """Store the hints of appended states, each at its offset: now the states take effect.
 
         ``enable`` starts the shards at the same moment. Raise ``Conflict`` when a shard was changed
@@ -194,31 +196,28 @@ class Publication:
         published; a resumed run finds out.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
-            batch = targets[begin : begin + SHARDS_MAX]
-            await self._publish_batch(batch, enable=enable)
-            on_published([target.id for target, _ in batch])
+            await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)
 
-    async def _publish_batch(self, batch: Sequence[tuple[Target, int]], *, enable: bool) -> None:
-        current = {one.spec.id: one for one in (await self._shards.list_shards(EVERYTHING)).shards}
+    async def _publish_batch(self, batch: Sequence[Target], *, enable: bool) -> None:
+        listed = (await self._shards.list_shards(EVERYTHING)).shards
+        require_unchanged([target.shard for target in batch], listed)
+        current = {one.spec.id: one for one in listed}
         changes: list[ShardChange] = []
-        for target, base in batch:
-            now = current.get(target.id)
-            if now is None or now.mod_revision != target.shard.mod_revision:
-                raise _changed(target.id, gone=now is None)
-            require_idle([now])
+        for target in batch:
+            now = current[target.id]
             spec = replace(now.spec, disable=now.spec.disable and not enable)
             hints: FSMHints | None = None
             if target.built.log:
                 if target.built.log != now.spec.recovery_log:
                     raise Conflict("the shard has another recovery log now", shard=target.id)
                 await self.require_ours(target.built)
-                hints = moved_hints(target.built.hints, base)
+                hints = moved_hints(target.built.hints, target.base)
             elif not enable:
                 continue  # Its database has the state already.
             changes.append(
                 ShardChange(upsert=spec, expect_mod_revision=now.mod_revision, primary_hints=hints)
             )
-        for target, _ in batch:
+        for target in batch:
             await reach("backfill.publishing", target.id, self._clock)
         if not changes:
             return
@@ -229,7 +228,7 @@ class Publication:
                 "a shard was changed while it was about to be published: nothing was published",
                 hint="Look at its specification. Run the backfill again with a new --run-id.",
             ) from error
-        for target, _ in batch:
+        for target in batch:
             await reach("backfill.published", target.id, self._clock)
 
 
@@ -256,14 +255,4 @@ def _overtaken(built: BuiltState) -> Fenced:
         hint="The shard ran, or another backfill did: nothing was published. Run this again.",
         shard=built.shard,
         log=built.log,
-    )
-
-
-def _changed(shard_id: str, *, gone: bool) -> Conflict:
-    return Conflict(
-        "the shard was deleted since the run began"
-        if gone
-        else "the shard was changed since the run began: it was edited, enabled or published",
-        hint="Nothing was published. Run the backfill again with a new --run-id.",
-        shard=shard_id,
     )

@@ -21,6 +21,7 @@ from gazette.backfill.staging import (
     appended_name,
     appending_name,
     check_run_id,
+    decoded,
     manifest_attempts,
     open_staging,
     shard_of,
@@ -159,10 +160,7 @@ class RunRecords:
         name = appended_name(self.run_id, attempt.shard, attempt.attempt)
         if (data := await self._find(name)) is None:
             return None
-        try:
-            return msgspec.json.decode(data, type=_Appended).base
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"not a note of what was appended: {error}", object=name) from error
+        return decoded(data, _Appended, "a note of what was appended", object=name).base
 
     async def note_appended(self, attempt: Attempt, base: int) -> None:
         """Note that a whole state is in its log, from ``base`` on. The first such note stays."""

@@ -10,7 +10,7 @@ Loop-bound; what blocks runs on a pool.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gazette.backfill.build import Attempt, ShardTask, differs_from_replay
@@ -42,7 +42,7 @@ from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log.broker_logs import write_head
 from gazette.recoverylog.scratch import BUILDS, scratch_directory
 from gazette.runtime.clock import Clock
-from gazette.stores.claims import BackfillClaim, HeldState
+from gazette.stores.claims import HeldState
 
 
 class BackfillRun:
@@ -293,31 +293,25 @@ class BackfillRun:
         folded = await self._records.blocking(
             self._runner.fold, self._access, snapshot, self.progress.add, wanted
         )
-        claims = claims_of(held, token)
-        tasks = await self._records.blocking(self._make_tasks, specs, folded, claims, verified)
+
+        def making() -> list[ShardTask]:
+            with self._access.open() as opened:
+                partitions = list_partitions(opened, self._backfill)
+            return tasks_of(
+                self._backfill,
+                self._name,
+                specs,
+                folded,
+                self._access,
+                self._settings,
+                partitions=partitions,
+                claims=claims_of(held, token),
+                verified=verified,
+            )
+
+        tasks = await self._records.blocking(making)
         self._cutover.require_whole({task.spec.id: task.checkpoint for task in tasks})
         return folded, tasks
-
-    def _make_tasks(
-        self,
-        specs: Sequence[ShardSpec],
-        folded: FoldedSnapshot,
-        claims: Mapping[str, BackfillClaim],
-        verified: Sequence[str],
-    ) -> list[ShardTask]:
-        with self._access.open() as opened:
-            partitions = list_partitions(opened, self._backfill)
-        return tasks_of(
-            self._backfill,
-            self._name,
-            specs,
-            folded,
-            self._access,
-            self._settings,
-            partitions=partitions,
-            claims=claims,
-            verified=verified,
-        )
 
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
         """Return the attempt of each task whose state counts. Take them from the manifest, or build

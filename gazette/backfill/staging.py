@@ -16,19 +16,21 @@ published, is garbage. `garbage` lists it by age, since an abandoned attempt may
 
 from __future__ import annotations
 
+import io
 import os
 import random
-import shutil
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
+import msgspec
+
+from gazette.blobs.file import PARTIAL_PREFIX, write_durably
 from gazette.blobs.s3.access import S3Settings
 from gazette.blobs.s3.store import S3Store
 from gazette.blobs.wrappers import RetryingStore
@@ -45,13 +47,14 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.text.validation import within
 from gazette.runtime.failpoints import hit
 
+T = TypeVar("T")
+
 PLAN: Final = "PLAN.json"
 MANIFEST: Final = "MANIFEST.json"
 PUBLISHED: Final = "PUBLISHED.json"
 STATES: Final = "states/"
 APPENDING: Final = "appending/"
 APPENDED: Final = "appended/"
-PARTIAL: Final = ".partial-"
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -130,69 +133,31 @@ class DirectoryStaging(Staging):
     def _path(self, name: str) -> Path:
         return self.directory / _checked(name)
 
-    def _write(self, name: str, data: bytes | Path) -> Path:
-        """Write a complete file in the target's directory, under a unique name."""
-        target = self._path(name)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(prefix=PARTIAL, dir=target.parent)
-            try:
-                with open(descriptor, "wb") as file:
-                    if isinstance(data, bytes):
-                        file.write(data)
-                    else:
-                        with data.open("rb") as source:
-                            shutil.copyfileobj(source, file, _COPY_BYTES)
-                        file.flush()
-                        hit("backfill.uploading", name)
-                    file.flush()
-                    os.fsync(descriptor)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(partial)
-                raise
-        except OSError as error:
-            raise _failed(error, target) from error
-        return Path(partial)
-
     def create(self, name: str, data: bytes) -> bool:
-        partial = self._write(name, data)
-        try:
-            os.link(partial, self._path(name))
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise _failed(error, self._path(name)) from error
-        finally:
-            with suppress(OSError):  # `garbage` reports it later.
-                partial.unlink()
-        return True
+        target = self._path(name)
+        with _failing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return write_durably(str(target), io.BytesIO(data), replace=False)
 
     def put(self, name: str, source: Path) -> None:
-        partial = self._write(name, source)
-        try:
-            partial.replace(self._path(name))
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise _failed(error, self._path(name)) from error
+        target = self._path(name)
+        with _failing(target), source.open("rb") as file:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(str(target), file, on_written=lambda: hit("backfill.uploading", name))
 
     def read(self, name: str) -> bytes:
-        try:
-            return self._path(name).read_bytes()
-        except FileNotFoundError:
-            raise NotFound("no such object in the staging area", object=name) from None
-        except OSError as error:
-            raise _failed(error, self._path(name)) from error
+        with _failing(self._path(name)), self._open(name) as file:
+            return file.read()
 
     def fetch(self, name: str, target: Path) -> None:
+        with _failing(self._path(name)), self._open(name) as source:
+            _copy_here(source, target)
+
+    def _open(self, name: str) -> BinaryIO:
         try:
-            with self._path(name).open("rb") as source:
-                _copy_here(source, target)
+            return self._path(name).open("rb")
         except FileNotFoundError:
             raise NotFound("no such object in the staging area", object=name) from None
-        except OSError as error:
-            raise _failed(error, self._path(name)) from error
 
     def list(self, prefix: str = "") -> Iterator[StagedObject]:
         top = self.directory / _checked(prefix.rstrip("/")) if prefix else self.directory
@@ -212,10 +177,8 @@ class DirectoryStaging(Staging):
 
     def remove(self, name: str) -> None:
         path = self._path(name)
-        try:
+        with _failing(path):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _failed(error, path) from error
         for parent in path.parents:
             if parent == self.directory:
                 break
@@ -377,6 +340,15 @@ def _copy_here(source: BinaryIO, target: Path) -> None:
                     raise failed(error) from error
 
 
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into ``Unavailable``."""
+    try:
+        yield
+    except OSError as error:
+        raise _failed(error, path) from error
+
+
 def _failed(error: OSError, path: Path) -> Unavailable:
     return Unavailable(
         f"the staging area failed: {error.strerror or error}",
@@ -475,7 +447,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
     needed = manifest_attempts(staging.read(f"{run}/{MANIFEST}"))
     found = []
     for one in objects:
-        if one.name.rpartition("/")[2].startswith(PARTIAL):
+        if one.name.rpartition("/")[2].startswith(PARTIAL_PREFIX):
             found.append(Garbage(one, "incomplete: the process that wrote it has died"))
         elif (
             one.name.startswith((f"{run}/{STATES}", f"{run}/{APPENDED}"))
@@ -485,12 +457,15 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
     return found
 
 
+def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
+    """Decode an object of an area from JSON. Raise ``Corrupt``, which says that it is not ``what``."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"not {what}: {error}", **facts) from error
+
+
 def manifest_attempts(data: bytes) -> set[tuple[str, str]]:
     """Return the (shard, attempt) pairs of a manifest. Raise ``Corrupt``."""
-    import msgspec
-
-    try:
-        value = msgspec.json.decode(data, type=dict[str, dict[str, str]])
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"not a manifest: {error}") from error
+    value = decoded(data, dict[str, dict[str, str]], "a manifest")
     return set(value.get("attempts", {}).items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -68,7 +68,7 @@ class FileStore:
             self._require_directory()
             target = self._locate(path)
             _make_directories(os.path.dirname(target))
-            _write_durably(target, source)
+            write_durably(target, source)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         """List objects, as in ``BlobStore``. Does not follow symbolic links to directories."""
@@ -131,22 +131,44 @@ class FileStore:
         return target
 
 
-def _write_durably(target: str, source: BinaryIO) -> None:
+def write_durably(
+    target: str,
+    source: BinaryIO,
+    *,
+    replace: bool = True,
+    on_written: Callable[[], None] = lambda: None,
+) -> bool:
+    """Write a file whole, and sync it and its directory, which exists. Raise ``OSError``.
+
+    Without ``replace`` do nothing if there is a file. Return True if it was written. ``on_written`` is
+    called when its bytes are there, under another name.
+    """
     directory, name = os.path.split(target)
-    descriptor, partial = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{name}", dir=directory)
+    descriptor, partial = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{name}"[:64], dir=directory)
     try:
         with open(descriptor, "wb") as file:
             while content := source.read(_COPY_BYTES):
                 file.write(content)
             file.flush()
+            on_written()
             os.fchmod(descriptor, 0o640)
             os.fsync(descriptor)
-        os.rename(partial, target)
+        if replace:
+            os.rename(partial, target)
+        else:
+            try:
+                # Unlike a rename, this fails if another process was first.
+                os.link(partial, target)
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(partial)
     except BaseException:
         with suppress(OSError):
             os.unlink(partial)
         raise
     _sync_directory(directory)
+    return True
 
 
 def _make_directories(directory: str) -> None:

@@ -4,7 +4,7 @@ steps. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -41,39 +41,27 @@ _WHOLE_MIN: Final = 2
 """Least number of messages of ``WHOLE_TXNS``."""
 
 
-class Counted(NamedTuple):
-    """Rows of the messages that count for a run: bytes of the run may hold earlier ones."""
-
-    sequenced: Array64
-    """Rows with a clock."""
-    unclocked: Array64
-    """Rows without a clock. They are always committed, and never deduplicated."""
-
-
 class BatchSplit(NamedTuple):
     """Some consecutive messages of a run, cut into the segments that both passes work with."""
 
     segments: tuple[Segment, ...]
-    """Segments of the messages that count, producer by producer."""
+    """Segments of the messages that count, producer by producer: bytes of the run may hold earlier ones."""
     unclocked: Array64
-    """Rows without a clock, as in `Counted`."""
+    """Rows without a clock. They are always committed, and never deduplicated."""
 
 
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
-    """Cut the next messages of a run."""
-    rows, unclocked = counted(columns, run.begin, since_of(run))
-    return BatchSplit(tuple(segments(columns, rows)), unclocked)
+    """Cut the next messages of a run.
 
-
-def counted(columns: Columns, begin: Offset, since: Mapping[int, Offset]) -> Counted:
-    """Leave out messages before ``begin``, except those of the producers of ``since``."""
-    counts = columns.begins >= begin
+    Leave out messages before ``run.begin``, except those of the producers of ``run.since``.
+    """
+    counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0
     unclocked = np.flatnonzero(counts & ~clocked)
-    if since and not counts.all():
-        for producer, offset in since.items():
+    if run.since and not counts.all():
+        for producer, offset in since_of(run).items():
             counts |= (columns.uuids.producers == np.uint64(producer)) & (columns.begins >= offset)
-    return Counted(np.flatnonzero(counts & clocked), unclocked)
+    return BatchSplit(tuple(_segments(columns, np.flatnonzero(counts & clocked))), unclocked)
 
 
 def since_of(run: Run) -> dict[int, Offset]:
@@ -81,7 +69,7 @@ def since_of(run: Run) -> dict[int, Offset]:
     return {int.from_bytes(producer, "big"): offset for producer, offset in run.since.items()}
 
 
-def segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
+def _segments(columns: Columns, rows: Array64) -> Iterator[Segment]:
     """Yield the segments of ``rows``: those of each producer in order, producer by producer."""
     if not len(rows):
         return

@@ -22,7 +22,7 @@ from gazette.history.json_lines import Field, FoundFields, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import MessageCodec
 from gazette.message.framing.frames import Framing, MalformedMessage
-from gazette.message.framing.framing import framing_of
+from gazette.message.framing.framing import JSONLinesFraming, framing_of
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import (
     NIL_UUID,
@@ -106,13 +106,10 @@ class Columns:
 
     def part(self, first: int, last: int) -> Columns:
         """Return the messages from position ``first`` to before ``last``."""
-        return self._at(slice(first, last))
+        return self.at(slice(first, last))
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> Columns:
-        """Return the messages of a mask."""
-        return self._at(kept)
-
-    def _at(self, rows: Any) -> Columns:
+    def at(self, rows: Any) -> Columns:
+        """Return the messages of some positions, or of a mask."""
         uuids = UuidArrays(*(array[rows] for array in self.uuids))
         return Columns(self.begins[rows], self.ends[rows], uuids)
 
@@ -188,7 +185,7 @@ class ColumnDecoder:
             for into, found in zip(columns.uuids, line.uuids, strict=True):
                 into[row] = found[0] if kept[row] else 0
         if not kept.all():
-            columns, fields = columns.only(kept), fields._replace(kept=kept)
+            columns, fields = columns.at(kept), fields._replace(kept=kept)
         return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
@@ -239,33 +236,22 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
             return framing_of(CONTENT_CSV, CSVRecord)
         case labels.CONTENT_PROTO_FIXED:
             return framing_of(CONTENT_PROTO_FIXED, shape.message_type() if shape.message else bytes)
-    return framing_of(shape.content_type, _peek_type(shape.uuid_field))
-
-
-def _peek_type(field: str) -> Any:
-    """Return a type of JSON objects of which only the UUID is decoded."""
-    names = field.split(".")
-    if not all(names):
-        raise Invalid(f"invalid name of a field ({field!r})", path="uuid_field")
-
-    class Peek:
-        """Type that supplies its own codec."""
-
-        @classmethod
-        def gazette_codec(cls, content_type: str) -> UuidCodec:
-            if content_type != CONTENT_JSON_LINES:
-                raise Invalid(f"unrecognized content-type ({content_type})")
-            return UuidCodec(names)
-
-    return Peek
+        case labels.CONTENT_JSON_LINES:
+            return JSONLinesFraming(UuidCodec(shape.uuid_field))
+    # It raises the error of an unknown content type.
+    return framing_of(shape.content_type, bytes)
 
 
 class UuidCodec(MessageCodec[Any]):
-    """Codec of JSON objects that keeps only the UUID. Its argument is the path of field names to the UUID."""
+    """Codec of JSON objects that keeps only the UUID. Its argument is the name of the UUID's field."""
 
     single_line = True
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, uuid_field: str) -> None:
+        """Make a codec. Dots join nested names. Raise `Invalid` for an empty name."""
+        names = uuid_field.split(".")
+        if not all(names):
+            raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
         kind: Any = str
         for name in reversed(names):
             field = msgspec.field(default=None, name=name)

@@ -80,9 +80,8 @@ _KINDS: Final[tuple[tuple[Any, FieldKind], ...]] = (
     (pa.types.is_string, "text"),
     (pa.types.is_integer, "integer"),
     (pa.types.is_boolean, "boolean"),
-    (pa.types.is_float64, "float"),
-    # A double that is cast to a narrower type would round twice.
     (pa.types.is_float32, "number"),
+    (pa.types.is_float64, "number"),
     (pa.types.is_date32, "date"),
 )
 
@@ -99,12 +98,15 @@ class FieldsBuilder:
 
     def arrays(self, found: FoundFields) -> ArrowColumns:
         """Return the columns of the schema."""
-        rest = _Rest(found.declined)
+        rest = [found.declined]
         columns = [
-            self._array(column, field.type, rest.add)
+            self._array(column, field.type, rest.append)
             for column, field in zip(found.columns, self._schema, strict=True)
         ]
-        mask = rest.mask(len(columns[0]))
+        mask: Mask | None = None
+        if any(map(len, rest)):
+            mask = np.zeros(len(columns[0]), np.bool_)
+            mask[np.concatenate(rest)] = True
         if found.kept is not None:
             kept = pa.array(found.kept)
             columns = [column.filter(kept) for column in columns]
@@ -117,7 +119,8 @@ class FieldsBuilder:
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
                 return _strings(values, _bitmap(found.present))
-            if pa.types.is_float32(kind):
+            if pa.types.is_floating(kind):
+                # From the digits: a double that is cast to a narrower type would round twice.
                 return _strings(values, _bitmap(found.present)).cast(kind)
             return self._read(found, kind, rest)
         if pa.types.is_struct(kind):
@@ -145,8 +148,6 @@ class FieldsBuilder:
             if unfit.any():
                 rest(np.flatnonzero(unfit))
                 present = present & ~unfit
-        if found.texts is not None:
-            values[found.cut] = _strings(found.texts, None).cast(pa.float64()).to_numpy()
         array = pa.array(values, mask=None if present.all() else ~present)
         # Days have 32 bits.
         return array.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else array.cast(kind)
@@ -169,24 +170,6 @@ class FieldsBuilder:
         if unfit:
             rest(np.array(unfit))
         return pa.array(values, kind)
-
-
-class _Rest:
-    """The rows that are left to the specification."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = [rows]
-
-    def add(self, rows: Any) -> None:
-        self._rows.append(rows)
-
-    def mask(self, count: int) -> Mask | None:
-        if not any(len(rows) for rows in self._rows):
-            return None
-        mask = np.zeros(count, np.bool_)
-        for rows in self._rows:
-            mask[rows] = True
-        return mask
 
 
 def _strings(texts: Texts, bitmap: pa.Buffer | None) -> pa.Array:

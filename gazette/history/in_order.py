@@ -8,6 +8,7 @@ fragments do. So no more than a part is held back. The passes and the fold are t
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -44,6 +45,7 @@ def fold_in_order(
         if journal.producers:
             raise Bug("a snapshot that continues a checkpoint is not read in order")
         require_uuids(journal.journal, journal.shape)
+    for journal in snapshot.journals:
         for part, summary in _summaries(access, journal, part_bytes):
             parts.append(replace(part, number=len(parts)))
             summaries.append(summary)
@@ -57,7 +59,6 @@ def _summaries(
     if not journal.pieces:
         return
     run = _whole(journal)
-    cutter = _Cutter(run)
     begin, size = run.pieces[0].begin, 0
     summariser = Summariser(run)
     for batch in RunReader(access, run).batches():
@@ -65,9 +66,9 @@ def _summaries(
         end = int(batch.columns.ends[-1])
         size += end - int(batch.columns.begins[0])
         if size >= part_bytes and end < run.end:
-            yield cutter.part(begin, end), summariser.summary()
+            yield _part(run, begin, end), summariser.summary()
             begin, size, summariser = end, 0, Summariser(run)
-    yield cutter.part(begin, run.end), summariser.summary()
+    yield _part(run, begin, run.end), summariser.summary()
 
 
 def rows_in_order(
@@ -103,19 +104,9 @@ def _whole(journal: JournalSnapshot) -> Run:
     return Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin)
 
 
-class _Cutter:
-    """Cuts a run into parts. Its parts ascend, so it looks at each piece about once."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._at = 0
-
-    def part(self, begin: Offset, end: Offset) -> Run:
-        pieces = self._run.pieces
-        while pieces[self._at].end <= begin:
-            self._at += 1
-        until = self._at
-        while until < len(pieces) and pieces[until].begin < end:
-            until += 1
-        held = cover(pieces[self._at : until], begin, end)
-        return replace(self._run, pieces=held, last=end == self._run.end)
+def _part(run: Run, begin: Offset, end: Offset) -> Run:
+    """Return a part of a journal. It looks only at its own pieces: a journal has many."""
+    first = bisect_right(run.pieces, begin, key=lambda piece: piece.end)
+    until = bisect_left(run.pieces, end, key=lambda piece: piece.begin)
+    held = cover(run.pieces[first:until], begin, end)
+    return replace(run, pieces=held, last=end == run.end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -35,22 +35,16 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     integers and fractions, otherwise a string. A field that was always null is a string. One that
     was always an empty object is left out.
     """
-    seen = _Object()
+    seen: _Kind = _Object()
     for line in lines:
         try:
             found = json.loads(line)
         except ValueError:
             continue
         if isinstance(found, dict):
-            _add(seen, found)
+            seen = _widest(seen, _kind_of(found))
     struct = _arrow(seen)
     return pa.schema(list(struct) if struct is not None else [])
-
-
-def _add(seen: _Object, found: Mapping[str, Any]) -> None:
-    for name, value in found.items():
-        kind = _kind_of(value)
-        seen.fields[name] = _widest(seen.fields[name], kind) if name in seen.fields else kind
 
 
 def _kind_of(value: Any) -> _Kind:
@@ -69,9 +63,7 @@ def _kind_of(value: Any) -> _Kind:
         case str():
             return pa.string()
         case dict():
-            made = _Object()
-            _add(made, value)
-            return made
+            return _Object({name: _kind_of(one) for name, one in value.items()})
     item: _Kind = None
     for one in value:
         item = _widest(item, _kind_of(one))
@@ -79,10 +71,10 @@ def _kind_of(value: Any) -> _Kind:
 
 
 def _widest(one: _Kind, other: _Kind) -> _Kind:
-    if one is None or one == other:
+    if one is None:
         return other
-    if other is None:
-        return one
+    if other is None or one == other:
+        return one  # Its fields are in the order of their first appearance.
     if isinstance(one, _Object) and isinstance(other, _Object):
         fields = dict(one.fields)
         for name, kind in other.fields.items():

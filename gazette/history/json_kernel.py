@@ -30,34 +30,27 @@ TEXT: Final = 0
 """Kind of a field: the characters of a string, or the JSON of any other value."""
 INTEGER: Final = 1
 """Kind of a field: a signed integer of 64 bits."""
-FLOAT: Final = 2
-"""Kind of a field: a double, whose bits are returned as an integer. One of many digits is `CUT`."""
-BOOLEAN: Final = 3
+BOOLEAN: Final = 2
 """Kind of a field: zero or one."""
-NUMBER: Final = 4
-"""Kind of a field: a number, which is `CUT`."""
-DECIMAL: Final = 5
+NUMBER: Final = 3
+"""Kind of a field: the text of a number."""
+DECIMAL: Final = 4
 """Kind of a field: a number of units, which are 10 to the power of minus the field's scale."""
-INSTANT: Final = 6
+INSTANT: Final = 5
 """Kind of a field: microseconds since 1970, of a time in UTC unless it names an offset."""
-LOCAL: Final = 7
+LOCAL: Final = 6
 """Kind of a field: microseconds since 1970, of a time without a zone."""
-DATE: Final = 8
+DATE: Final = 7
 """Kind of a field: days since 1970."""
-VALUE: Final = 9
+VALUE: Final = 8
 """Kind of a field: the JSON of any value."""
-STRUCT: Final = 10
+STRUCT: Final = 9
 """Kind of a field: an object, whose fields are nodes, too."""
-LIST: Final = 11
+LIST: Final = 10
 """Kind of a field: a list, whose item is a node, too."""
 
-_NUMBERED: Final = (INTEGER, FLOAT, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
-_TEXTUAL: Final = (TEXT, FLOAT, NUMBER, VALUE)
-
-FOUND: Final = 1
-"""Mark of ``Arrays.present``: the value is there."""
-CUT: Final = 2
-"""Mark of ``Arrays.present``: the text of the value is there, and not yet a number."""
+_NUMBERED: Final = (INTEGER, BOOLEAN, DECIMAL, INSTANT, LOCAL, DATE)
+_TEXTUAL: Final = (TEXT, NUMBER, VALUE)
 
 _ABSENT: Final = -1
 """Number of a key that is not wanted, and of the node of a key that no field has."""
@@ -73,8 +66,6 @@ _UNITS_DIGITS_MAX: Final = 18
 """Number of digits that always fits a signed integer of 64 bits."""
 _SECONDS_DIGITS_MAX: Final = 12
 """Number of digits of seconds whose microseconds always fit a signed integer of 64 bits."""
-_EXPONENT_MAX: Final = 1000
-"""Greatest exponent of a number. The scanner reads no further digits of a greater one."""
 _MICROS: Final = 1_000_000
 _DAY_MICROS: Final = 86_400 * _MICROS
 _OFFSET_MAX_MINUTES: Final = 18 * 60
@@ -89,9 +80,6 @@ _LINES_BETWEEN: Final = 8
 """A buffer is declined if more of its lines are than one of so many."""
 _DECLINED_FREE: Final = 16
 """Number of lines that are declined before their share counts."""
-_EXACT_DIGITS: Final = 15
-_EXACT_POWER: Final = 22
-"""Greatest power of ten that is exact as a double. Scaling an exact integer by it rounds only once."""
 
 _QUOTE: Final = 0x22
 _BACKSLASH: Final = 0x5C
@@ -156,7 +144,7 @@ class Arrays(NamedTuple):
     counts: Any
     """By node: the number of its slots."""
     present: Any
-    """By node and slot: a mark, or zero if the value is absent or null."""
+    """By node and slot: 1, or zero if the value is absent or null."""
     numbers: Any
     """By row of ``Wanted.rows`` and slot: the value, if it has no text."""
     offsets: Any
@@ -197,7 +185,6 @@ def _escaped_table() -> Any:
 _HEX = _hex_table()
 _ESCAPED = _escaped_table()
 _PLAIN = _plain_table()
-_POWERS = np.array([10.0**power for power in range(_EXACT_POWER + 1)])
 _UNITS = np.array([10**power for power in range(_UNITS_DIGITS_MAX + 1)], np.int64)
 _MONTH_DAYS = np.array([31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 
@@ -528,55 +515,6 @@ def _unescaped(buffer: Any, begin: int, end: int, target: Any, to: int) -> int:
         target[to] = _ESCAPED[escaped]
         to += 1
     return to
-
-
-@_compiled()
-def _double(buffer: Any, begin: int, end: int) -> float:
-    """Return the double nearest to a well-formed number. Return NaN if this simple method cannot
-    find it.
-    """
-    at = begin
-    negative = _byte(buffer, at) == _MINUS
-    if negative:
-        at += 1
-    value = np.int64(0)
-    digits = 0
-    power = 0
-    while at < end and _ZERO <= _byte(buffer, at) <= _NINE:
-        value = value * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
-        digits += value != 0
-        if digits > _EXACT_DIGITS:
-            return np.nan
-        at += 1
-    if at < end and _byte(buffer, at) == _DOT:
-        at += 1
-        while at < end and _ZERO <= _byte(buffer, at) <= _NINE:
-            value = value * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
-            digits += value != 0
-            if digits > _EXACT_DIGITS:
-                return np.nan
-            power -= 1
-            at += 1
-    if at < end:
-        at += 1
-        shrinks = _byte(buffer, at) == _MINUS
-        if shrinks or _byte(buffer, at) == _PLUS:
-            at += 1
-        exponent: Any = 0
-        while at < end:
-            exponent = exponent * 10 + (np.int64(_byte(buffer, at)) - _ZERO)
-            if exponent > _EXPONENT_MAX:
-                return np.nan
-            at += 1
-        power += -exponent if shrinks else exponent
-    if not -_EXACT_POWER <= power <= _EXACT_POWER:
-        return np.nan
-    found: float = float(value)
-    if power < 0:
-        found /= _POWERS[-power]
-    else:
-        found *= _POWERS[power]
-    return -found if negative else found
 
 
 @_compiled()
@@ -1008,7 +946,7 @@ def _scan_lines(
                     begin = at
                     slot = counts[node]
                     number_row, text_row = rows[node, 0], rows[node, 1]
-                    mark = FOUND
+                    mark = 1
                     copied = False
                     if first_byte == 0x6E and kind != VALUE:
                         at = _word_end(buffer, at)
@@ -1101,14 +1039,7 @@ def _scan_lines(
                             begin += (
                                 negative and at - begin == 2 and _byte(buffer, begin + 1) == _ZERO
                             )
-                            double = np.nan
-                            if kind == FLOAT:
-                                double = _double(buffer, begin, at)
-                            if np.isnan(double):
-                                mark = CUT
-                                copied = True
-                            else:
-                                numbers[number_row, slot] = np.float64(double).view(np.int64)
+                            copied = True
                     if at < 0:
                         return False
                     if copied:
@@ -1137,7 +1068,7 @@ def _scan_lines(
                     node = key_nodes[key]
                     if node != _ABSENT and counts[node] == slot:
                         _append_null(node, tree, into, counts, written)
-            present[container, slot] = FOUND
+            present[container, slot] = 1
             offsets[container, slot + 1] = written[container]
             counts[container] = slot + 1
             if depth == 0:

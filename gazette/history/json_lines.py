@@ -22,7 +22,6 @@ LOGGER: Final = logging.getLogger(__name__)
 FieldKind = Literal[
     "text",
     "integer",
-    "float",
     "boolean",
     "number",
     "decimal",
@@ -87,10 +86,6 @@ class FieldColumn(NamedTuple):
     present: npt.NDArray[np.bool_]
     values: Any
     """`Texts`, or an array of numbers."""
-    cut: npt.NDArray[np.int64] | None = None
-    """Rows of doubles that have too many digits for the scanner."""
-    texts: Texts | None = None
-    """The texts of these."""
     children: tuple[FieldColumn, ...] = ()
 
 
@@ -199,33 +194,17 @@ class LineScanner:
     ) -> FieldColumn:
         found = self._arrays
         rows = int(found.counts[number])
-        present = found.present[number, :rows]
-        if kind in _TEXTS:
-            return FieldColumn(present != 0, self._texts(number, slice(0, rows)))
-        if kind == "list":
-            bounds = found.offsets[number, : rows + 1].copy()
-            return FieldColumn(present != 0, bounds, children=children)
+        present = found.present[number, :rows] != 0
+        number_row, text_row = self._wanted.rows[number]
         if kind == "struct":
-            return FieldColumn(present != 0, None, children=children)
-        values: Any = found.numbers[self._wanted.rows[number, 0], :rows].copy()
-        if kind == "boolean":
-            return FieldColumn(present != 0, values != 0)
-        if kind != "float":
-            return FieldColumn(present != 0, values)
-        values = values.view(np.float64)
-        cut = np.flatnonzero(present == self._kernel.CUT)
-        if not len(cut):
-            return FieldColumn(present != 0, values)
-        return FieldColumn(present != 0, values, cut, self._texts(number, cut))
-
-    def _texts(self, number: int, rows: Any) -> Texts:
-        """Return the texts of some slots. The other slots have none."""
-        offsets = self._arrays.offsets[number]
-        first = offsets[:-1][rows]
-        last = offsets[1:][rows][-1:]
-        bounds = np.concatenate((first, last)) if len(first) else np.zeros(1, np.int32)
-        texts = self._arrays.texts[self._wanted.rows[number, 1]]
-        return Texts(bounds, texts[: bounds[-1]].copy())
+            return FieldColumn(present, None, children)
+        if kind == "list" or kind in _TEXTS:
+            bounds = found.offsets[number, : rows + 1].copy()
+            if kind == "list":
+                return FieldColumn(present, bounds, children)
+            return FieldColumn(present, Texts(bounds, found.texts[text_row, : bounds[-1]].copy()))
+        values = found.numbers[number_row, :rows].copy()
+        return FieldColumn(present, values != 0 if kind == "boolean" else values)
 
     def _make_room(self, size: int) -> None:
         """Allocate arrays for buffers of that size. Most of the memory is never written, and so

@@ -30,9 +30,9 @@ class CommittedRun:
     """
 
     run: Run
-    known: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Clocks ``acked`` and ``newest`` before the run, of its producers that earlier runs have seen."""
-    fates: Mapping[int, int] = field(default_factory=dict)
+    fates: dict[int, int] = field(default_factory=dict)
     """For producers with pending messages at its end: the clock up to which those messages
     committed later.
     """
@@ -88,24 +88,8 @@ class FoldedSnapshot:
         return Checkpoint(sources)
 
 
-@dataclass(slots=True)
-class _Context:
-    """One run during the fold."""
-
-    run: Run
-    summary: Summary
-    known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    fates: dict[int, int] = field(default_factory=dict)
-
-    def committed(self) -> CommittedRun:
-        return CommittedRun(
-            self.run,
-            self.known,
-            self.fates,
-            self.summary.clock_min,
-            self.summary.clock_max,
-            not self.summary.rows,
-        )
+_Part = tuple[CommittedRun, Summary]
+"""A run, whose clocks and fates the fold fills in, and its summary."""
 
 
 def fold(
@@ -116,16 +100,18 @@ def fold(
     Raise `Corrupt` if the start of a committed transaction was pruned. Raise what ``resolve``
     raises. Raise `Bug` if the runs are not those of the snapshot.
     """
-    contexts: dict[JournalName, list[_Context]] = {j.journal: [] for j in snapshot.journals}
+    parts: dict[JournalName, list[_Part]] = {j.journal: [] for j in snapshot.journals}
     for run, summary in zip(runs, summaries, strict=True):
-        if run.journal not in contexts:
+        if run.journal not in parts:
             raise Bug("not a run of the snapshot", journal=run.journal, number=run.number)
-        contexts[run.journal].append(_Context(run, summary))
+        clocks = summary.clock_min, summary.clock_max
+        committed = CommittedRun(run, {}, {}, *clocks, empty=not summary.rows)
+        parts[run.journal].append((committed, summary))
     folds = [_JournalFold(journal, resolve) for journal in snapshot.journals]
-    sources = {one.journal: one.fold(contexts[one.journal]) for one in folds}
+    sources = {one.journal: one.fold(parts[one.journal]) for one in folds}
     return FoldedSnapshot(
         snapshot,
-        tuple(context.committed() for found in contexts.values() for context in found),
+        tuple(committed for found in parts.values() for committed, _ in found),
         sources,
         {one.journal: one.newest for one in folds},
         sum(summary.rows for summary in summaries),
@@ -160,7 +146,7 @@ class _JournalFold:
         self._begin = journal.begin
         self._resolve = resolve
         self._states: dict[int, State] = {}
-        self._waiting: dict[int, list[_Context]] = {}
+        self._waiting: dict[int, list[CommittedRun]] = {}
         """By producer, the runs that hold its pending messages."""
         self._lost: dict[int, Offset] = {}
         """Offset of a producer's pending messages from before the snapshot, until they are seen."""
@@ -178,12 +164,12 @@ class _JournalFold:
             elif producer in pending:
                 self._unread.add(number)
 
-    def fold(self, contexts: Sequence[_Context]) -> SourceCheckpoint:
+    def fold(self, parts: Sequence[_Part]) -> SourceCheckpoint:
         end = self._begin
-        for context in contexts:
-            end = max(end, context.summary.end)
-            for producer, summary in context.summary.producers.items():
-                self._step(context, producer, summary)
+        for run, whole in parts:
+            end = max(end, whole.end)
+            for producer, summary in whole.producers.items():
+                self._step(run, producer, summary)
         return SourceCheckpoint(
             end,
             {
@@ -199,18 +185,16 @@ class _JournalFold:
             for producer, state in self._states.items()
         }
 
-    def _step(self, context: _Context, producer: int, summary: ProducerSummary) -> None:
+    def _step(self, run: CommittedRun, producer: int, summary: ProducerSummary) -> None:
         before = self._states.get(producer)
         if before is None:
             clock = summary.first_clock - 1
             before = State(clock, clock, None)
         else:
-            context.known[producer] = (before.acked, before.newest)
+            run.known[producer] = (before.acked, before.newest)
         if self._lost.get(producer) == summary.first_begin:
             del self._lost[producer]
-        after, fate = summary.apply(
-            before, lambda clock: self._resolve(context.run, producer, clock)
-        )
+        after, fate = summary.apply(before, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:
             if isinstance(fate, int) and before.begin is not None:
@@ -224,7 +208,7 @@ class _JournalFold:
             self._unread.discard(producer)
             waiting.clear()
         if after.begin is not None:
-            waiting.append(context)
+            waiting.append(run)
         self._states[producer] = after
 
     def _corrupt(self, producer: int, begin: Offset) -> Corrupt:

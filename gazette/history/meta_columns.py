@@ -36,7 +36,6 @@ def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> p
     key.
     """
     count = len(rows)
-    uuids = columns.uuids
     match key:
         case "journal":
             name = journal.encode()
@@ -47,29 +46,21 @@ def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> p
         case "offset":
             return pa.array(columns.begins[rows])
         case "uuid":
-            return _uuid_array(
-                uuid_bytes(
-                    uuids._replace(
-                        producers=uuids.producers[rows],
-                        clocks=uuids.clocks[rows],
-                        flags=uuids.flags[rows],
-                    )
-                ),
-                uuids.clocks[rows] | uuids.producers[rows],
-            )
+            uuids = columns.at(rows).uuids
+            return _uuid_array(uuid_bytes(uuids), uuids.clocks | uuids.producers)
         case "producer":
-            numbers, indices = np.unique(uuids.producers[rows], return_inverse=True)
+            numbers, indices = np.unique(columns.uuids.producers[rows], return_inverse=True)
             names = [int(number).to_bytes(PRODUCER_BYTES, "big").hex() for number in numbers]
             return pa.array(names, pa.string()).take(pa.array(indices))
         case "clock":
-            return pa.array(uuids.clocks[rows].astype(np.int64))
+            return pa.array(columns.uuids.clocks[rows].astype(np.int64))
         case "timestamp":
-            clocks = uuids.clocks[rows]
+            clocks = columns.uuids.clocks[rows]
             # Convert units of 100 ns since 1582, above four bits of sequence, to microseconds since 1970.
             micros = ((clocks >> np.uint64(4)).astype(np.int64) - (_UNIX_EPOCH >> 4)) // 10
             return pa.array(micros, META[key], mask=clocks == 0)
         case "flags":
-            return pa.array(uuids.flags[rows].astype(np.int32))
+            return pa.array(columns.uuids.flags[rows].astype(np.int32))
     raise Invalid(f"unknown column of messages ({key})")
 
 

@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from gazette.history.combine import Combine, Combiner
 from gazette.history.commit_filter import CommitFilter, Mask, PendingProducer
-from gazette.history.field_arrays import FieldsBuilder
 from gazette.history.first_pass import read_and_summarise, summarise_run
 from gazette.history.merge import CommittedRun
+from gazette.history.read import Batch
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import RowMaker, Unfit
-from gazette.history.scanned_batches import ScannedBatch, scanned_batch
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.history.summary import Summary
@@ -126,17 +125,16 @@ def _parts_that_count(run: CommittedRun, found: OnePass) -> set[int] | None:
 def _read(
     access: OpenAccess, run: Run, format: RowFormat, combine: Combine
 ) -> Generator[Part, None, OnePass | None]:
-    builder = FieldsBuilder(format.scanned, format.encode_variant)
     rows = _Rows(run, format, combine)
-    assumed: CommitFilter[ScannedBatch] = CommitFilter(CommittedRun(run), acks=format.acks)
-    reading = read_and_summarise(access, run, builder.fields)
+    assumed: CommitFilter[Batch] = CommitFilter(CommittedRun(run), acks=format.acks)
+    reading = read_and_summarise(access, run, rows.maker.scanned)
     while True:
         try:
             batch, split = next(reading)
         except StopIteration as end:
             summary: Summary | None = end.value
             break
-        assumed.add(batch.columns, scanned_batch(builder, batch), split)
+        assumed.add(batch.columns, rows.maker.with_arrays(batch), split)
         yield from rows.add(COMMITTED, assumed.ready())
     pending = assumed.pending()
     if summary is None or len(pending) > _PENDING_MAX:
@@ -164,17 +162,17 @@ class _Rows:
     """Maker of the rows of one run, each part combined on its own."""
 
     def __init__(self, run: Run, format: RowFormat, combine: Combine) -> None:
-        self._maker = RowMaker(run, format)
+        self.maker = RowMaker(run, format)
         self._format = format
         self._combine = combine
         self._combiners: dict[int, Combiner] = {}
 
-    def add(self, part: int, found: Iterator[tuple[ScannedBatch, Mask]]) -> Iterator[Part]:
+    def add(self, part: int, found: Iterator[tuple[Batch, Mask]]) -> Iterator[Part]:
         combiner = self._combiners.get(part)
         if combiner is None:
             combiner = self._combiners[part] = Combiner(self._combine, self._format.schema)
         for batch, mask in found:
-            for rows in self._maker.rows(batch, mask) if mask.any() else ():
+            for rows in self.maker.rows(batch, mask) if mask.any() else ():
                 yield from (Part(part, made) for made in combiner.add(rows))
 
     def finish(self) -> Iterator[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,34 +27,30 @@ from gazette.message.framing.frames import (
 from gazette.message.framing.framing import FIXED_MAGIC, framing_of
 from gazette.protocol.ids import JournalName, Offset
 
+if TYPE_CHECKING:
+    from gazette.history.field_arrays import ArrowColumns
+
 _LINES: Final = (CONTENT_JSON_LINES, CONTENT_CSV)
 """Content types whose messages end with a newline."""
 
 
 class Batch(NamedTuple):
-    """Messages as columns, with the bytes that hold them. The first byte is at offset ``base``.
-
-    ``fields`` are the wanted fields, if the same pass found them.
-    """
+    """Messages as columns, with the bytes that hold them. The first byte is at offset ``base``."""
 
     columns: Columns
     buffer: bytes
+    """Empty if ``arrays`` has all fields of all messages."""
     base: Offset
     fields: FoundFields | None = None
+    """The wanted fields, if the same pass found them."""
+    arrays: ArrowColumns | None = None
+    """These fields as arrays, in place of ``fields``."""
 
-    def part(self, first: int, last: int) -> Self:
-        """Return the messages from position ``first`` to before ``last``, without fields."""
-        return self._replace(columns=self.columns.part(first, last), fields=None)
-
-
-class _HasColumns(Protocol):
-    @property
-    def columns(self) -> Columns: ...
-
-    def part(self, first: int, last: int) -> Self: ...
-
-
-B = TypeVar("B", bound=_HasColumns)
+    def part(self, first: int, last: int) -> Batch:
+        """Return the messages from position ``first`` to before ``last``, without ``fields``."""
+        arrays = None if self.arrays is None else self.arrays.part(first, last)
+        columns = self.columns.part(first, last)
+        return self._replace(columns=columns, fields=None, arrays=arrays)
 
 
 class RunReader:
@@ -92,12 +88,13 @@ class RunReader:
         if not (self.rest and run.beyond):
             return
         beyond = self._access.chunks(run.journal, run.beyond)
-        for columns, buffer, base, _ in self._decoded(beyond, past=run.end):
-            count = int(np.searchsorted(columns.begins, run.end))
+        for batch in self._decoded(beyond, past=run.end):
+            begins = batch.columns.begins
+            count = int(np.searchsorted(begins, run.end))
             if count:
-                yield Batch(columns.part(0, count), buffer, base)
-            if count < len(columns):
-                self.reached = int(columns.begins[count])
+                yield batch.part(0, count)
+            if count < len(begins):
+                self.reached = int(begins[count])
         self.rest = b""
 
     def _placed_chunks(self) -> Iterator[tuple[Offset, bytes]]:
@@ -223,15 +220,15 @@ def read_columns(access: OpenAccess, run: Run, fields: Sequence[Field] = ()) -> 
 
 
 def committed(
-    runs: Sequence[CommittedRun], batches: Iterable[B], *, acks: bool = False
-) -> Iterator[tuple[B, Mask]]:
+    runs: Sequence[CommittedRun], batches: Iterable[Batch], *, acks: bool = False
+) -> Iterator[tuple[Batch, Mask]]:
     """Yield a mask of the committed messages of each batch. Leave out batches without one.
 
     ``batches`` have the messages of ``runs``, of which each begins where the one before ends. A batch
     is split there.
     """
     ahead = deque(runs)
-    passes: CommitFilter[B] = CommitFilter(ahead[0], acks=acks)
+    passes: CommitFilter[Batch] = CommitFilter(ahead[0], acks=acks)
     for batch in batches:
         while len(ahead) > 1 and batch.columns.begins[-1] >= ahead[0].run.end:
             count = int(np.searchsorted(batch.columns.begins, ahead[0].run.end))
@@ -250,7 +247,7 @@ def committed(
     yield from _with_any(passes)
 
 
-def _with_any(passes: CommitFilter[B]) -> Iterator[tuple[B, Mask]]:
+def _with_any(passes: CommitFilter[Batch]) -> Iterator[tuple[Batch, Mask]]:
     return (found for found in passes.ready() if found[1].any())
 
 
@@ -269,22 +266,10 @@ def read_envelopes(
         messages = _decoded(framing, batch, rows)
         if messages is None:
             rows, messages = _decoded_each(framing, batch, rows, journal, skips=skips)
-        columns = batch.columns
-        uuids = columns.uuids
-        envelopes = build_envelopes(
-            journal,
-            columns.begins[rows].tolist(),
-            columns.ends[rows].tolist(),
-            messages,
-            uuid_bytes(
-                uuids._replace(
-                    producers=uuids.producers[rows],
-                    clocks=uuids.clocks[rows],
-                    flags=uuids.flags[rows],
-                )
-            ),
-        )
-        if envelopes:
+        columns = batch.columns.at(rows)
+        begins, ends = columns.begins.tolist(), columns.ends.tolist()
+        uuids = uuid_bytes(columns.uuids)
+        if envelopes := build_envelopes(journal, begins, ends, messages, uuids):
             yield envelopes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,12 @@ class RowFormat:
     """Name of the column for the whole text of messages that do not fit. Empty without such a column."""
     encode_variant: EncodeVariant | None = None
     """Encoder of JSON for columns of Spark's type VARIANT."""
+
+    @classmethod
+    def of(cls, value: str, schema: pa.Schema, prefix: str, **more: Any) -> RowFormat:
+        """Return a format. ``prefix`` begins the names of metadata, and ``more`` are further fields."""
+        meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
+        return cls(cast(Value, value), schema, meta, **more)
 
     @property
     def fields(self) -> pa.Schema:

@@ -18,13 +18,13 @@ from google.protobuf.message import DecodeError
 from gazette.errors import Corrupt, Invalid
 from gazette.history.columns import Columns
 from gazette.history.commit_filter import Mask
+from gazette.history.field_arrays import FieldsBuilder
 from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
 from gazette.history.meta_columns import meta_array
 from gazette.history.protobuf_rows import protobuf_row
-from gazette.history.read import Batch, committed
+from gazette.history.read import Batch, committed, read_columns
 from gazette.history.row_format import RowFormat
-from gazette.history.scanned_batches import ScannedBatch, scanned_batches
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.message.framing.csv import parse_record
@@ -55,7 +55,7 @@ def read_rows(
         yield from read_parts(access, run.run, (run,), format)
         return
     maker = RowMaker(run, format)
-    for found in scanned_batches(access, run, format):
+    for found in maker.batches(access):
         every = found.columns.begins >= run.begin
         if not format.acks:
             every &= found.columns.uuids.flags != ACK_TXN
@@ -67,8 +67,7 @@ def read_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the committed rows of a run that was folded in parts, by offset. Raise as `read_rows`."""
     maker = RowMaker(run, format)
-    batches = scanned_batches(access, run, format)
-    for found, mask in committed(parts, batches, acks=format.acks):
+    for found, mask in committed(parts, maker.batches(access), acks=format.acks):
         yield from maker.rows(found, mask)
 
 
@@ -105,16 +104,32 @@ class RowMaker:
         self._meta = dict(format.meta)
         self._malformed = run.shape.malformed
         self._read_json = JsonRow(format.scanned, format.encode_variant).read
+        self._builder = FieldsBuilder(format.scanned, format.encode_variant)
+        self.scanned = self._builder.fields
+        """The fields that the scanner looks for."""
         self._parse = self._parser()
         self._journals = pa.array([], pa.string())
 
-    def rows(self, found: ScannedBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
+    def batches(self, access: OpenAccess) -> Iterator[Batch]:
+        """Yield all messages of the run for `rows`. Raise what `read_columns` raises."""
+        return map(self.with_arrays, read_columns(access, self._run, self.scanned))
+
+    def with_arrays(self, batch: Batch) -> Batch:
+        """Return a batch with its fields as arrays, if the pass that read it has found them."""
+        if batch.fields is None:
+            return batch
+        arrays = self._builder.arrays(batch.fields)
+        # Batches wait for acknowledgements: keep bytes only if fields are still to be parsed.
+        buffer = b"" if arrays.rest is None else batch.buffer
+        return batch._replace(buffer=buffer, fields=None, arrays=arrays)
+
+    def rows(self, found: Batch, wanted: Mask) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the wanted messages that are within the bounds of the format."""
         fit, arrays = self.arrays(found, wanted)
         if len(fit):
             yield pa.RecordBatch.from_arrays(arrays, schema=self._format.schema)
 
-    def arrays(self, found: ScannedBatch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
+    def arrays(self, found: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
         """Return the positions of these messages, and their columns. Without messages there are no
         columns.
         """
@@ -134,10 +149,9 @@ class RowMaker:
             )
         return fit, [arrays[name] for name in self._format.schema.names]
 
-    def _parsed(self, found: ScannedBatch, wanted: Mask) -> _Parsed:
+    def _parsed(self, found: Batch, wanted: Mask) -> _Parsed:
         if found.arrays is None:
-            assert found.batch is not None
-            return self._parse(found.batch, wanted)
+            return self._parse(found, wanted)
         fields, rest = found.arrays
         mask = wanted if rest is None else wanted & ~rest
         if not mask.all():
@@ -146,8 +160,7 @@ class RowMaker:
         parsed = _Parsed(np.flatnonzero(mask), fields)
         if rest is None or not (wanted & rest).any():
             return parsed
-        assert found.batch is not None
-        return _merged(parsed, self._parse_each_json(found.batch, wanted & rest))
+        return _merged(parsed, self._parse_each_json(found, wanted & rest))
 
     def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
         if key != "journal":

@@ -209,7 +209,8 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
         specs = [_spec_of(name, selection) for name in selection.journals]
         listed = [await one(spec) for spec in specs]
     else:
-        listed = list(await asyncio.gather(*map(one, await _specs(access, client, selection))))
+        specs = await journal_specs(access, selection.journals, selection.selector)
+        listed = list(await asyncio.gather(*map(one, specs)))
     return Snapshot(tuple(sorted(listed, key=lambda journal: journal.journal)))
 
 
@@ -239,19 +240,26 @@ def _spec_of(name: JournalName, selection: Selection) -> JournalSpec:
     )
 
 
-async def _specs(access: OpenAccess, client: Client, selection: Selection) -> list[JournalSpec]:
-    if selection.selector is not None:
+async def journal_specs(
+    access: OpenAccess, journals: Sequence[JournalName], selector: LabelSelector | None
+) -> list[JournalSpec]:
+    """Return the specifications of named journals, or of those that match. Call this on the loop.
+
+    Raise ``NotFound`` for a journal that does not exist, and if none matches.
+    """
+    client = await access.client()
+    if selector is not None:
         async with access.answering():
-            found = await client.list_journals(selection.selector)
+            found = await client.list_journals(selector)
         if not found.journals:
             raise NotFound(
                 "no journal matches the selector",
                 hint="See `gazctl journals list`. A label's value must be equal, or a prefix of the name.",
-                selector=str(selection.selector),
+                selector=str(selector),
             )
         return [listed.spec for listed in found.journals]
     specs = []
-    for name in selection.journals:
+    for name in journals:
         async with access.answering():
             specs.append((await client.get_journal(name)).spec)
     return specs

@@ -1,4 +1,4 @@
-"""Summary of the changes that a run makes to the states of its producers: `summarise`. Pure.
+"""Summary of the changes that a run makes to the states of its producers: `Summariser`. Pure.
 
 A summary is valid for any states before the run. The state of a producer in a journal is what the
 sequencer knows of it. It has the clock up to which messages have committed (``acked``), and the
@@ -26,14 +26,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from gazette.errors import Bug
 from gazette.history.batch_split import (
     WHOLE_TXNS,
     BatchSplit,
     Segment,
-    counted,
     records,
-    segments,
-    since_of,
     split_batch,
 )
 from gazette.history.columns import Columns
@@ -193,69 +191,27 @@ def _joined(
     )
 
 
-@dataclass(slots=True)
-class _Producer:
-    first_clock: int
-    first_begin: Offset
-    outside: int | None = None
-    pending: int = 0
-    pending_begin: Offset = 0
-    pending_newest: int = 0
-    acknowledged: int | None = None
-    state: State | None = None
-    """State after the greatest clock outside of transactions, or after an acknowledgement."""
-    after_outside: State | None = None
-
-    def add(self, segment: Segment, columns: Columns) -> None:
-        if segment.kind == ACK_TXN:
-            clock = int(segment.clocks[0])
-            if self.acknowledged is None:
-                self.acknowledged = clock
-                self.after_outside = self.state
-            self.state = State(clock, clock, None)
-        elif segment.kind == WHOLE_TXNS:
-            clock = int(segment.clocks[-1])
-            self.state = State(clock, clock, None)
-        elif segment.kind == CONTINUE_TXN:
-            self._add_pending(segment, columns)
-        else:
-            newest = int(segment.clocks.max())
-            if self.acknowledged is None:
-                if self.outside is None or newest > self.outside:
-                    self.outside = newest
-                    self.state = State(newest, newest, None)
-            elif self.state is not None and newest > self.state.acked:
-                self.state = State(newest, newest, None)
-
-    def _add_pending(self, segment: Segment, columns: Columns) -> None:
-        newest = int(segment.clocks.max())
-        if self.acknowledged is None:
-            if not self.pending:
-                self.pending = int(segment.clocks[0])
-                self.pending_begin = int(columns.begins[segment.rows[0]])
-            self.pending_newest = max(self.pending_newest, newest)
-        state = self.state
-        if state is None or newest <= state.newest:
-            return
-        begin = state.begin
-        if begin is None:
-            first = int(np.argmax(segment.clocks > np.uint64(state.acked)))
-            begin = int(columns.begins[segment.rows[first]])
-        self.state = State(state.acked, newest, begin)
-
-    def summary(self) -> ProducerSummary:
-        acknowledged = self.acknowledged is not None
+def _of_segment(segment: Segment, columns: Columns) -> ProducerSummary:
+    """Return the summary of a segment. One of ``WHOLE_TXNS`` follows an acknowledgement, so its state at
+    the end is all that counts.
+    """
+    clocks = segment.clocks
+    first, begin = int(clocks[0]), int(columns.begins[segment.rows[0]])
+    if segment.kind in (ACK_TXN, WHOLE_TXNS):
+        last = int(clocks[-1])
+        return ProducerSummary(first, begin, acknowledged=last, after=State(last, last, None))
+    newest = int(clocks.max())
+    if segment.kind == CONTINUE_TXN:
         return ProducerSummary(
-            self.first_clock,
-            self.first_begin,
-            self.outside,
-            self.after_outside if acknowledged else self.state,
-            self.pending,
-            self.pending_begin,
-            self.pending_newest,
-            self.acknowledged,
-            self.state if acknowledged else None,
+            first, begin, pending=first, pending_begin=begin, pending_newest=newest
         )
+    return ProducerSummary(first, begin, newest, State(newest, newest, None))
+
+
+def _first_above(segment: Segment, columns: Columns, clock: int) -> Offset:
+    """Return the offset of the first message of a segment whose clock is above ``clock``."""
+    place = int(np.argmax(segment.clocks > np.uint64(clock)))
+    return int(columns.begins[segment.rows[place]])
 
 
 @dataclass(slots=True)
@@ -263,7 +219,9 @@ class Summariser:
     """Summariser of a run. It takes the columns of the run piece by piece, in order."""
 
     run: Run
-    _producers: dict[int, _Producer] = field(default_factory=dict)
+    _producers: dict[int, ProducerSummary] = field(default_factory=dict)
+    _after: dict[int, State] = field(default_factory=dict)
+    """States of the producers that have acknowledged. Nothing else of their summaries changes then."""
     _end: Offset = -1
     _rows: int = 0
     _clock_min: int | None = None
@@ -280,20 +238,26 @@ class Summariser:
         self._clock_min = least if self._clock_min is None else min(self._clock_min, least)
         self._clock_max = max(self._clock_max, int(columns.uuids.clocks.max()))
         for segment in split.segments:
-            producer = self._producers.get(segment.producer)
-            if producer is None:
-                first = int(segment.clocks[0])
-                producer = self._producers[segment.producer] = _Producer(
-                    first, int(columns.begins[segment.rows[0]])
-                )
-            producer.add(segment, columns)
+            number, found = segment.producer, _of_segment(segment, columns)
+            beyond = partial(_first_above, segment, columns)
+            if (after := self._after.get(number)) is not None:
+                self._after[number], _ = found.apply(after, beyond)
+                continue
+            if (earlier := self._producers.get(number)) is not None:
+                found = _joined(earlier, found, beyond)
+            self._producers[number] = found
+            if found.after is not None:
+                self._after[number] = found.after
         return split
 
     def summary(self, reached: Offset | None = None, *, clean: bool = True) -> Summary:
         """Return the summary. ``reached`` defaults to the end of the last message."""
         end = self.run.pieces[0].begin if self._end < 0 else self._end
         return Summary(
-            {number: producer.summary() for number, producer in self._producers.items()},
+            {
+                number: replace(found, after=self._after.get(number))
+                for number, found in self._producers.items()
+            },
             end,
             end if reached is None else reached,
             self._rows,
@@ -303,26 +267,15 @@ class Summariser:
         )
 
 
-def summarise(run: Run, columns: Iterable[Columns]) -> Summary:
-    """Return the summary of a run whose messages are ``columns``, in order."""
-    summariser = Summariser(run)
-    for some in columns:
-        summariser.add(some)
-    return summariser.summary()
-
-
-def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset | None:
+def first_beyond(run: Run, columns: Iterable[Columns], producer: int, clock: int) -> Offset:
     """Return the offset of the first pending message of a producer whose clock is above
-    ``clock``.
+    ``clock``. Raise `Bug` if no message is.
     """
-    since = since_of(run)
     for some in columns:
-        rows = counted(some, run.begin, since).sequenced
-        of_producer = some.uuids.producers[rows] == np.uint64(producer)
-        for segment in segments(some, rows[of_producer]):
+        for segment in split_batch(some, run).segments:
             # The wanted message is before any acknowledgement.
-            if segment.kind == CONTINUE_TXN:
+            if segment.producer == producer and segment.kind == CONTINUE_TXN:
                 found = records(segment.clocks, clock)
                 if found.any():
                     return int(some.begins[segment.rows[int(np.argmax(found))]])
-    return None
+    raise Bug("a run differs from its first read", journal=run.journal, number=run.number)

@@ -1,9 +1,9 @@
-"""The columns of journals as a table: metadata, and fields that are given or inferred. Needs pyarrow."""
+"""Journals as a table, `TableColumns`: metadata, and fields that are given or inferred. Needs pyarrow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -12,14 +12,21 @@ from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
 from gazette.history.infer import infer_json
 from gazette.history.meta_columns import META
+from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.read import read_columns
 from gazette.history.snapshot import JournalSnapshot, Run, Snapshot
-from gazette.history.snapshot_builder import Selection, take_snapshot
-from gazette.history.source import OpenAccess
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES
+from gazette.history.snapshot_builder import Selection, require_stored, take_snapshot
+from gazette.history.source import Access, OpenAccess
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.csv import parse_record
 from gazette.message.uuid import ACK_TXN
 
+CONTENT_TYPE_OF: Final = {
+    "json": CONTENT_JSON_LINES,
+    "csv": CONTENT_CSV,
+    "protobuf": CONTENT_PROTO_FIXED,
+}
+"""Encoding of messages, for each value that has messages."""
 INFER_BYTES: Final = 1 << 20
 """Bytes of messages that are read to infer columns, unless another number is given."""
 _INFER_JOURNALS: Final = 16
@@ -28,50 +35,91 @@ _INFER_PLACES: Final = 4
 """Number of places in each journal from which messages are read, besides its first fragment."""
 
 
-def table_columns(
-    fields: pa.Schema, *, uuid_field: str, meta_prefix: str, columns: Sequence[str]
-) -> pa.Schema:
-    """Return the columns of a table: metadata and ``fields``, or those that ``columns`` names.
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """Journals to read as a table, and the columns to read them as."""
 
-    Raise `Invalid` for a column that does not exist, and for two of the same name.
-    """
-    meta = [pa.field(f"{meta_prefix}{name}", kind) for name, kind in META.items()]
-    # The UUID of a message is already a column of every table.
-    names = {field.name for field in meta} & {uuid_field}
-    fields = pa.schema([field for field in fields if field.name not in names])
-    clash = {field.name for field in meta} & set(fields.names)
-    if clash:
-        raise Invalid(
-            f"messages have fields of the same names: {_one_of(clash)}",
-            path="meta_prefix",
-            hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
-        )
-    every = [*meta, *fields]
-    if not columns:
-        return pa.schema(every)
-    by_name = {field.name: field for field in every}
-    if unknown := [name for name in columns if name not in by_name]:
-        raise Invalid(
-            f"there are no such columns: {_one_of(unknown)} (there are {_one_of(by_name)})",
-            path="columns",
-        )
-    return pa.schema([by_name[name] for name in columns])
+    access: Access
+    selection: Selection
+    value: str
+    """Form of a message. Empty: as the content type of the journals says."""
+    fields: pa.Schema | None
+    """Fields of messages. None: those of their class, or of a sample of messages."""
+    columns: tuple[str, ...]
+    """Names of the columns to return. Empty: all."""
+    meta_prefix: str
+    committed: bool
+    """False to return every message, as it was written."""
+    acks: bool
+    clock_begin: int
+    clock_end: int | None
 
+    def snapshot(self, access: OpenAccess) -> Snapshot:
+        """Return the journals as they are now. Raise what `take_snapshot` and `require_stored` raise."""
+        snapshot = take_snapshot(access, self.selection)
+        require_stored(snapshot, self.selection)
+        return snapshot
 
-def require_leading(columns: Sequence[str], meta_prefix: str, fields: Sequence[str] | None) -> None:
-    """Require the first fields of CSV: they have no names, only positions. Raise `Invalid`.
+    def known_fields(self, value: str) -> pa.Schema | None:
+        """Return the fields of messages. Return None if messages are to be read to infer them."""
+        if self.fields is not None:
+            return self.fields
+        if self.columns and set(self.columns) <= {f"{self.meta_prefix}{key}" for key in META}:
+            return pa.schema([])
+        if value == "protobuf":
+            return protobuf_schema(self.selection.shape.message_type())
+        if value in ("text", "binary"):
+            return pa.schema([("value", pa.string() if value == "text" else pa.binary())])
+        return None
 
-    ``fields`` are the names of all fields, or None if these are ``c1``, ``c2`` and so on.
-    """
-    places = {f"{meta_prefix}{key}" for key in META}
-    chosen = [name for name in columns if name not in places]
-    every = [f"c{at + 1}" for at in range(len(chosen))] if fields is None else list(fields)
-    if chosen != every[: len(chosen)]:
-        raise Invalid(
-            f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
-            path="columns",
-            hint="Name all fields before them, too, and in their order.",
-        )
+    def fields_of(
+        self, access: OpenAccess, snapshot: Snapshot, value: str
+    ) -> tuple[pa.Schema, bool]:
+        """Return the fields of messages, and True if they are inferred. Raise as `infer_fields`."""
+        if (known := self.known_fields(value)) is not None:
+            return known, False
+        return infer_fields(access, self.selection, snapshot, value, INFER_BYTES), True
+
+    def schema(self, fields: pa.Schema) -> pa.Schema:
+        """Return the columns of the table: metadata and ``fields``, or those that ``columns`` names.
+
+        Raise `Invalid` for a column that does not exist, and for two of the same name.
+        """
+        meta = [pa.field(f"{self.meta_prefix}{name}", kind) for name, kind in META.items()]
+        # The UUID of a message is already a column of every table.
+        names = {field.name for field in meta} & {self.selection.shape.uuid_field}
+        fields = pa.schema([field for field in fields if field.name not in names])
+        clash = {field.name for field in meta} & set(fields.names)
+        if clash:
+            raise Invalid(
+                f"messages have fields of the same names: {one_of(clash)}",
+                path="meta_prefix",
+                hint='Set meta_prefix to "_", so that these columns are _journal, _offset and so on.',
+            )
+        every = [*meta, *fields]
+        if not self.columns:
+            return pa.schema(every)
+        by_name = {field.name: field for field in every}
+        if unknown := [name for name in self.columns if name not in by_name]:
+            raise Invalid(
+                f"there are no such columns: {one_of(unknown)} (there are {one_of(by_name)})",
+                path="columns",
+            )
+        return pa.schema([by_name[name] for name in self.columns])
+
+    def require_leading(self, columns: Sequence[str]) -> None:
+        """Require the first fields of CSV: they have no names, only positions. Raise `Invalid`."""
+        places = {f"{self.meta_prefix}{key}" for key in META}
+        chosen = [name for name in columns if name not in places]
+        # Fields that are not given are c1, c2 and so on.
+        numbered = [f"c{at + 1}" for at in range(len(chosen))]
+        every = numbered if self.fields is None else self.fields.names
+        if self.columns and chosen != every[: len(chosen)]:
+            raise Invalid(
+                f"CSV fields are positional: name a prefix of the columns, not {', '.join(chosen)}",
+                path="columns",
+                hint="Name all fields before them, too, and in their order.",
+            )
 
 
 def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
@@ -82,7 +130,7 @@ def value_of_all(value: str, shapes: Iterable[MessageFormat]) -> str:
     values = {value or _value_of(shape.content_type) for shape in shapes}
     if len(values) > 1:
         raise Invalid(
-            f"the journals are of several content types ({_one_of(values)})",
+            f"the journals are of several content types ({one_of(values)})",
             path="value",
             hint="Read them one type at a time, or set value to text or binary.",
         )
@@ -140,7 +188,8 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     """Return frames that are not acknowledgements, of about ``bytes_max`` bytes."""
     found: list[bytes] = []
     size = 0
-    for columns, buffer, base, _ in read_columns(access, run):
+    for batch in read_columns(access, run):
+        columns, buffer, base = batch.columns, batch.buffer, batch.base
         wanted = columns.uuids.flags != ACK_TXN
         begins, ends = columns.begins[wanted].tolist(), columns.ends[wanted].tolist()
         for begin, end in zip(begins, ends, strict=True):
@@ -151,6 +200,6 @@ def _first_messages(access: OpenAccess, run: Run, bytes_max: int) -> list[bytes]
     return found
 
 
-def _one_of(names: Iterable[str]) -> str:
+def one_of(names: Iterable[str]) -> str:
     """Return names as text for an error."""
     return ", ".join(sorted(names)) or "none"

@@ -12,45 +12,31 @@ import pyarrow as pa
 
 from gazette.client.flags import broker_flags_of
 from gazette.errors import Invalid
-from gazette.history.columns import Malformed, MessageFormat, require_uuids
+from gazette.history.columns import Malformed, MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.in_order import PART_BYTES, every_row_in_order, fold_in_order, rows_in_order
 from gazette.history.json_values import JsonRow
 from gazette.history.merge import CommittedRun
-from gazette.history.meta_columns import META
-from gazette.history.protobuf_rows import protobuf_row, protobuf_schema
-from gazette.history.row_format import RowFormat
+from gazette.history.protobuf_rows import protobuf_row
+from gazette.history.row_format import RowFormat, Value
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Snapshot
-from gazette.history.snapshot_builder import Lost, Selection, require_stored, take_snapshot
+from gazette.history.snapshot_builder import Lost, Selection
 from gazette.history.source import Access, OpenAccess, store_url
-from gazette.history.table_columns import (
-    INFER_BYTES,
-    infer_fields,
-    require_leading,
-    table_columns,
-    value_of_all,
-)
+from gazette.history.table_columns import CONTENT_TYPE_OF, TableColumns, value_of_all
 from gazette.history.table_options import TableOptions, Time
 from gazette.history.times import unix_ns
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.text.validation import within
 
 T = TypeVar("T")
 
 _ANSWER_S: Final = 60.0
 _ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 _MALFORMED: Final = get_args(Malformed)
-_CONTENT_TYPE_OF: Final = {
-    "json": CONTENT_JSON_LINES,
-    "csv": CONTENT_CSV,
-    "protobuf": CONTENT_PROTO_FIXED,
-    "text": CONTENT_JSON_LINES,
-    "binary": CONTENT_JSON_LINES,
-}
-"""Encoding of journals that say nothing of it, for each way to read them."""
 _MISFIT_HINT: Final = (
     'Give the field another type in `fields`, or leave it out. value="text" shows the message. '
     'misfits="null" returns null instead, and misfits="skip" leaves such messages out.'
@@ -58,20 +44,9 @@ _MISFIT_HINT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class TableRead:
-    """Journals to read, and the columns to read them as."""
+class TableRead(TableColumns):
+    """A table, and how it is read."""
 
-    access: Access
-    selection: Selection
-    value: str
-    fields: pa.Schema | None
-    columns: tuple[str, ...]
-    message: type[Any] | None
-    meta_prefix: str
-    committed: bool
-    acks: bool
-    clock_begin: int
-    clock_end: int | None
     part_bytes: int
 
     @classmethod
@@ -120,7 +95,6 @@ class TableRead:
             value=value,
             fields=_fields(options.get("fields")),
             columns=_column_names(options.get("columns")),
-            message=options.get("message"),
             meta_prefix=options.get("meta_prefix", ""),
             committed=_choice("isolation", options, _ISOLATIONS, "read_committed")
             == "read_committed",
@@ -133,15 +107,12 @@ class TableRead:
     def batches(self) -> pa.RecordBatchReader:
         """Find what has committed, and return a reader of its rows. See `read_batches`."""
         with self.access.open() as opened:
-            snapshot = take_snapshot(opened, self.selection)
-            require_stored(snapshot, self.selection)
-            value = value_of_all(self.value, snapshot.shapes)
-            format = self._format(opened, snapshot, value)
-            parts: Mapping[JournalName, list[CommittedRun]] = {}
+            snapshot = self.snapshot(opened)
+            format = self._format(opened, snapshot)
+            parts: dict[JournalName, list[CommittedRun]] = {}
             if self.committed:
-                for journal in snapshot.journals:
-                    require_uuids(journal.journal, journal.shape)
-                parts = _by_journal(fold_in_order(opened, snapshot, self.part_bytes))
+                for part in fold_in_order(opened, snapshot, self.part_bytes):
+                    parts.setdefault(part.run.journal, []).append(part)
         rows = self._rows(snapshot, parts, format)
         return pa.RecordBatchReader.from_batches(format.schema, rows)
 
@@ -162,53 +133,27 @@ class TableRead:
                 except Unfit as error:
                     raise Unfit(error.message, hint=_MISFIT_HINT, **error.facts) from error
 
-    def _format(self, access: OpenAccess, snapshot: Snapshot, value: str) -> RowFormat:
+    def _format(self, access: OpenAccess, snapshot: Snapshot) -> RowFormat:
         """Return how rows are made. Raise `Invalid`, and what reading raises to infer columns."""
-        prefix, chosen = self.meta_prefix, self.columns
-        meta_names = {f"{prefix}{key}" for key in META}
-        fields = self.fields
-        if fields is None and chosen and meta_names.issuperset(chosen):
-            fields = pa.schema([])
-        elif fields is None:
-            fields = self._known_fields(access, snapshot, value)
-        schema = table_columns(
-            fields,
-            uuid_field=self.selection.shape.uuid_field,
-            meta_prefix=prefix,
-            columns=chosen,
-        )
-        if value == "csv" and chosen:
-            require_leading(schema.names, prefix, fields.names)
-        meta = tuple((f"{prefix}{key}", key) for key in META if f"{prefix}{key}" in schema.names)
-        format = RowFormat(
-            value,  # type: ignore[arg-type]
+        value = value_of_all(self.value, snapshot.shapes)
+        fields, _ = self.fields_of(access, snapshot, value)
+        schema = self.schema(fields)
+        if value == "csv":
+            self.require_leading(schema.names)
+        format = RowFormat.of(
+            value,
             schema,
-            meta,
-            self.acks,
-            self.clock_begin,
-            self.clock_end,
+            self.meta_prefix,
+            acks=self.acks,
+            clock_begin=self.clock_begin,
+            clock_end=self.clock_end,
         )
         format.validate()
-        _require_readable(format, self.message)
+        _require_readable(format, self.selection.shape)
         return format
 
-    def _known_fields(self, access: OpenAccess, snapshot: Snapshot, value: str) -> pa.Schema:
-        if value == "protobuf":
-            assert self.message is not None
-            return protobuf_schema(self.message)
-        if value in ("json", "csv"):
-            return infer_fields(access, self.selection, snapshot, value, INFER_BYTES)
-        return pa.schema([("value", pa.string() if value == "text" else pa.binary())])
 
-
-def _by_journal(parts: Sequence[CommittedRun]) -> dict[JournalName, list[CommittedRun]]:
-    found: dict[JournalName, list[CommittedRun]] = {}
-    for part in parts:
-        found.setdefault(part.run.journal, []).append(part)
-    return found
-
-
-def _require_readable(format: RowFormat, message: type[Any] | None) -> None:
+def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
     """Raise `Invalid` for types to which no part of a message converts."""
     for field in format.fields:
         if pa.types.is_unsigned_integer(field.type) or pa.types.is_float16(field.type):
@@ -222,8 +167,7 @@ def _require_readable(format: RowFormat, message: type[Any] | None) -> None:
     if format.value == "json":
         JsonRow(format.fields)
     elif format.value == "protobuf":
-        assert message is not None
-        protobuf_row(message, format.fields)
+        protobuf_row(shape.message_type(), format.fields)
 
 
 def _require_known(options: TableOptions) -> None:
@@ -259,18 +203,14 @@ def _names(journals: str | Sequence[str]) -> tuple[JournalName, ...]:
 def _selector(given: str | LabelSelector | None) -> LabelSelector | None:
     if given is None or isinstance(given, LabelSelector):
         return given
-    try:
+    with within("selector"):
         return LabelSelector.parse(given)
-    except Invalid as error:
-        raise error.within("selector") from error
 
 
 def _stores(given: str | Sequence[str]) -> tuple[str, ...]:
     urls = (given,) if isinstance(given, str) else tuple(given)
-    try:
+    with within("store"):
         return tuple(store_url(url) for url in urls)
-    except Invalid as error:
-        raise error.within("store") from error
 
 
 def _access(options: TableOptions, *, direct: bool) -> Access:
@@ -296,7 +236,7 @@ def _access(options: TableOptions, *, direct: bool) -> Access:
 
 def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
     """Return the encoding of messages, and how to read them. Empty: as their content type says."""
-    value = _choice("value", options, ("", *_CONTENT_TYPE_OF), "")
+    value = _choice("value", options, ("", *get_args(Value)), "")
     message = options.get("message")
     if message is not None and value not in ("", "protobuf", "binary"):
         raise Invalid('must be "protobuf" if a message class is given', path="value")
@@ -305,7 +245,7 @@ def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
     value = value or ("protobuf" if message else "")
     kind = "protobuf" if message is not None else value
     shape = MessageFormat(
-        _CONTENT_TYPE_OF.get(kind, CONTENT_JSON_LINES),
+        CONTENT_TYPE_OF.get(kind, CONTENT_JSON_LINES),
         options.get("uuid_field", "uuid"),
         "" if message is None else _importable(message),
         _choice("misfits", options, _MALFORMED, "fail"),  # type: ignore[arg-type]

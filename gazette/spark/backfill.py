@@ -172,7 +172,7 @@ def _fold_of(
     """Return the columns of a fold, how its rows are made, and what combines them. Return None without
     a fold. Raise ``Invalid`` for a fold whose fields do not exist.
     """
-    loaded = _loaded(backfill)
+    loaded = load_backfill(backfill)
     if type(loaded).fold is Backfill.fold:
         return None
     if not loaded.fields:
@@ -188,13 +188,9 @@ def _fold_of(
     return schema, make_format(schema, value, _PREFIX), combine
 
 
-def _loaded(backfill: str | Backfill) -> Backfill:
-    return load_backfill(backfill) if isinstance(backfill, str) else backfill
-
-
 def _combine(backfill: str | Backfill, rows: pa.Table) -> pa.Table:
     """Call ``combine`` of a backfill, which is loaded where it runs."""
-    return _loaded(backfill).combine(rows)
+    return load_backfill(backfill).combine(rows)
 
 
 def _schema(backfill: Backfill) -> Any:

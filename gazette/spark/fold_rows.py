@@ -9,12 +9,14 @@ count. Only runs that have to be read again are read by the second pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
 
+from gazette.backfill.build import OnRead
 from gazette.history.combine import Combine, Combiner
 from gazette.history.first_pass import resolver
 from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
@@ -22,14 +24,13 @@ from gazette.history.one_pass import OnePass, Part, read_once, select_parts
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
-from gazette.history.source import Access
+from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
 from gazette.protocol.ids import JournalName
-from gazette.spark.error_hints import with_hints
-from gazette.spark.progress import OnRead, reporting
+from gazette.spark.progress import reporting
 from gazette.spark.source.planning import TASKS_MAX, fold_by_spark, summarise_by_spark
 from gazette.spark.tasks import result_batch, results_in, task_frame
-from gazette.spark.worker_process import keep_imports
+from gazette.spark.worker_process import run_each
 
 SHARD: Final = "shard"
 """The column with the shard of a row: its index among the run's shards."""
@@ -90,7 +91,7 @@ class FoldRows:
 
     def _read_all(self, runs: Sequence[Run], on_read: OnRead) -> list[Summary]:
         assert self._combine is not None
-        work = partial(_read_runs, self._access, self._format, self._combine)
+        work = partial(run_each, self._access, partial(_read_run, self._format, self._combine))
         row = pa.struct(list(self._format.schema))
         schema, batch = _once_schema(row), partial(_once_batch, row)
         frame = task_frame(self._spark, runs, TASKS_MAX, work, schema, batch).persist()
@@ -107,7 +108,7 @@ class FoldRows:
         from pyspark.sql.types import IntegerType, StructField, StructType
 
         schema = StructType([*self._schema.fields, StructField(SHARD, IntegerType())])
-        work = partial(_shard_rows, self._access, self._format, self._combine)
+        work = partial(run_each, self._access, partial(_shard_rows, self._format, self._combine))
         items = [(run, shards_of(run.run.journal)) for run in self.runs]
         if self._frame is None:
             return task_frame(self._spark, items, len(items), work, schema)
@@ -148,13 +149,10 @@ def _once_schema(row: pa.DataType) -> Any:
     return from_arrow_schema(fields, prefer_timestamp_ntz=False)
 
 
-def _read_runs(
-    access: Access, format: RowFormat, combine: Combine, runs: Iterable[Run]
+def _read_run(
+    format: RowFormat, combine: Combine, access: OpenAccess, run: Run
 ) -> Iterator[Part | OnePass]:
-    with with_hints(), access.open() as opened:
-        for run in runs:
-            yield (yield from read_once(opened, run, format, combine))
-    keep_imports()
+    yield (yield from read_once(access, run, format, combine))
 
 
 def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
@@ -174,25 +172,17 @@ def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.Reco
 
 
 def _shard_rows(
-    access: Access,
     format: RowFormat,
     combine: Combine | None,
-    items: Iterable[tuple[CommittedRun, Sequence[int]]],
+    access: OpenAccess,
+    item: tuple[CommittedRun, Sequence[int]],
 ) -> Iterator[pa.RecordBatch]:
-    """Make the second pass over runs, each with the shards that get its rows."""
-    with with_hints(), access.open() as opened:
-        for run, shards in items:
-            for batch in _combined(opened, run, format, combine):
-                for shard in shards:
-                    column = pa.repeat(pa.scalar(shard, _SHARD.type), batch.num_rows)
-                    yield batch.append_column(_SHARD, column)
-    keep_imports()
-
-
-def _combined(
-    opened: Any, run: CommittedRun, format: RowFormat, combine: Combine | None
-) -> Iterator[pa.RecordBatch]:
+    """Make the second pass over a run, for each of the shards that get its rows."""
+    run, shards = item
     combiner = Combiner(combine, format.schema)
-    for batch in read_rows(opened, run, format):
-        yield from combiner.add(batch)
-    yield from combiner.finish()
+    combined = chain.from_iterable(map(combiner.add, read_rows(access, run, format)))
+    for batch in chain(combined, combiner.finish()):
+        for shard in shards:
+            yield batch.append_column(
+                _SHARD, pa.repeat(pa.scalar(shard, _SHARD.type), batch.num_rows)
+            )

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-LOGGER: Final = logging.getLogger(__name__)
+from gazette.backfill.build import OnRead
 
-OnRead = Callable[[int], None]
-"""Function that is called with the number of bytes read since the last call."""
+LOGGER: Final = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.5
 _GROUP: Final = "spark.jobGroup.id"

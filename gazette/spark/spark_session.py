@@ -143,19 +143,16 @@ def started(builder: Any) -> Any:
     A fork of this process starts it. The fork sometimes dies before it executes Java, when threads
     of gRPC are at work.
     """
-    for _ in range(_STARTS - 1):
+    failed: RuntimeError | None = None
+    for _ in range(_STARTS):
         try:
             return builder.getOrCreate()
         except RuntimeError as error:
             if _NOT_STARTED not in str(error):
                 raise
-    try:
-        return builder.getOrCreate()
-    except RuntimeError as error:
-        if _NOT_STARTED not in str(error):
-            raise
-        raise Unavailable(
-            f"Java did not start in {_STARTS} attempts",
-            hint="Its output is above. Check Spark's settings (spark-defaults.conf, "
-            "PYSPARK_SUBMIT_ARGS) and the machine's memory.",
-        ) from error
+            failed = error
+    raise Unavailable(
+        f"Java did not start in {_STARTS} attempts",
+        hint="Its output is above. Check Spark's settings (spark-defaults.conf, "
+        "PYSPARK_SUBMIT_ARGS) and the machine's memory.",
+    ) from failed

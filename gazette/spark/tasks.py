@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from gazette.backfill.build import OnRead
 from gazette.errors import Bug
-from gazette.spark.progress import OnRead, reporting
+from gazette.spark.progress import reporting
 
 T = TypeVar("T")
 R = TypeVar("R")

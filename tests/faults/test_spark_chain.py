@@ -21,7 +21,7 @@ pytest.importorskip("pandas")
 pytest.importorskip("pyspark")
 
 from gazette.client.append.appender import AppendParams
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -111,7 +111,7 @@ class Chain:
     def committed(self, *journals: str) -> list[tuple[str, int, dict[str, Any]]]:
         access = Access.of(self.broker.endpoint, file_root=self.broker.file_root)
         with access.open() as opened:
-            folded = fold_locally(access, take_snapshot(opened, Selection(journals=journals)))
+            folded = fold_by_threads(opened, take_snapshot(opened, Selection(journals=journals)))
             return [
                 (run.run.journal, one.begin, one.message)
                 for run in folded.runs

@@ -17,7 +17,7 @@ from gazette.history.columns import Columns, MessageFormat
 from gazette.history.commit_filter import CommitFilter
 from gazette.history.merge import FoldedSnapshot, fold_snapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, Snapshot, cover
-from gazette.history.summary import Summary, combine, first_beyond, summarise
+from gazette.history.summary import Summariser, Summary, combine, first_beyond
 from gazette.message.envelope import Envelope
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
@@ -75,15 +75,19 @@ class History:
         ]
         return [columns_of(held[at : at + self.chunk]) for at in range(0, len(held), self.chunk)]
 
+    def summary(self, run: Run) -> Summary:
+        summariser = Summariser(run)
+        for columns in self.columns(run):
+            summariser.add(columns)
+        return summariser.summary()
+
     def folded(self, snapshot: Snapshot, run_bytes: int) -> FoldedSnapshot:
         def resolve(run: Run, producer: int, clock: int) -> int:
-            offset = first_beyond(run, self.columns(run), producer, clock)
-            assert offset is not None
-            return offset
+            return first_beyond(run, self.columns(run), producer, clock)
 
         def summaries(runs: Sequence[Run]) -> list[Summary]:
             # The offsets of lost messages count as decoded, as in bytes.
-            return [replace(summarise(run, self.columns(run)), reached=run.end) for run in runs]
+            return [replace(self.summary(run), reached=run.end) for run in runs]
 
         return fold_snapshot(snapshot, summaries, resolve, run_bytes)
 
@@ -314,7 +318,7 @@ def test_summaries_of_parts_combine(items: list[Item], cuts: list[int], chunk: i
 
     def summary(begin: int, end: int) -> tuple[Run, Summary]:
         run = Run(JOURNAL, MessageFormat(), 0, (Piece(begin, end),), begin)
-        return run, summarise(run, history.columns(run))
+        return run, history.summary(run)
 
     bounds = sorted({0, len(items), *(min(cut, len(items)) for cut in cuts)})
     offsets = [e.begin for e in envelopes] + [envelopes[-1].end]
@@ -323,9 +327,7 @@ def test_summaries_of_parts_combine(items: list[Item], cuts: list[int], chunk: i
         run, part = summary(offsets[low], offsets[high])
 
         def beyond(producer: int, clock: int, run: Run = run) -> int:
-            found = first_beyond(run, history.columns(run), producer, clock)
-            assert found is not None
-            return found
+            return first_beyond(run, history.columns(run), producer, clock)
 
         total = part if total is None else combine(total, part, beyond)
     assert total == summary(0, offsets[-1])[1]

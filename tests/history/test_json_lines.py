@@ -22,7 +22,6 @@ from gazette.history.json_lines import DEPTH_MAX, FIELDS_MAX, Field, LineScanner
 from gazette.history.read import Batch
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import RowMaker
-from gazette.history.scanned_batches import ScannedBatch
 from gazette.history.snapshot import Piece, Run
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.uuid import build_uuid, uuid_text
@@ -74,7 +73,7 @@ def decoder_of(uuid_field: str = "uuid", malformed: Malformed = "null") -> Colum
     return ColumnDecoder(JOURNAL, shape, scannable(SCHEMA))
 
 
-def rows_of(found: ScannedBatch, malformed: Malformed = "null") -> pa.Table:
+def rows_of(found: Batch, malformed: Malformed = "null") -> pa.Table:
     """Return all messages as rows."""
     shape = MessageFormat(malformed=malformed)
     run = Run(JOURNAL, shape, 0, (Piece(1000, 1 << 30),), 0)
@@ -82,9 +81,7 @@ def rows_of(found: ScannedBatch, malformed: Malformed = "null") -> pa.Table:
     return pa.Table.from_batches(RowMaker(run, FORMAT).rows(found, wanted), FORMAT.schema)
 
 
-def scanned(
-    buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null"
-) -> ScannedBatch | None:
+def scanned(buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null") -> Batch | None:
     """Return what one pass finds. Return None if it leaves everything to the specification."""
     decoded = decoder_of(uuid_field, malformed).decode(buffer, 1000)
     if decoded.fields is None:
@@ -93,7 +90,7 @@ def scanned(
     arrays = FieldsBuilder(SCHEMA).arrays(decoded.fields)
     for array in arrays.columns:
         array.validate(full=True)
-    return ScannedBatch(decoded.columns, arrays, Batch(decoded.columns, buffer, 1000))
+    return Batch(decoded.columns, buffer, 1000, arrays=arrays)
 
 
 def is_declined(line: bytes) -> bool:
@@ -105,15 +102,13 @@ def is_declined(line: bytes) -> bool:
     return found.arrays.rest is not None and bool(found.arrays.rest.all())
 
 
-def specified(
-    buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null"
-) -> ScannedBatch:
+def specified(buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null") -> Batch:
     """Return the same by the framing, and `JsonRow` for each message."""
     decoder = decoder_of(uuid_field, malformed)
     assert decoder._framing is not None
     columns, consumed, _ = decoder._decode_framed(decoder._framing, buffer, 1000)
     assert consumed == len(buffer)
-    return ScannedBatch(columns, None, Batch(columns, buffer, 1000))
+    return Batch(columns, buffer, 1000)
 
 
 def assert_equal(one: pa.Array, other: pa.Array) -> None:
@@ -127,9 +122,7 @@ def assert_equal(one: pa.Array, other: pa.Array) -> None:
         ]
 
 
-def assert_same(
-    buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null"
-) -> ScannedBatch:
+def assert_same(buffer: bytes, uuid_field: str = "uuid", malformed: Malformed = "null") -> Batch:
     found = scanned(buffer, uuid_field, malformed)
     assert found is not None, "it was declined"
     want = specified(buffer, uuid_field, malformed)

@@ -15,7 +15,7 @@ import gazette
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.set_aside import SetAside
 from gazette.history.columns import ColumnDecoder, Decoded, Malformed, MessageFormat, uuid_bytes
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.read import read_columns, read_envelopes
 from gazette.history.snapshot import Run, Snapshot
@@ -62,6 +62,11 @@ def taken(root: Path, **options: Any) -> tuple[Access, Snapshot]:
     selection = Selection(journals=(JOURNAL,), stores=(STORE,), **options)
     with access.open() as opened:
         return access, take_snapshot(opened, selection)
+
+
+def fold_locally(access: Access, snapshot: Snapshot, **options: Any) -> FoldedSnapshot:
+    with access.open() as opened:
+        return fold_by_threads(opened, snapshot, **options)
 
 
 def words(access: Access, folded: FoldedSnapshot) -> list[str]:

@@ -12,7 +12,7 @@ from word_count import ngram_pb2
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.meta_columns import META
 from gazette.history.protobuf_rows import protobuf_schema
 from gazette.history.row_format import RowFormat
@@ -51,7 +51,9 @@ def rows(
     format.validate()
     with access.open() as opened:
         snapshot = take_snapshot(opened, selection)
-        runs = snapshot.runs(1) if uncommitted else fold_locally(access, snapshot, run_bytes=1).runs
+        runs = (
+            snapshot.runs(1) if uncommitted else fold_by_threads(opened, snapshot, run_bytes=1).runs
+        )
         found = [b for run in runs if format.selects(run) for b in read_rows(opened, run, format)]
     rows: list[dict[str, Any]] = pa.Table.from_batches(found, format.schema).to_pylist()
     return rows
@@ -162,7 +164,7 @@ def test_bounds(tmp_path: Path) -> None:
     access = Access.of(file_root=tmp_path, direct=True)
     with access.open() as opened:
         snapshot = take_snapshot(opened, Selection(journals=(JOURNAL,), stores=(STORE,)))
-    runs = fold_locally(access, snapshot, run_bytes=1).runs
+        runs = fold_by_threads(opened, snapshot, run_bytes=1).runs
     assert [format.selects(run) for run in runs] == [False, True]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gazette.blobs.s3.store import S3Store
 from gazette.errors import NotAllowed, NotFound, Unavailable
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.rows import read_rows
 from gazette.protocol.fragment import Codec, FragmentStoreUrl
 from gazette.testing.stored import write_journal
@@ -56,7 +56,7 @@ class Bucket:
         with parsed.access.open() as opened:
             snapshot = take_snapshot(opened, parsed.selection)
             format = row_format(parsed, table_schema(parsed)[0], snapshot.shapes)
-            folded = fold_locally(parsed.access, snapshot, run_bytes=1)
+            folded = fold_by_threads(opened, snapshot, run_bytes=1)
             return [
                 row
                 for run in folded.runs

@@ -12,7 +12,7 @@ from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.errors import Invalid, NotAllowed, NotFound
 from gazette.etcd.client import Etcd
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -42,7 +42,7 @@ def read(access: Access, selection: Selection) -> tuple[list[str], list[bool]]:
     """Return what has committed; and for each piece whether it is stored."""
     with access.open() as opened:
         snapshot = take_snapshot(opened, selection)
-        folded = fold_locally(access, snapshot)
+        folded = fold_by_threads(opened, snapshot)
         found = [
             envelope.message.word
             for run in folded.runs

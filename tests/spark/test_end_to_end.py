@@ -180,7 +180,7 @@ def test_views_are_planned_by_each_query(spark: Any, tmp_path: Path) -> None:
         frame.select("n").collect()
     require_short(raised.value)
     # The same name with other columns, and a text that has to be escaped.
-    create_view(spark, "grows", schema="n long, offset long", **given, fields="n'\\ long")
+    create_view(spark, "grows", schema="n long, offset long", **given, fields="`n'\\` long")
     assert spark.table("grows").columns == ["n", "offset"]
     assert found() == [2, 3]
     with pytest.raises(Exception, match="create_view"):

@@ -20,7 +20,7 @@ from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
-from gazette.history.first_pass import fold_locally
+from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
@@ -74,7 +74,7 @@ def committed(
     shape = MessageFormat(message=PROTO if message_type is ngram_pb2.NGramCount else "")
     selection = Selection(journals=journals or ("topic/a", "topic/b"), shape=shape)
     with access.open() as opened:
-        folded = fold_locally(access, take_snapshot(opened, selection))
+        folded = fold_by_threads(opened, take_snapshot(opened, selection))
         found = [
             e.message
             for run in folded.runs

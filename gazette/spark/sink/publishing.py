@@ -8,25 +8,24 @@ so a repetition appends the same. Appending an acknowledgement twice changes not
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
+import io
 import logging
-import os
 import random
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from gazette.backfill.staging import decoded
+from gazette.blobs.file import write_durably
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
-from gazette.errors import Corrupt, GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.history.snapshot_builder import journal_specs
 from gazette.history.source import OpenAccess
+from gazette.history.table_columns import CONTENT_TYPE_OF
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message import mapping as mappings
 from gazette.message.framing.framing import framing_of
@@ -34,10 +33,9 @@ from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
 from gazette.protocol.ids import JournalName
-from gazette.protocol.journal import JournalSpec
 from gazette.runtime.failpoints import hit, reach
 from gazette.runtime.tasks import await_future
-from gazette.spark.source.options import CONTENT_TYPE_OF, WriteOptions
+from gazette.spark.source.options import WriteOptions
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +86,7 @@ async def _service(access: OpenAccess) -> AppendService:
 
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
-    client = await access.client()
-    specs: list[JournalSpec]
-    if options.selector is not None:
-        specs = [one.spec for one in (await client.list_journals(options.selector)).journals]
-        if not specs:
-            raise NotFound(
-                "no journal matches the selector",
-                hint="Create journals, or see `gazctl journals list` for their labels.",
-                selector=str(options.selector),
-            )
-    else:
-        specs = [(await client.get_journal(name)).spec for name in options.journals]
+    specs = await journal_specs(access, options.journals, options.selector)
     found = []
     for spec in sorted(specs, key=lambda spec: spec.name):
         content_type = (
@@ -122,18 +109,6 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
             )
         found.append(Partition(spec.name, content_type))
     return Partitions(found)
-
-
-class _Chosen:
-    """A mapping that returns a known journal."""
-
-    __slots__ = ("_partition",)
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-
-    def __call__(self, _message: Message) -> Partition:
-        return self._partition
 
 
 class _Publishing:
@@ -166,7 +141,7 @@ class _Publishing:
                 for key, message in batch:
                     partition = self._mapping(key)
                     self._samples.setdefault(partition, message)
-                    publisher.publish_uncommitted(_Chosen(partition), message)
+                    publisher.publish_uncommitted(mappings.fixed_mapping(*partition), message)
             intents = publisher.build_ack_intents()
             self._access.run(self._appended())
             hit("sink.published", publisher.producer.hex())
@@ -323,35 +298,16 @@ class _Record:
         """Record this, or return what was recorded before."""
         if (found := self._load()) is not None:
             return found
-        text = {
-            producer: {
-                journal: base64.b64encode(content).decode()
-                for journal, content in sorted(by.items())
-            }
-            for producer, by in sorted(commits.items())
-        }
-        temporary = ""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".record-", dir=self.directory)
-            with os.fdopen(handle, "w") as file:
-                json.dump(text, file)
-                file.flush()
-                os.fsync(file.fileno())
-            # Unlike a rename, this fails if another driver was first.
-            os.link(temporary, self._path)
-            self._sync_directory()
-        except FileExistsError:
-            pass
+            # This does nothing if another driver was first.
+            content = io.BytesIO(msgspec.json.encode(commits, order="sorted"))
+            write_durably(str(self._path), content, replace=False)
         except OSError as error:
             raise Unavailable(
                 f"a commit cannot be recorded in {self.directory}: {error.strerror}",
                 hint="Set the option commits to a directory that can be written, and that stays.",
             ) from error
-        finally:
-            if temporary:
-                with suppress(OSError):
-                    os.unlink(temporary)
         found = self._load()
         if found is None:
             raise Unavailable("a commit that was recorded is gone", file=self._path)
@@ -369,25 +325,10 @@ class _Record:
 
     def _load(self) -> dict[str, dict[JournalName, bytes]] | None:
         try:
-            text = self._path.read_text()
+            data = self._path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Unavailable(f"cannot read {self._path}: {error.strerror}") from error
-        try:
-            return {
-                producer: {
-                    journal: base64.b64decode(content, validate=True)
-                    for journal, content in by_journal.items()
-                }
-                for producer, by_journal in json.loads(text).items()
-            }
-        except (ValueError, AttributeError, TypeError, binascii.Error) as error:
-            raise Corrupt("the record of a commit cannot be read", file=self._path) from error
-
-    def _sync_directory(self) -> None:
-        handle = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        kind = dict[str, dict[str, bytes]]
+        return decoded(data, kind, "the record of a commit", file=self._path)

@@ -17,11 +17,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from gazette.errors import Invalid
+from gazette.history.table_columns import one_of
 from gazette.message.message import CSVRecord
 from gazette.spark.error_hints import with_hints
 from gazette.spark.message_class import message_class
 from gazette.spark.sink.publishing import Attempt, commit, publish, roll_back
-from gazette.spark.source.options import WriteOptions, one_of
+from gazette.spark.source.options import WriteOptions
 
 _UUID: Final = "uuid"
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
@@ -93,7 +94,8 @@ class _Writer:
 
         def messages() -> Iterator[Sequence[Any]]:
             for batch in iterator:
-                yield [(row.get(key), make(row)) for row in _rows(batch)]
+                rows = batch.to_pylist(maps_as_pydicts="lossy")
+                yield [(row.get(key), make(row)) for row in rows]
 
         context: Any = TaskContext.get()
         query = (context and context.getLocalProperty(_QUERY_PROPERTY)) or ""
@@ -140,37 +142,6 @@ class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 def _attempts(messages: Sequence[Any]) -> list[Attempt]:
     return [message.attempt for message in messages if isinstance(message, Published)]
-
-
-def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    maps = [field.name for field in batch.schema if _has_map(field.type)]
-    for name in maps:
-        kind = batch.schema.field(name).type
-        for row in rows:
-            row[name] = _without_maps(row[name], kind)
-    return rows
-
-
-def _has_map(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind):
-        return True
-    if pa.types.is_struct(kind):
-        return any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
-    return bool(pa.types.is_list(kind) and _has_map(kind.value_type))
-
-
-def _without_maps(value: Any, kind: pa.DataType) -> Any:
-    """Return maps as objects; Arrow gives them as pairs."""
-    if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return {key: _without_maps(item, kind.item_type) for key, item in value}
-    if pa.types.is_struct(kind):
-        return {name: _without_maps(item, kind.field(name).type) for name, item in value.items()}
-    if pa.types.is_list(kind):
-        return [_without_maps(item, kind.value_type) for item in value]
-    return value
 
 
 def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:

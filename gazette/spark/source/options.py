@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 from gazette.errors import Invalid
 from gazette.history.columns import Malformed, MessageFormat
+from gazette.history.ddl import parse_columns
+from gazette.history.row_format import Value
 from gazette.history.snapshot import RUN_BYTES
 from gazette.history.snapshot_builder import Selection
 from gazette.history.source import NO_SUMMARIES, Access, store_url
+from gazette.history.table_columns import CONTENT_TYPE_OF, TableColumns
 from gazette.history.times import unix_ns
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
@@ -23,16 +27,9 @@ from gazette.spark.options import Options, credential_options
 
 T = TypeVar("T")
 
+_COMMITTED: Final = "read_committed"
 Isolation = Literal["read_committed", "read_uncommitted"]
-Values = Literal["", "json", "csv", "protobuf", "text", "binary"]
 MappingName = Literal["", "random", "modulo", "rendezvous"]
-
-CONTENT_TYPE_OF: Final = {
-    "json": CONTENT_JSON_LINES,
-    "csv": CONTENT_CSV,
-    "protobuf": CONTENT_PROTO_FIXED,
-}
-"""Encoding of messages, for each value that has messages."""
 
 CONNECTION: Final[dict[str, str]] = {
     "broker.address": "address of a broker, or of several, separated by commas",
@@ -197,7 +194,7 @@ class SourceOptions(Options):
         return names
 
     def shape(self) -> MessageFormat:
-        value = self.choice("value", Values, "")
+        value = self.choice("value", Value, "")
         message = self.text("message")
         if message and value not in ("", "protobuf", "binary"):
             self.fail("value", "must be protobuf if a message class is given")
@@ -239,21 +236,36 @@ class SourceOptions(Options):
         return url if url in ("", NO_SUMMARIES) else self.parsed("summaries", store_url)
 
 
+_ARGUMENTS: Final = {
+    "columns": "columns",
+    "fields": "fields",
+    "meta_prefix": "metaPrefix",
+    "value": "value",
+}
+"""Arguments that errors of `gazette.history` name, and the options of the same meaning."""
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Report the name of an argument as that of an option."""
+    try:
+        yield
+    except Invalid as error:
+        if error.path not in _ARGUMENTS:
+            raise
+        name = _ARGUMENTS[error.path]
+        raise Invalid(
+            error.message,
+            path=f"option {name}",
+            hint=error.hint.replace(error.path, name),
+            **error.facts,
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(TableColumns):
     """The bytes to read, and how to decode them."""
 
-    access: Access
-    selection: Selection
-    value: str
-    """Empty: as the content type of the journals says."""
-    fields: str
-    columns: tuple[str, ...]
-    meta_prefix: str
-    isolation: Isolation
-    acks: bool
-    clock_begin: int
-    clock_end: int | None
     has_mode: bool
     corrupt: str
     """Name of the column for messages that do not fit the others."""
@@ -284,6 +296,8 @@ class ReadOptions:
         if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
             given.fail("endingTimestamp", "must not be before startingTimestamp")
         shape = given.shape()
+        with as_options():
+            fields = parse_columns(text) if (text := given.text("fields")) else None
         return cls(
             access=given.access(direct=direct),
             selection=Selection(
@@ -301,10 +315,10 @@ class ReadOptions:
                 lost="fail" if given.flag("failOnDataLoss", default=True) else "skip",
             ),
             value=given.text("value") or ("protobuf" if shape.message else ""),
-            fields=given.text("fields"),
+            fields=fields,
             columns=given.names("columns"),
             meta_prefix=given.text("metaPrefix"),
-            isolation=given.choice("isolation", Isolation, "read_committed"),
+            committed=given.choice("isolation", Isolation, _COMMITTED) == _COMMITTED,
             acks=given.flag("acks"),
             clock_begin=clock_at(begin_ns) if begin_ns else 0,
             clock_end=None if end_ns is None else clock_at(end_ns),
@@ -396,7 +410,9 @@ class WriteOptions:
         commits = given.text("commits")
         checkpoint = given.text("checkpointLocation")
         if streaming and not commits:
-            if not checkpoint or (re.match(r"\w+:", checkpoint) and not _is_file(checkpoint)):
+            if not checkpoint or (
+                re.match(r"\w+:", checkpoint) and not checkpoint.startswith("file:")
+            ):
                 given.fail(
                     "commits",
                     "must be given, since commits cannot be recorded in the checkpoint location "
@@ -426,12 +442,3 @@ class WriteOptions:
             re.sub(r"^file:/*", "/", commits),
             commit_id,
         )
-
-
-def _is_file(url: str) -> bool:
-    return url.startswith("file:")
-
-
-def one_of(names: Iterable[str]) -> str:
-    """Return names as text for an error."""
-    return ", ".join(sorted(names)) or "none"

@@ -8,26 +8,23 @@ processes then make the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import pyarrow as pa
-
+from gazette.backfill.build import OnRead
 from gazette.history.first_pass import resolver, summarise_run
 from gazette.history.merge import CommittedRun, FoldedSnapshot, fold_snapshot
-from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import RUN_BYTES, Run, Snapshot
-from gazette.history.source import Access
+from gazette.history.source import Access, OpenAccess
 from gazette.history.summary import Summary
 from gazette.spark.error_hints import with_hints
-from gazette.spark.progress import OnRead
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format, table_schema
 from gazette.spark.source.table import checked_snapshot
 from gazette.spark.tasks import run_tasks, task_frame
-from gazette.spark.worker_process import keep_imports
+from gazette.spark.worker_process import run_each
 
 TASKS_MAX: Final = 4096
 """Greatest number of tasks of the first pass. The driver's share of each is some milliseconds."""
@@ -52,12 +49,12 @@ def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
         snapshot = checked_snapshot(opened, parsed)
     format = row_format(parsed, schema, snapshot.shapes)
     runs: Sequence[CommittedRun | Run]
-    if parsed.isolation == "read_uncommitted":
-        runs = snapshot.runs(parsed.run_bytes)
-    else:
+    if parsed.committed:
         runs = fold_by_spark(spark, parsed.access, snapshot, parsed.run_bytes).runs
+    else:
+        runs = snapshot.runs(parsed.run_bytes)
     selected = [run for run in runs if format.selects(run)]
-    work = partial(_rows, parsed.access, format)
+    work = partial(run_each, parsed.access, partial(read_rows, format=format))
     return task_frame(spark, selected, len(selected), work, schema)
 
 
@@ -86,24 +83,12 @@ def summarise_by_spark(
 ) -> list[Summary]:
     """Return the summaries of runs, which tasks make. Arguments and errors are as of `fold_by_spark`."""
     length = sum(run.length for run in runs)
-    work = partial(_summarise, access)
+    work = partial(run_each, access, _summaries)
     return run_tasks(spark, runs, work, TASKS_MAX, length=length, on_read=on_read)
 
 
-def _rows(
-    access: Access, format: RowFormat, runs: Iterable[CommittedRun | Run]
-) -> Iterator[pa.RecordBatch]:
-    with with_hints(), access.open() as opened:
-        for run in runs:
-            yield from read_rows(opened, run, format)
-    keep_imports()
-
-
-def _summarise(access: Access, runs: Iterable[Run]) -> Iterator[Summary]:
-    with with_hints(), access.open() as opened:
-        for run in runs:
-            yield summarise_run(opened, run)
-    keep_imports()
+def _summaries(access: OpenAccess, run: Run) -> Iterator[Summary]:
+    yield summarise_run(access, run)
 
 
 def option_texts(options: Mapping[str, Any]) -> dict[str, str]:

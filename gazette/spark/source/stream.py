@@ -23,8 +23,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from gazette.errors import Corrupt
-from gazette.history.first_pass import find_message, keep_summaries, summarise_messages
-from gazette.history.merge import FoldedSnapshot
+from gazette.history.first_pass import (
+    find_message,
+    fold_by_threads,
+    keep_summaries,
+    summarise_messages,
+)
+from gazette.history.merge import CommittedRun, FoldedSnapshot
 from gazette.history.snapshot import JournalSnapshot, Piece, Run, cover
 from gazette.message.framing.frames import MalformedMessage
 from gazette.protocol.checkpoint import SourceCheckpoint
@@ -43,7 +48,7 @@ from gazette.spark.source.stream_offset import (
     decode_since,
     encode_offset,
 )
-from gazette.spark.source.table import RunPartition, check_isolation, fold_on_driver, read_partition
+from gazette.spark.source.table import RunPartition, check_isolation, read_partition
 
 _DRIVER_BYTES: Final = 1 << 18
 """Bytes without a summary that the driver reads itself for a batch. A batch only for them takes longer."""
@@ -67,7 +72,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._journals = StreamJournals(options, clock)
-        self._admission = BatchAdmission(self._find_message)
+        self._admission = BatchAdmission(lambda *given: find_message(self._journals.access, *given))
         self._folded: tuple[StreamOffset, StreamOffset, FoldedSnapshot] | None = None
         """The batch that was planned last: its offsets, and its fold."""
         self._kept: set[tuple[JournalName, Piece]] = set()
@@ -145,13 +150,14 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not ends:
             return ahead
         read = replace(self._options.read, clock_begin=decode_since(end))
-        if read.isolation == "read_uncommitted":
-            snapshot = self._journals.snapshot(known, ends)
-            runs: Sequence[Any] = snapshot.runs(read.run_bytes)
-        else:
+        runs: Sequence[CommittedRun | Run]
+        if read.committed:
             with _placed(known):
                 folded = self._fold(start, end, known, ends)
             snapshot, runs = folded.snapshot, folded.runs
+        else:
+            snapshot = self._journals.snapshot(known, ends)
+            runs = snapshot.runs(read.run_bytes)
         format = row_format(read, self._schema, snapshot.shapes)
         rows = [RunPartition(run, format) for run in runs if format.selects(run)]
         return [*rows, *ahead]
@@ -182,9 +188,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A limit of rows has the driver read what it counts.
         """
-        if isinstance(limit, ReadMaxRows):
-            return False
-        return self._options.read.isolation == "read_committed"
+        return self._options.read.committed and not isinstance(limit, ReadMaxRows)
 
     def _ready_ends(
         self,
@@ -261,11 +265,6 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # How far a batch reads:
 
-    def _find_message(
-        self, journal: JournalSnapshot, piece: Piece, position: int
-    ) -> tuple[int, Offset]:
-        return find_message(self._journals.access, journal, piece, position)
-
     def _read_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> Sources:
         ends = {
             journal: end
@@ -273,7 +272,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if journal not in known or end > known[journal].read_through
         }
         self._folded = None
-        if self._options.read.isolation == "read_uncommitted":
+        if not self._options.read.committed:
             snapshot = self._journals.snapshot(known, ends)
             return {one.journal: SourceCheckpoint(self._whole(one)) for one in snapshot.journals}
         folded = self._fold_to(known, ends)
@@ -310,7 +309,9 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _fold_to(self, known: Sources, ends: Mapping[JournalName, Offset]) -> FoldedSnapshot:
         snapshot = self._journals.snapshot(known, ends)
         check_isolation(self._options.read, snapshot)
-        return fold_on_driver(self._journals.access, snapshot, self._options.read)
+        return fold_by_threads(
+            self._journals.access, snapshot, run_bytes=self._options.read.run_bytes
+        )
 
 
 @contextmanager

@@ -7,7 +7,8 @@ or in which process, the batch is planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from gazette.errors import Corrupt
@@ -54,7 +55,7 @@ def encode_offset(
 def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
     """Undo `encode_offset`. Raise `Corrupt`."""
     sources = {}
-    try:
+    with _decoding():
         for journal, value in offset.items():
             producers = {}
             for digits, text in value[_PRODUCERS].items():
@@ -64,29 +65,27 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
                 state = ProducerState(int(clock, 16), int(begin) if at else None)
                 producers[bytes.fromhex(digits)] = state
             sources[journal] = SourceCheckpoint(int(value[AT]), producers)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(error) from error
     return sources
 
 
 def decode_ahead(offset: StreamOffset) -> dict[JournalName, Offset]:
     """Return up to where summaries were asked for. Raise `Corrupt`."""
-    try:
+    with _decoding():
         return {name: int(one[_AHEAD]) for name, one in offset.items() if _AHEAD in one}
-    except (TypeError, ValueError) as error:
-        raise _unreadable(error) from error
 
 
 def decode_since(offset: StreamOffset) -> int:
     """Return the least clock of the messages of the stream. Raise `Corrupt`."""
-    try:
+    with _decoding():
         return max((int(one.get(_SINCE, "0"), 16) for one in offset.values()), default=0)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise _unreadable(error) from error
 
 
-def _unreadable(error: Exception) -> Corrupt:
-    return Corrupt(
-        f"the offset of the stream cannot be read: {error!r}",
-        hint="The query's checkpoint is of another source: give it another checkpointLocation.",
-    )
+@contextmanager
+def _decoding() -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(
+            f"the offset of the stream cannot be read: {error!r}",
+            hint="The query's checkpoint is of another source: give it another checkpointLocation.",
+        ) from error

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from gazette.errors import Invalid
 from gazette.history.columns import require_uuids
 from gazette.history.first_pass import fold_by_threads
-from gazette.history.merge import CommittedRun, FoldedSnapshot
+from gazette.history.merge import CommittedRun
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
-from gazette.history.snapshot_builder import require_stored, take_snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.text.validation import within
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format
-from gazette.spark.worker_process import keep_imports
+from gazette.spark.worker_process import run_each
 
 LOGGER: Final = logging.getLogger(__name__)
-
-_THREADS: Final = min(8, os.cpu_count() or 1)
-"""Number of runs that the driver reads at the same time."""
 
 
 class RunPartition(InputPartition):
@@ -42,21 +38,13 @@ def read_partition(access: Access, partition: InputPartition | None) -> Iterator
     """Yield the rows of one task."""
     # Without partitions, Spark makes one of nothing.
     if not isinstance(partition, RunPartition):
-        return
-    with with_hints(), access.open() as opened:
-        yield from read_rows(opened, partition.value, partition.format)
-    keep_imports()
-
-
-def fold_on_driver(access: OpenAccess, snapshot: Snapshot, options: ReadOptions) -> FoldedSnapshot:
-    """Make the first pass by threads of this process."""
-    return fold_by_threads(access, snapshot, run_bytes=options.run_bytes, threads=_THREADS)
+        return iter(())
+    return run_each(access, partial(read_rows, format=partition.format), [partition.value])
 
 
 def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
     """Return the bytes to read as of now. Log what is lost. Raise `Invalid`, and what listing raises."""
-    snapshot = take_snapshot(access, options.selection)
-    require_stored(snapshot, options.selection)
+    snapshot = options.snapshot(access)
     warn_of_loss(snapshot)
     check_isolation(options, snapshot)
     return snapshot
@@ -64,11 +52,9 @@ def checked_snapshot(access: OpenAccess, options: ReadOptions) -> Snapshot:
 
 def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
     """Raise `Invalid` if messages cannot be read committed, since their UUID is not visible to us."""
-    for journal in snapshot.journals if options.isolation == "read_committed" else ():
-        try:
+    with within("option"):
+        for journal in snapshot.journals if options.committed else ():
             require_uuids(journal.journal, journal.shape)
-        except Invalid as error:
-            raise error.within("option") from error
 
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
@@ -99,10 +85,10 @@ class GazetteReader(DataSourceReader):
         with options.access.open() as access:
             runs: Sequence[CommittedRun | Run]
             snapshot = checked_snapshot(access, options)
-            if options.isolation == "read_uncommitted":
-                runs = snapshot.runs(options.run_bytes)
+            if options.committed:
+                runs = fold_by_threads(access, snapshot, run_bytes=options.run_bytes).runs
             else:
-                runs = fold_on_driver(access, snapshot, options).runs
+                runs = snapshot.runs(options.run_bytes)
         format = row_format(options, self._schema, snapshot.shapes)
         return [RunPartition(run, format) for run in runs if format.selects(run)]
 

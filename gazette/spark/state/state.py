@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -118,11 +119,8 @@ def list_partitions(options: StateOptions) -> list[ShardPartition]:
             raise NotFound("no shard matches", selector=str(options.selector))
         return sorted(found, key=lambda one: str(one.value))
 
-    loop = LoopThread("state")
-    try:
+    with closing(LoopThread("state")) as loop:
         return loop.run(listed())
-    finally:
-        loop.close()
 
 
 async def _require_reachable(client: Client | ShardClient, what: str) -> None:
@@ -135,46 +133,29 @@ async def _require_reachable(client: Client | ShardClient, what: str) -> None:
     )
 
 
-class _Opened:
-    """A shard's state in its own directory. Use it as ``with``."""
+@contextmanager
+def _opened(options: StateOptions, partition: ShardPartition) -> Iterator[ShardState]:
+    """Open a shard's state in its own directory."""
 
-    def __init__(self, options: StateOptions, partition: ShardPartition) -> None:
-        self._options = options
-        self._partition = partition
-        self._directory = tempfile.TemporaryDirectory(prefix="gazette-state-")
-        self._state: ShardState | None = None
-
-    def __enter__(self) -> ShardState:
-        loop = LoopThread("state")
+    async def connected() -> tuple[Any, asyncio.AbstractEventLoop]:
+        client = options.brokers.client("", SystemClock())
         try:
+            await _require_reachable(client, "broker")
+        except BaseException:
+            await client.close()
+            raise
+        return client, asyncio.get_running_loop()
 
-            async def connected() -> tuple[Any, asyncio.AbstractEventLoop]:
-                client = self._options.brokers.client("", SystemClock())
-                try:
-                    await _require_reachable(client, "broker")
-                except BaseException:
-                    await client.close()
-                    raise
-                return client, asyncio.get_running_loop()
-
+    with tempfile.TemporaryDirectory(prefix="gazette-state-") as scratch:
+        with closing(LoopThread("state")) as loop:
             client, running = loop.run(connected())
             try:
                 logs = BrokerLogs(client, running)
-                directory = Path(self._directory.name) / "state"
-                self._state = open_at(logs, self._partition.hints, directory, self._options.at)
-                return self._state
+                state = open_at(logs, partition.hints, Path(scratch) / "state", options.at)
             finally:
                 loop.run(client.close())
-        except BaseException:
-            self._directory.cleanup()
-            raise
-        finally:
-            loop.close()
-
-    def __exit__(self, *_: object) -> None:
-        if self._state is not None:
-            self._state.close()
-        self._directory.cleanup()
+        with state:
+            yield state
 
 
 def columns_of(options: StateOptions, state: ShardState) -> list[tuple[str, str]]:
@@ -287,7 +268,7 @@ class StateReader(DataSourceReader):
             return
         schema = to_arrow_schema(self._schema, timezone="UTC")
         names = [name for name in schema.names if name != SHARD]
-        with with_hints(), _Opened(self._options, partition) as state:
+        with with_hints(), _opened(self._options, partition) as state:
             if is_empty(state):
                 return
             require_columns(self._options, state, partition.value, names)
@@ -323,6 +304,6 @@ def state_schema(given: Mapping[str, str]) -> str:
     options = StateOptions.parse(given)
     if options.fields:
         return f"{SHARD} string, {options.fields}"
-    with _Opened(options, list_partitions(options)[0]) as state:
+    with _opened(options, list_partitions(options)[0]) as state:
         columns = columns_of(options, state)
     return ", ".join([f"{SHARD} string", *(f"`{name}` {kind}" for name, kind in columns)])
