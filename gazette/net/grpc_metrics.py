@@ -117,8 +117,8 @@ class _Call:
 class MeasuredMethod:
     """Metrics of one method, and its handler, wrapped so that calls and messages are counted.
 
-    The wrapped function is a coroutine, whatever the handler's is. It writes responses by the call's ``write``
-    if there may be several.
+    The wrapped function is a coroutine function, whatever the handler's is. It writes responses by the
+    call's ``write`` if there may be several.
     """
 
     def __init__(self, name: str, handler: grpc.RpcMethodHandler[Any, Any], clock: Clock) -> None:

@@ -82,6 +82,7 @@ _EXTENSIONS: Final = {
     Codec.SNAPPY: ".sz",
     Codec.GZIP_OFFLOAD_DECOMPRESSION: "",
 }
+_BY_NUMBER: Final[dict[int, Codec]] = {codec.value: codec for codec in Codec}
 _CODECS: Final = {extension: codec for codec, extension in _EXTENSIONS.items()} | {
     ".gzip": Codec.GZIP,
     ".zstandard": Codec.ZSTANDARD,
@@ -157,10 +158,12 @@ class Fragment:
             validate_journal_name(self.journal)
         if self.begin > self.end:
             raise Invalid(f"expected Begin <= End (have {self.begin}, {self.end})")
-        with within("CompressionCodec"):
-            self.codec.validate()
-        with within("PathPostfix"):
-            validate_path_component(self.path_postfix, 0, NAME_BYTES_MAX)
+        if self.codec is Codec.INVALID:
+            with within("CompressionCodec"):
+                self.codec.validate()
+        if self.path_postfix:
+            with within("PathPostfix"):
+                validate_path_component(self.path_postfix, 0, NAME_BYTES_MAX)
 
     def to_pb(self) -> broker_pb2.Fragment:
         part1, part2, part3 = _SUM.unpack(self.sum)
@@ -177,8 +180,10 @@ class Fragment:
 
     @classmethod
     def from_pb(cls, pb: broker_pb2.Fragment) -> Fragment:
-        with within("CompressionCodec"):
-            codec = Codec.from_pb(pb.compression_codec)
+        codec = _BY_NUMBER.get(pb.compression_codec)
+        if codec is None:
+            with within("CompressionCodec"):
+                codec = Codec.from_pb(pb.compression_codec)
         return cls(
             journal=pb.journal,
             begin=pb.begin,

@@ -61,8 +61,8 @@ class TaskScope:
     def begin(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
         """Run a child up to its first wait, now. Return a task of the rest, or None if the child has ended.
 
-        A child that need not wait costs neither a task nor a turn of the loop. Before its first wait it has no
-        task: it awaits `in_task` before it uses `asyncio.timeout` or a scope. Raise what the child raises
+        A child that need not wait costs neither a task nor a turn of the loop. Before its first wait it has
+        no task: it awaits `in_task` before it uses `asyncio.timeout` or a scope. Raise what the child raises
         before its first wait, and ``Bug`` as ``spawn``.
         """
         if not self._stopping:

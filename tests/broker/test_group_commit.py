@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -16,7 +16,8 @@ from gazette.broker.append import line as append_line
 from gazette.broker.append.events import AppendTerms, Ending, Outcome
 from gazette.broker.append.line import Line, SmallAppend
 from gazette.errors import Broken, Unavailable
-from gazette.protocol.append_session import SessionAppend
+from gazette.fragment.local_file import LocalFragment
+from gazette.protocol.append_session import SessionAppend, ledger_of
 from gazette.protocol.content import COMMIT
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -111,7 +112,7 @@ class Waiting:
         self.calls: list[Any] = []
         self._held: Any = None
 
-    async def __aenter__(self) -> Waiting:
+    async def __aenter__(self) -> Self:
         self._held = await self.replica.pipeline.take()
         return self
 
@@ -150,9 +151,12 @@ async def test_those_that_wait_are_one_commit_with_a_span_each(
     commits: list[int] = []
     index = ready["b"].replica(JOURNAL).index
     plain = index.spool_commit
-    monkeypatch.setattr(
-        index, "spool_commit", lambda local: (commits.append(local.end), plain(local))[1]
-    )
+
+    def spied(local: LocalFragment) -> None:
+        commits.append(local.end)
+        plain(local)
+
+    monkeypatch.setattr(index, "spool_commit", spied)
     contents = [b"one ", b"three ", b"five ", b"seven"]
     async with Waiting(ready) as waiting:
         for content in contents:
@@ -227,7 +231,7 @@ async def test_sessions_hold_for_appends_that_go_along(ready: FixedCluster) -> N
     with call_refused(grpc.StatusCode.ABORTED, "ledger") as refused:
         one = Append(ready["a"], session=SessionAppend(SESSION, 1))
         await (await (await one.open()).send(b"1")).commit()
-    ledger = dict(refused.value.trailing_metadata())["gazette-append-ledger"]
+    ledger = ledger_of(refused.value.trailing_metadata())
 
     def session(sequence: int) -> SessionAppend:
         return SessionAppend(SESSION, sequence, ledger)
@@ -352,10 +356,10 @@ async def test_a_pipeline_that_is_broken_before_the_proposal_fails_all_so_that_t
             await waiting.add(content)
         pipeline = waiting._held
 
-        async def full(content: bytes, delta: int) -> None:
+        async def full(content: bytes) -> None:
             raise Unavailable("the disk is full")
 
-        monkeypatch.setattr(pipeline, "content", full)
+        monkeypatch.setattr(pipeline, "whole_content", full)
         waiting.go()
         for call in waiting.calls:
             with call_refused(grpc.StatusCode.UNAVAILABLE, "the disk is full"):

@@ -16,6 +16,7 @@ from gazette.net.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.net.http2.messages import prefixed
 from gazette.net.http2.metadata import status_of
 from gazette.net.http2.whole_call import WHOLE_BYTES_MAX, WholeCall
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
 from gazette.runtime.tasks import TaskScope
 from tests.net.test_http2_server import METHOD, Served, requests
@@ -212,7 +213,7 @@ async def kept(served: Served, taker: Taker, *extra: tuple[bytes, bytes]) -> tup
     stream = wire.call(prefixed(bytes(10)), *extra)
     wire.send()
     while not taker.calls:
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
     return wire, stream
 
 
@@ -248,7 +249,7 @@ async def test_a_caller_that_goes_away_is_reported_once(served: Served, taker: T
     wire, stream = await kept(served, taker)
     wire.send(fr.rst_stream(stream, fr.FaultCode.CANCEL))
     while not taker.gone:
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
     taker.calls[0].answer(b"to nobody")
     assert taker.gone == 1
     assert not served.server._whole
@@ -262,10 +263,10 @@ async def test_a_connection_that_is_lost_ends_its_calls(served: Served, taker: T
         wire.call(prefixed(b"x"))
     wire.send()
     while len(taker.calls) < 3:
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
     wire.writer.transport.abort()
     while taker.gone < 3:
-        await asyncio.sleep(0)
+        await SystemClock().sleep(0)
     assert not served.server._whole
 
 
@@ -360,9 +361,7 @@ def test_an_answer_needs_room_for_all_of_its_content() -> None:
     connection.begin()
     connection.receive(fr.PREFACE + fr.settings({fr.INITIAL_WINDOW_SIZE: 10}))
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x")]
-    frame: Any = fr.frame(
-        fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, 1, encode_fields(head)
-    )
+    frame: Any = fr.frame(fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, 1, encode_fields(head))
     connection.receive(frame)
     (stream,) = streams
     sent.clear()

@@ -40,7 +40,7 @@ SHARD = ShardSpec("shard-0001", max_txn_duration_ns=1)
 HINTS = FSMHints("a/log", (FnodeSegments(1, (Segment(1, 1, 0, 0, 1),)),)).to_pb()
 BAD_HINTS = FSMHints("a/log", (FnodeSegments(1, (Segment(0, 1, 0, 0, 1),)),)).to_pb()
 
-Check = Callable[[Any], None]
+Check = Callable[[Any], object]
 
 
 def problem_of(check: Check, pb: Any) -> str:

@@ -2,9 +2,10 @@
 `broker/append/driver`, or to the broker that is the journal's primary.
 
 The Append call. A small append that arrives as a whole is served at once, with others that have arrived with
-it (`AppendApi.take_whole`). Any other one has a task for its call. The append itself runs in a task of its own, which reads the caller's stream. If the caller
-goes away, the append is interrupted rather than cancelled, and rolls back on all replicas. Content that is
-read and not written yet is bounded (see `pipeline` and `spool_writer`), for appends of any size.
+it (`AppendApi.take_whole`). Any other call has a task. Its append has one, too, which reads the caller's
+stream. If the caller goes away, the append is interrupted rather than cancelled, and rolls back on all
+replicas. Content that is read and not written yet is bounded (see `pipeline` and `spool_writer`), for appends
+of any size.
 """
 
 from __future__ import annotations
@@ -168,8 +169,10 @@ class AppendApi:
         return rest
 
     def _small_append(self, call: WholeCall) -> _Whole | None:
-        """Return the small append that is all of ``call``. Return None if its handler must look at it: for the
-        answer to an invalid or forbidden request, another broker, or a wait.
+        """Return the small append that is all of ``call``.
+
+        Return None if its handler must look at it: to answer an invalid or forbidden request, for another
+        broker, or because there is something to wait for.
         """
         context = self._context
         messages = call.messages()

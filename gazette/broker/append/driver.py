@@ -620,13 +620,23 @@ class AppendDriver:
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
         if self._small is not None:
-            content = self._with_others(content)
-        elif not delta:
+            return await self._send_small(pipeline, content)
+        if not delta:
             self._sum = hashlib.sha1(usedforsecurity=False)
             # The sum of an append that begins its fragment is the fragment's sum.
             pipeline.local.begin(self._sum.update if pipeline.spool.fragment.length else None)
         try:
             await pipeline.content(content, delta)
+        except Bug:
+            raise
+        except GazetteError as error:
+            return ev.SendFailed(error)
+        return None
+
+    async def _send_small(self, pipeline: Pipeline, content: bytes) -> ev.Event | None:
+        content = self._with_others(content)
+        try:
+            await pipeline.whole_content(content)
         except Bug:
             raise
         except GazetteError as error:

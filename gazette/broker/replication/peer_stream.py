@@ -60,14 +60,14 @@ class PeerStream:
         """True if ``room`` must be awaited before more content is sent."""
         return self._outbox_bytes >= OUTBOX_BYTES_MAX and self.failure is None
 
-    def send(self, message: bytes) -> None:
-        """Queue an encoded ReplicateRequest. Has no effect once the call has failed."""
+    def send(self, *messages: bytes) -> None:
+        """Queue encoded ReplicateRequests. Has no effect once the call has failed."""
         if self.failure is not None:
             return
-        if not self._outbox and not self._sending and self._call.send_now(message):
+        if not self._outbox and not self._sending and self._call.send_now(*messages):
             return
-        self._outbox.append(message)
-        self._outbox_bytes += len(message)
+        self._outbox.extend(messages)
+        self._outbox_bytes += sum(map(len, messages))
         self._wake_sender()
 
     async def room(self) -> None:

@@ -140,6 +140,8 @@ class Pipeline:
         """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
         self._begin = 0
         self._length = 0
+        self._with_proposal: tuple[bytes, ...] = ()
+        """Content that is sent together with the next proposal."""
         self._failure: GazetteError | None = None
         self.reassigned = asyncio.Event()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
@@ -280,7 +282,9 @@ class Pipeline:
         self._raise_failure()
         self._forget_gathered()  # ``next`` has sent this content, or the proposal leaves it out.
         if self._peers:
-            self._send(_proposal(proposal, registers, acknowledge=acknowledge).SerializeToString())
+            message = _proposal(proposal, registers, acknowledge=acknowledge).SerializeToString()
+            self._send(*self._with_proposal, message)
+        self._with_proposal = ()
         await self._apply(Proposal(proposal, registers))
 
     async def content(self, content: bytes, delta: int) -> None:
@@ -303,6 +307,20 @@ class Pipeline:
         if not delta or self._length > INLINE_BYTES:
             # Send the first chunk at once: it is all of a short append, and travels while its end arrives.
             await self._send_gathered()
+
+    async def whole_content(self, content: bytes) -> None:
+        """Take all of an append's content, of one message at most. It travels with the proposal.
+
+        Returns when every peer has room for it. Raise as ``content``. Cancellation: as of ``content``.
+        """
+        self._raise_failure()
+        assert len(content) <= _MESSAGE_BYTES_MAX
+        if self._peers:
+            self._with_proposal = (replicate_content(content, 0),)
+            for peer in self._peers:
+                if peer.crowded:
+                    await peer.room()
+        await self.local.content(content, 0)
 
     async def next(self) -> Fragment:
         """Return the fragment that a commit of the content so far would make of the spool.
@@ -334,9 +352,9 @@ class Pipeline:
     def _forget_gathered(self) -> None:
         self._gathered, self._length = [], 0
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, *messages: bytes) -> None:
         for peer in self._peers:
-            peer.send(message)
+            peer.send(*messages)
 
     async def _apply(self, proposal: Proposal) -> None:
         result = await self.local.propose(proposal)

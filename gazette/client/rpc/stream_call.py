@@ -49,13 +49,13 @@ class StreamCall:
         """
         return await self._sent(self._call.write(request))
 
-    def send_now(self, request: Any) -> bool:
-        """Send a request if that needs no wait. Return False if ``write`` must send it.
+    def send_now(self, *requests: Any) -> bool:
+        """Send requests if that needs no wait. Return False if ``write`` must send them: none was sent.
 
         Only calls of our own HTTP/2 can, and none whose ``write`` is under way.
         """
         send = getattr(self._call, "send_now", None)
-        return send is not None and bool(send(request))
+        return send is not None and bool(send(*requests))
 
     def listen(self, sink: Callable[[Any], None]) -> bool:
         """Give each response to ``sink`` as it arrives, so that ``read`` returns only the end.

@@ -329,15 +329,17 @@ class ClientCall(StreamListener):
                 await self._room.wait()
         self._raise_for_status()
 
-    def send_now(self, request: Any) -> bool:
-        """Send a request if the server and the socket take all of it at once. Return False otherwise.
+    def send_now(self, *requests: Any) -> bool:
+        """Send requests if the server and the socket take all of them at once. Otherwise send none, and
+        return False.
 
         The caller has no ``write`` under way.
         """
         stream, encode = self._stream, self._method.encode
         if stream is None or self._status is not None or self._half_closed:
             return False
-        content = prefixed(request if encode is None else encode(request))
+        encoded = requests if encode is None else map(encode, requests)
+        content = b"".join(map(prefixed, encoded))
         if len(content) > stream.room:
             return False
         stream.send(memoryview(content), ended=False)
@@ -352,7 +354,7 @@ class ClientCall(StreamListener):
         while self._queue:
             try:
                 response = self._take()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a decoder may raise anything
                 self.finish(
                     grpc.StatusCode.INTERNAL, f"a response cannot be decoded: {error!r:.200}"
                 )

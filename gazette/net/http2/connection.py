@@ -38,6 +38,8 @@ CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
 STREAMS_MAX: Final = 10_000
 """Streams of one connection whose handlers run. A broker may pass on the reads of many clients by one."""
+_JOINED_BYTES: Final = 1 << 11
+"""Content up to this length is written together with the head of its frame."""
 _RESETS_KEPT: Final = 1_000
 """Streams that we reset, of which the peer may not know yet."""
 
@@ -292,8 +294,12 @@ class Http2Connection:
         while at < room and not self._paused:  # A write may fill the socket, which pauses this.
             end = min(at + self._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
-            self._write(fr.head(end - at, fr.DATA, flags, stream.id))
-            self._write(content[at:end])
+            head = fr.head(end - at, fr.DATA, flags, stream.id)
+            if end - at <= _JOINED_BYTES:
+                self._write(head + content[at:end])
+            else:
+                self._write(head)
+                self._write(content[at:end])
             self._credit.earn()
             at = end
         stream.window -= at

@@ -324,8 +324,8 @@ class GrpcServer:
         self._whole.update(dict.fromkeys(calls))
         try:
             rest = calls[0].method.take(calls)
-        except Exception as error:  # noqa: BLE001 - one handler's defect must not end the server
-            log.error("whole calls could not be taken: %(error)r", {"error": error}, exc_info=error)
+        except Exception as error:
+            log.exception("whole calls could not be taken")
             for call in calls:
                 call.give_up(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
             return
