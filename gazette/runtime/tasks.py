@@ -67,9 +67,12 @@ class TaskScope:
         """
         if not self._stopping:
             try:
-                awaited = coro.send(None)
+                awaited = _send_without_task(coro)
             except StopIteration:
                 return None
+            except BaseException as error:
+                self._fail(error)
+                raise
             coro = _Begun(coro, awaited)
         return self.spawn(coro, name=name)
 
@@ -92,7 +95,12 @@ class TaskScope:
         if task.cancelled():
             return
         error = task.exception()
-        if error is None or self.failure is not None:
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record the failure of a child. The first one ends its siblings, and the owner's body."""
+        if self.failure is not None:
             return
         self.failure = error
         for sibling in self._tasks:
@@ -206,6 +214,18 @@ class TaskScope:
             if exc is not None and exc_type is not asyncio.CancelledError:
                 return
             raise self.failure
+
+
+def _send_without_task(coro: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its first wait. The task that does that, if any, is not its task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is None:
+        return coro.send(None)
+    asyncio._leave_task(loop, task)
+    try:
+        return coro.send(None)
+    finally:
+        asyncio._enter_task(loop, task)
 
 
 class _Begun(Coroutine[Any, Any, T]):

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from gazette.net.http2 import frames as fr
+from gazette.net.http2 import grpc_server
 from gazette.net.http2.connection import Http2Connection
 from gazette.net.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.net.http2.messages import prefixed
@@ -123,6 +124,11 @@ class Wire:
             if kind == fr.HEADERS and flags & fr.END_STREAM:
                 self.trailers[stream] = payload
 
+    def length_of(self, stream: int) -> int:
+        """Return how much of a call's content the server has got."""
+        found = [one for one in self.served.server._gathering if one.stream.id == stream]
+        return found[0]._length if found else -1
+
     def fields(self, stream: int) -> Fields:
         """Return the fields by which a call was ended."""
         return HeaderDecoder().decode(self.trailers[stream])
@@ -152,13 +158,74 @@ async def test_a_call_whose_end_comes_later_is_served_by_its_handler(
     wire = await Wire(served).connect()
     stream = wire.call(prefixed(b"four"), ended=False)
     wire.send()
-    other = wire.call(prefixed(b"x"))
-    wire.send()
-    await wire.ended(other)
+    while not served.server._calls:
+        await SystemClock().sleep(0)
+    assert not served.server._gathering
     wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream))
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"4"
-    assert taker.offered == [[[b"x"]]]
+    assert taker.offered == []
+
+
+async def test_a_call_may_arrive_in_several_pieces(
+    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
+    wire = await Wire(served).connect()
+    stream = wire.call(b"", ended=False)
+    sent = 0
+    for piece in (prefixed(b"one")[:3], prefixed(b"one")[3:], prefixed(b"three")):
+        wire.send(fr.frame(fr.DATA, 0, stream, piece))
+        sent += len(piece)
+        while wire.length_of(stream) < sent:
+            await SystemClock().sleep(0)
+    assert taker.offered == []
+    wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream))
+    await wire.ended(stream)
+    assert wire.answers[stream][5:] == b"whole 8"
+    assert not served.server._gathering
+
+
+async def test_a_call_that_becomes_long_does_not_wait_for_its_end(
+    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
+    wire = await Wire(served).connect()
+    stream = wire.call(prefixed(bytes(2 * WHOLE_BYTES_MAX))[:-1], ended=False)
+    wire.send()
+    while not served.server._calls:
+        await SystemClock().sleep(0)
+    wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream, b"\0"))
+    await wire.ended(stream)
+    assert wire.answers[stream][5:] == b"%d" % (2 * WHOLE_BYTES_MAX)
+
+
+async def test_many_calls_are_served_in_several_turns(
+    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "_OFFERED_MAX", 10)
+    wire = await Wire(served).connect()
+    streams = [wire.call(prefixed(b"x")) for _ in range(25)]
+    wire.send()
+    await wire.ended(*streams)
+    assert max(map(len, taker.offered)) == 10
+    assert sum(map(len, taker.offered)) == 25
+
+
+async def test_an_incomplete_call_whose_caller_leaves_is_forgotten(
+    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
+    wire = await Wire(served).connect()
+    stream = wire.call(prefixed(b"x"), ended=False)
+    wire.send()
+    while not served.server._gathering:
+        await SystemClock().sleep(0)
+    wire.send(fr.rst_stream(stream, fr.FaultCode.CANCEL))
+    while served.server._gathering:
+        await SystemClock().sleep(0)
+    assert served.connection().running == 0
+    assert not served.server._calls
 
 
 @pytest.mark.parametrize(

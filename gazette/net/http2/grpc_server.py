@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -27,7 +28,7 @@ from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
 from gazette.net.http2.metadata import CONTENT_TYPE, EOF, timeout_of
 from gazette.net.http2.socket import CLOSING_S, Http2Socket
-from gazette.net.http2.whole_call import TakeWhole, WholeCall
+from gazette.net.http2.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
 from gazette.runtime import tracing
@@ -47,6 +48,8 @@ IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 STALL_S: Final = 60.0
 """Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
+_OFFERED_MAX: Final = 64
+"""Whole calls that are served in one turn of the loop."""
 _DRAIN_S: Final = 0.5
 """Seconds in which calls are still taken that clients began before they learned of the end."""
 _NOT_GRPC: Final = (
@@ -105,8 +108,11 @@ class GrpcServer:
         self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
         self._methods: dict[bytes, _Method] = {}
         self._takers: dict[str, TakeWhole] = {}
-        self._fresh: list[WholeCall] = []
-        """Calls that the present reading of a socket has begun."""
+        self._fresh: dict[WholeCall, None] = {}
+        """Calls of which the present reading of a socket has brought something."""
+        self._gathering: dict[WholeCall, None] = {}
+        """Calls whose end has not arrived, oldest first."""
+        self._gathered: asyncio.TimerHandle | None = None
         self._whole: dict[WholeCall, None] = {}
         """Whole calls that were taken and not answered yet."""
         self.connections: dict[ServerConnection, None] = {}
@@ -193,7 +199,7 @@ class GrpcServer:
         finally:
             self.decided.set()
             self._stop_listening()
-            for call in list(self._whole):
+            for call in [*self._gathering, *self._whole]:
                 call.give_up(grpc.StatusCode.UNAVAILABLE, "the server stops")
             for task in list(self._calls):
                 task.cancel("the server stops")
@@ -259,7 +265,7 @@ class GrpcServer:
             whole = WholeCall(
                 self, stream, request, method, plan.timeout_s, self._clock.monotonic()
             )
-            self._fresh.append(whole)
+            self._fresh[whole] = None
             return whole
         return self._begin(stream, request, plan)
 
@@ -305,20 +311,55 @@ class GrpcServer:
 
         task.add_done_callback(finish)
 
-    def begin_calls(self) -> None:
-        """Serve the calls that the reading of a socket, which has just ended, has begun."""
+    def begin_calls(self, *, closing: bool) -> None:
+        """Serve what the reading of a socket, which has just ended, has completed.
+
+        ``closing``: the connection is of no more use, and its end will end these calls.
+        """
         if not self._fresh:
             return
-        fresh, self._fresh = self._fresh, []
+        if closing:
+            self._fresh.clear()
+            return
         offered: dict[bytes, list[WholeCall]] = {}
         traced = tracing.active()
-        for call in fresh:
-            if call.stream.remote_ended and call.is_open and not traced:
+        for call in list(self._fresh)[:_OFFERED_MAX]:
+            del self._fresh[call]
+            if not call.is_open:
+                continue
+            if traced or call.is_long:
+                call.hand_back()
+            elif call.stream.remote_ended:
+                self._gathering.pop(call, None)
                 offered.setdefault(call.method.path, []).append(call)
             else:
-                call.hand_back()
+                self._gathering[call] = None
+        if self._fresh:  # The loop goes on with others meanwhile.
+            asyncio.get_running_loop().call_soon(partial(self.begin_calls, closing=False))
+        if self._gathering and self._gathered is None:
+            loop = asyncio.get_running_loop()
+            self._gathered = loop.call_later(GATHER_S, self._stop_gathering)
         for calls in offered.values():
             self._offer(calls)
+
+    def arrived(self, call: WholeCall) -> None:
+        """See ``CallOwner.arrived``."""
+        if call in self._gathering:
+            self._fresh[call] = None
+
+    def _stop_gathering(self) -> None:
+        """Serve calls by tasks whose time to become complete is over."""
+        self._gathered = None
+        now = self._clock.monotonic()
+        while self._gathering:
+            call = next(iter(self._gathering))
+            left = call.began + GATHER_S - now
+            if left > 0:
+                loop = asyncio.get_running_loop()
+                self._gathered = loop.call_later(left, self._stop_gathering)
+                return
+            del self._gathering[call]
+            call.hand_back()
 
     def _offer(self, calls: list[WholeCall]) -> None:
         self._whole.update(dict.fromkeys(calls))
@@ -337,6 +378,7 @@ class GrpcServer:
     def serve_by_task(self, call: WholeCall) -> None:
         """See ``CallOwner.serve_by_task``."""
         self._whole.pop(call, None)
+        self._gathering.pop(call, None)
         stream, ended = call.stream, call.stream.remote_ended
         listener = stream.listener = self._begin(stream, call.request, call.request.plan)
         content = call.content()
@@ -361,6 +403,7 @@ class GrpcServer:
     def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
         """See ``CallOwner.answered``."""
         self._whole.pop(call, None)
+        self._gathering.pop(call, None)
         self._count(call, code)
 
     def _count(self, call: WholeCall, code: grpc.StatusCode) -> None:
@@ -572,7 +615,7 @@ class ServerConnection(Http2Socket):
         self._server.changed()
 
     def _on_received(self) -> None:
-        self._server.begin_calls()
+        self._server.begin_calls(closing=self._closing)
 
     def _check(self) -> None:
         """Give up a client that is silent, or takes nothing. End a connection that is not used."""

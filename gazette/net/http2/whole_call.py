@@ -1,8 +1,8 @@
-"""Calls of gRPC whose requests are all there once the socket has been read. They need no task.
+"""Calls of gRPC whose requests are all there before they are served. They need no task.
 
-Many calls are short, and arrive in one piece. The server offers these to a function of their method, all that
-one reading of a socket has brought at a time. What the function does not take is served by a task, as other
-calls are.
+Many calls are short, and arrive in one piece, or nearly so. The server offers these to a function of their
+method, all that one reading of a socket has completed at a time. What the function does not take is served
+by a task. So is a call that is long, or not complete within `GATHER_S`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from gazette.net.http2.metadata import (
 
 WHOLE_BYTES_MAX: Final = 1 << 17
 """Bytes of a whole call's requests. Longer ones are served by a task."""
+GATHER_S: Final = 0.005
+"""Seconds that the rest of a call may take. Clients often send head, requests and end one after the other."""
 
 
 class CallOwner(Protocol):
@@ -39,6 +41,10 @@ class CallOwner(Protocol):
 
     def answer_by_task(self, call: WholeCall, response: bytes) -> None:
         """Send a response for which there is no room now."""
+        ...
+
+    def arrived(self, call: WholeCall) -> None:
+        """Learn that more of the call, or its end, has arrived."""
         ...
 
     def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
@@ -96,11 +102,14 @@ class WholeCall:
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         """Ignore trailers. They end the stream."""
+        if ended:
+            self._owner.arrived(self)
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         del ended
         self._content.append(content)
         self._length += len(content)
+        self._owner.arrived(self)
 
     def on_fault(self, error: GazetteError) -> None:
         del error
@@ -114,7 +123,7 @@ class WholeCall:
 
     def messages(self) -> list[bytes] | None:
         """Return the encoded requests. Return None unless all are there, plain and not too long."""
-        if not self.stream.remote_ended or self._length > WHOLE_BYTES_MAX:
+        if not self.stream.remote_ended or self.is_long:
             return None
         content, at, found = self.content(), 0, []
         end = len(content)
@@ -167,6 +176,11 @@ class WholeCall:
             self._owner.serve_by_task(self)
 
     # -- what the server uses
+
+    @property
+    def is_long(self) -> bool:
+        """Return True if more has arrived than a whole call may have."""
+        return self._length > WHOLE_BYTES_MAX
 
     @property
     def is_open(self) -> bool:
