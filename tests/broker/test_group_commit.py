@@ -187,7 +187,7 @@ async def test_no_more_than_a_group_may_have_goes_along(
 
 
 async def test_registers_of_the_leader_decide_about_the_others(ready: FixedCluster) -> None:
-    """The leader changes a register. Who checks for the new value goes along; for the old one, not."""
+    """The leader changes a register: a check for the new value goes along, one for the old value not."""
     new, old = LabelSelector.of(author="new"), LabelSelector.of(author="old")
     await append(ready["a"], b".", union_registers=LabelSet.of(("author", "old")).to_pb())
     async with Waiting(ready) as waiting:
@@ -255,7 +255,7 @@ async def test_sessions_hold_for_appends_that_go_along(ready: FixedCluster) -> N
     assert written(ready, "b") == b"L1M2"
 
 
-async def test_a_leader_that_is_refused_takes_nobody_along(ready: FixedCluster) -> None:
+async def test_a_leader_that_is_refused_takes_no_other_along(ready: FixedCluster) -> None:
     async with Waiting(ready) as waiting:
         await waiting.add(b"never", offset=99)
         await waiting.add(b"one")
@@ -330,7 +330,7 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
 
 
 async def test_all_that_went_along_fail_with_their_leader(ready: FixedCluster) -> None:
-    """The replica does not answer: nobody knows what became of the content."""
+    """The replica does not answer: the outcome of all is unknown."""
     async with Waiting(ready) as waiting:
         for content in (b"one", b"two", b"three"):
             await waiting.add(content)
@@ -390,7 +390,7 @@ async def test_where_the_rate_is_limited_each_append_waits_for_itself(
         assert taken == [0, 0]
 
 
-async def test_content_that_is_not_small_takes_nobody_along(
+async def test_content_that_is_not_small_takes_no_other_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(append_line, "SMALL_BYTES", 3)

@@ -96,7 +96,7 @@ class Wire:
 async def brokers(
     request: pytest.FixtureRequest, etcd: Etcd, tmp_path: Path
 ) -> AsyncIterator[list[BrokerFixture]]:
-    """Brokers, the first of which is primary of a journal with as many replicas."""
+    """Start brokers. The first is primary of a journal with as many replicas."""
     found = [
         await BrokerFixture.start(etcd, tmp_path, zone=f"zone-{index}", id=f"broker-{index}")
         for index in range(request.param)

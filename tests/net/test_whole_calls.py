@@ -317,7 +317,7 @@ async def test_a_caller_that_goes_away_is_reported_once(served: Served, taker: T
     wire.send(fr.rst_stream(stream, fr.FaultCode.CANCEL))
     while not taker.gone:
         await SystemClock().sleep(0)
-    taker.calls[0].answer(b"to nobody")
+    taker.calls[0].answer(b"too late")
     assert taker.gone == 1
     assert not served.server._whole
     assert served.connection().running == 0
