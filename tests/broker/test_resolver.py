@@ -373,10 +373,17 @@ class Context:
     def resolver(self) -> Any:
         return self
 
+    def resolve_now(self, *args: Any, **options: Any) -> Any:
+        self._count()
+        return self.world.resolver.resolve_now(*args, **options)
+
     async def resolve(self, *args: Any, **options: Any) -> Any:
+        self._count()
+        return await self.world.resolver.resolve(*args, **options)
+
+    def _count(self) -> None:
         self.resolutions += 1
         assert self.resolutions < 10, "the append resolves its journal without waiting"
-        return await self.world.resolver.resolve(*args, **options)
 
 
 async def test_an_append_waits_for_the_next_change_behind_a_load_of_the_mirror(
