@@ -374,8 +374,10 @@ class Context:
         return self
 
     def resolve_now(self, *args: Any, **options: Any) -> Any:
-        self._count()
-        return self.world.resolver.resolve_now(*args, **options)
+        found = self.world.resolver.resolve_now(*args, **options)
+        if found is not None:
+            self._count()
+        return found
 
     async def resolve(self, *args: Any, **options: Any) -> Any:
         self._count()
