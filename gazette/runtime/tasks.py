@@ -58,6 +58,11 @@ class TaskScope:
         task.add_done_callback(self._on_done)
         return task
 
+    @property
+    def is_stopping(self) -> bool:
+        """True if no more children are taken."""
+        return self._stopping
+
     def begin(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
         """Run a child up to its first wait, now. Return a task of the rest, or None if the child has ended.
 

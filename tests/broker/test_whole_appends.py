@@ -266,3 +266,26 @@ async def test_nothing_is_answered_without_a_lease(
         assert "the broker's lease may have ended" in details
     monkeypatch.undo()
     wire.writer.close()
+
+
+async def test_appends_that_wait_are_refused_by_a_broker_that_is_torn_down(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    await broker.create(journal_spec(JOURNAL))
+    context = broker.service.context
+    replica = context.resolver._held[JOURNAL].replica
+    held = await replica.pipeline.take()
+    wire = await Wire.connect(broker)
+    opening = broker_pb2.AppendRequest(journal=JOURNAL)
+    streams = wire.send(*[(opening, b"x")] * 3)
+    while replica.line.waiting < 3:
+        await SystemClock().sleep(0)
+    await context.scope.stop()
+    for stream in streams[1:]:
+        assert (await wire.status(stream))[0] is grpc.StatusCode.UNAVAILABLE
+    assert replica.line.waiting == 0
+    assert context.scope.failure is None
+    replica.pipeline.give(held)
+    wire.writer.close()
+    await broker.crash()

@@ -284,6 +284,10 @@ class _Whole:
         call.on_gone = self._interrupt
 
     def _lead(self) -> None:
+        if self._context.scope.is_stopping:
+            self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
+            self.line.leave(self.small)
+            return
         content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
         self._driver = AppendDriver(self._context, self._terms, content, (self.line, self.small))
         name = f"append {self._terms.terms.journal}"
