@@ -289,3 +289,32 @@ async def test_appends_that_wait_are_refused_by_a_broker_that_is_torn_down(
     replica.pipeline.give(held)
     wire.writer.close()
     await broker.crash()
+
+
+async def test_the_lease_is_looked_at_again_right_before_the_answer(
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between the commit and the answer: the outcome is unknown to the caller."""
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    await broker.create(journal_spec(JOURNAL))
+    await broker.client.append(AppendParams(JOURNAL), b"before")
+    wire = await Wire.connect(broker)
+
+    class Ending:
+        looks = 0
+
+        @property
+        def remaining_s(self) -> float:
+            self.looks += 1
+            return (
+                1.0 if self.looks <= 2 else -1.0
+            )  # For the proposal, and for its acknowledgement.
+
+    monkeypatch.setattr(broker.service.context.lease, "_lease", Ending())
+    (stream,) = wire.send((broker_pb2.AppendRequest(journal=JOURNAL), b"one"))
+    code, details = await wire.status(stream)
+    assert code is grpc.StatusCode.UNKNOWN
+    assert details.startswith("answer: the broker's lease may have ended")
+    monkeypatch.undo()
+    wire.writer.close()
+    await broker.stop()
