@@ -400,9 +400,8 @@ class AppendDriver:
             if line.holds(small):
                 await self._wait_in(line, small, place)
             else:
-                await (
-                    place.changed()
-                )  # Its end is near, and does not depend on its caller any more.
+                # Its end is near, and does not depend on its caller any more.
+                await place.changed()
             if place.outcome is not None:
                 raise _TakenAlong(place.outcome)
 
