@@ -111,7 +111,7 @@ async def brokers(
 
 @dataclass
 class Model:
-    """What appends do to a journal, one after the other."""
+    """Applies appends to a journal, one after the other."""
 
     content: bytes = b""
     registers: LabelSet = EMPTY_LABELS
@@ -195,8 +195,10 @@ async def test_a_journal_with_a_limited_rate_takes_all_in_time(etcd: Etcd, tmp_p
     wire = await Wire.connect(broker)
     opening = broker_pb2.AppendRequest(journal=JOURNAL)
     streams = wire.send(*[(opening, b"x" * 1_500)] * 3)
-    ends = [(await wire.answer(stream)).commit.end for stream in streams]
-    assert ends == [1_500, 3_000, 4_500]
+    responses = [await wire.answer(stream) for stream in streams]
+    assert [one.commit.end for one in responses] == [1_500, 3_000, 4_500]
+    assert [one.total_chunks for one in responses] == [2, 2, 2]
+    assert sum(one.delayed_chunks for one in responses) > 0
     wire.writer.close()
     await broker.stop()
 
@@ -316,5 +318,29 @@ async def test_the_lease_is_looked_at_again_right_before_the_answer(
     assert code is grpc.StatusCode.UNKNOWN
     assert details.startswith("answer: the broker's lease may have ended")
     monkeypatch.undo()
+    wire.writer.close()
+    await broker.stop()
+
+
+async def test_a_wait_ends_with_the_caller_s_claims(etcd: Etcd, tmp_path: Path) -> None:
+    """The leader's, and of those behind it. The journal has nothing of them."""
+    auth = KeyedAuth(SystemClock(), (b"k" * 32,))
+    broker = await BrokerFixture.start(etcd, tmp_path, auth=auth)
+    await broker.create(journal_spec(JOURNAL))
+    replica = broker.service.context.resolver._held[JOURNAL].replica
+    held = await replica.pipeline.take()
+    wire = await Wire.connect(broker)
+    opening = broker_pb2.AppendRequest(journal=JOURNAL)
+    short = auth.sign(Claims.of_journal(Capability.APPEND, JOURNAL), -3)  # Within the leeway.
+    long = auth.sign(Claims.of_journal(Capability.APPEND, JOURNAL), 60)
+    leads, waits = wire.send((opening, b"x"), (opening, b"y"), token=short)
+    (stays,) = wire.send((opening, b"z"), token=long)
+    for stream in (leads, waits):
+        code, details = await wire.status(stream)
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "authorization expired during the append" in details
+    replica.pipeline.give(held)
+    assert (await wire.answer(stays)).commit.end == 1
+    assert replica.line.waiting == 0
     wire.writer.close()
     await broker.stop()

@@ -212,6 +212,34 @@ async def test_many_calls_are_served_in_several_turns(
     assert sum(map(len, taker.offered)) == 25
 
 
+async def test_a_connection_that_breaks_a_rule_costs_no_other_its_calls(
+    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fault is found while calls of another connection wait for their turn."""
+    monkeypatch.setattr(grpc_server, "_OFFERED_MAX", 1)
+    wire, enemy = await Wire(served).connect(), await Wire(served).connect()
+    while len(served.server.connections) < 2:
+        await SystemClock().sleep(0)
+    streams = [wire.call(prefixed(b"x")) for _ in range(20)]
+    wire.send()
+    enemy.call(prefixed(b"y"))
+    enemy.send(fr.frame(fr.PING, 0, 0, b"short"))
+    await wire.ended(*streams)
+    assert len([one for one in taker.offered if one == [[b"x"]]]) == 20
+
+
+async def test_an_answer_that_finds_no_room_ends_at_the_time_limit(
+    served: Served, taker: Taker
+) -> None:
+    wire = await Wire(served).connect(window=4)
+    stream = wire.call(prefixed(b"abc"), (b"grpc-timeout", b"50m"))
+    wire.send()
+    await wire.ended(stream)
+    assert status_of(wire.fields(stream))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    while served.connection().running:
+        await SystemClock().sleep(0)
+
+
 async def test_an_incomplete_call_whose_caller_leaves_is_forgotten(
     served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1024,7 +1024,7 @@ class Writer:
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
         self._bursts = random.Random(f"bursts of {self._name} {self._left} {self._think_s}")
-        """Of its own, so that other choices of a seed stay as they are."""
+        """A source apart, so that other choices of a seed stay as they are."""
         self._most_at_once = self._bursts.choice((1, 1, 8))
         self._service: AppendService | None = None
         if rng.random() < 0.3:

@@ -23,6 +23,7 @@ from gazette.auth import Capability, Claims, authorization_of
 from gazette.broker.api.call_guard import Expiry, authorize, count, counted, failing
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append.flow_control import AppendFlow, RateBalance
 from gazette.broker.append.line import (
     SMALL_BYTES,
     ContentAhead,
@@ -51,6 +52,7 @@ from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
+_EXPIRED: Final = "authorization expired during the append"
 
 
 class ClientContent:
@@ -157,15 +159,19 @@ class AppendApi:
         Appends to one journal are one group commit, as far as their terms permit.
         """
         rest: list[WholeCall] = []
+        taken: list[_Whole] = []
         lines: dict[Line, list[SmallAppend]] = {}
         for call in calls:
             whole = self._small_append(call)
             if whole is None:
                 rest.append(call)
             else:
+                taken.append(whole)
                 lines.setdefault(whole.line, []).append(whole.small)
         for line, small in lines.items():
             line.join(*small)
+        for whole in taken:
+            whole.limit()
         return rest
 
     def _small_append(self, call: WholeCall) -> _Whole | None:
@@ -213,7 +219,7 @@ class AppendApi:
             async with timeout(max(0.0, claims.expires_at - self._context.clock.now())):
                 return await asyncio.shield(running)
         except TimeoutError:
-            driver.interrupt(NotAllowed("authorization expired during the append"))
+            driver.interrupt(NotAllowed(_EXPIRED))
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
@@ -251,8 +257,7 @@ class AppendApi:
                 return await upstream  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-                text = "authorization expired during the append"
-                await call.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+                await call.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
             ledger = ledger_of(error.trailing_metadata())
             await call.abort(error.code(), error.details() or "", _ledger_metadata(ledger))
             raise  # Not reached: ``abort`` raises.
@@ -263,7 +268,7 @@ class AppendApi:
 class _Whole:
     """A small append whose call has arrived as a whole. It has a task only while it leads, and must wait."""
 
-    __slots__ = ("_at", "_call", "_context", "_driver", "_terms", "line", "small")
+    __slots__ = ("_at", "_call", "_context", "_driver", "_terms", "_timer", "line", "small")
 
     def __init__(
         self,
@@ -279,9 +284,26 @@ class _Whole:
         self._terms = terms
         self._at = at
         self._driver: AppendDriver | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a wait when the caller's claims expire."""
         self.line = line
         self.small = SmallAppend(terms.terms, content, terms.session, self._lead, self._settle)
         call.on_gone = self._interrupt
+
+    def limit(self) -> None:
+        """Begin to watch the caller's claims, as the append was not answered at once."""
+        expires_at = self._terms.claims.expires_at
+        if expires_at is not None and self._call.is_open:
+            left_s = max(0.0, expires_at - self._context.clock.now())
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
+
+    def _expire(self) -> None:
+        expired = NotAllowed(_EXPIRED)
+        if self._driver is not None:
+            self._driver.interrupt(expired)
+        elif self.line.holds(self.small):
+            self.line.leave(self.small)
+            self._settle(Outcome(Ending.FAILED, error=expired, context="waiting in line"))
 
     def _lead(self) -> None:
         if self._context.scope.is_stopping:
@@ -298,21 +320,28 @@ class _Whole:
     async def _run(self, driver: AppendDriver) -> None:
         ended = await driver.run()
         if ended.ending is Ending.PROXY:
+            if self._timer is not None:
+                self._timer.cancel()
             self._call.hand_back()
             return
         if driver.resolution is not None:
             self._at = driver.resolution
-        self._settle(ended)
+        self._answer(ended, driver.flow)
 
     def _settle(self, ended: Outcome) -> None:
-        """Answer the call."""
+        """Answer for another append that has taken this one along."""
+        self._answer(ended, _TAKEN_ALONG)
+
+    def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         ended = under_lease(self._context, ended)
         if ended.ending is Ending.FAILED:
             count("Append", None)
             self._call.refuse(*_failure_of(ended))
             return
         count("Append", ended.status)
-        self._call.answer(_response(ended, self._at, 2, 0).SerializeToString())
+        self._call.answer(_response(ended, self._at, flow).SerializeToString())
         _note_head(ended)
 
     def _interrupt(self) -> None:
@@ -335,6 +364,8 @@ class _NoMore:
 
 
 _NO_MORE: Final = _NoMore()
+_TAKEN_ALONG: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
+"""The flow of a small append that another one has taken along: its content, and its intent to commit."""
 
 
 async def _forward(
@@ -402,14 +433,10 @@ def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
     assert driver.resolution is not None
-    flow = driver.flow
-    chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
-    return _response(ended, driver.resolution, *chunks)
+    return _response(ended, driver.resolution, driver.flow)
 
 
-def _response(
-    ended: Outcome, at: Resolution, total_chunks: int, delayed_chunks: int
-) -> broker_pb2.AppendResponse:
+def _response(ended: Outcome, at: Resolution, flow: AppendFlow | None) -> broker_pb2.AppendResponse:
     status = ended.status
     commit = ended.commit if status is Status.OK else None
     with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
@@ -419,8 +446,8 @@ def _response(
         commit=None if commit is None else commit.to_pb(),
         registers=(ended.registers or EMPTY_LABELS).to_pb() if with_registers else None,
         store_health_error=ended.store_error,
-        total_chunks=total_chunks,
-        delayed_chunks=delayed_chunks,
+        total_chunks=0 if flow is None else flow.total_chunks,
+        delayed_chunks=0 if flow is None else flow.delayed_chunks,
     )
 
 

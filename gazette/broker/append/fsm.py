@@ -59,7 +59,7 @@ _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
 _WITHOUT_CONTENT: Final = frozenset({*_SUSPENDS, SuspendControl.KEEP})
 _TAKEN_ALONG: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
-"""Of no effect on a journal that is not suspended, as any journal that takes content."""
+"""These have no effect on a journal that takes content: it is not suspended."""
 
 
 class State(Enum):

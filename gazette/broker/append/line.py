@@ -163,7 +163,7 @@ class Line:
         """Raise ``Unavailable`` if the line is full."""
         count = self.waiting
         if count < WAITING_MAX and not self._waiting:
-            return  # Small appends are small.
+            return  # So few small appends have less than the limit of bytes.
         held = sum(one.held for one in self._waiting) + sum(len(one.content) for one in self._small)
         if count >= WAITING_MAX or held >= WAITING_BYTES_MAX:
             raise Unavailable(

@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -76,7 +75,7 @@ class _Method:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the head of a request asks for, or the status of one that cannot be served."""
+    """The method, encoding and time limit of a request, or the status that refuses it."""
 
     encoding: str
     method: _Method | None = None
@@ -311,15 +310,9 @@ class GrpcServer:
 
         task.add_done_callback(finish)
 
-    def begin_calls(self, *, closing: bool) -> None:
-        """Serve what the reading of a socket, which has just ended, has completed.
-
-        ``closing``: the connection is of no more use, and its end will end these calls.
-        """
+    def begin_calls(self) -> None:
+        """Serve what the readings of sockets, which have just ended, have completed."""
         if not self._fresh:
-            return
-        if closing:
-            self._fresh.clear()
             return
         offered: dict[bytes, list[WholeCall]] = {}
         traced = tracing.active()
@@ -335,7 +328,7 @@ class GrpcServer:
             else:
                 self._gathering[call] = None
         if self._fresh:  # The loop goes on with others meanwhile.
-            asyncio.get_running_loop().call_soon(partial(self.begin_calls, closing=False))
+            asyncio.get_running_loop().call_soon(self.begin_calls)
         if self._gathering and self._gathered is None:
             loop = asyncio.get_running_loop()
             self._gathered = loop.call_later(GATHER_S, self._stop_gathering)
@@ -393,12 +386,21 @@ class GrpcServer:
         served = GrpcCall(call.stream, call.request, MessageQueue(self._max_recv_bytes))
         call.stream.listener = served
 
+        left_s = call.timeout_s
+        if left_s is not None:
+            left_s = max(0.0, call.began + left_s - self._clock.monotonic())
+
         async def answer() -> None:
-            await served.write(response)
-            served.finish(grpc.StatusCode.OK)
+            code, details = grpc.StatusCode.OK, ""
+            try:
+                async with timeout(left_s):
+                    await served.write(response)
+            except TimeoutError:
+                code, details = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
+            served.finish(code, details)
+            self._count(call, code)
 
         self._spawn(served, answer(), call.method)
-        self._count(call, grpc.StatusCode.OK)
 
     def answered(self, call: WholeCall, code: grpc.StatusCode) -> None:
         """See ``CallOwner.answered``."""
@@ -615,7 +617,7 @@ class ServerConnection(Http2Socket):
         self._server.changed()
 
     def _on_received(self) -> None:
-        self._server.begin_calls(closing=self._closing)
+        self._server.begin_calls()
 
     def _check(self) -> None:
         """Give up a client that is silent, or takes nothing. End a connection that is not used."""

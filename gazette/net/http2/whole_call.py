@@ -126,6 +126,7 @@ class WholeCall:
         if not self.stream.remote_ended or self.is_long:
             return None
         content, at, found = self.content(), 0, []
+        self._content = [content]  # What arrived is a view of all that one reading has brought.
         end = len(content)
         while end - at >= PREFIX_BYTES:
             begin = at + PREFIX_BYTES
