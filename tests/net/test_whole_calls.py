@@ -218,12 +218,13 @@ async def test_a_connection_that_breaks_a_rule_costs_no_other_its_calls(
     """Its fault is found while calls of another connection wait for their turn."""
     monkeypatch.setattr(grpc_server, "_OFFERED_MAX", 1)
     wire, enemy = await Wire(served).connect(), await Wire(served).connect()
-    while len(served.server.connections) < 2:
+    while sum(one._connection.settled for one in served.server.connections) < 2:
         await SystemClock().sleep(0)
     streams = [wire.call(prefixed(b"x")) for _ in range(20)]
-    wire.send()
     enemy.call(prefixed(b"y"))
-    enemy.send(fr.frame(fr.PING, 0, 0, b"short"))
+    theirs, bad = served.server.connections
+    theirs.data_received(wire.out)  # Both are read in one turn of the loop.
+    bad.data_received(enemy.out + fr.frame(fr.PING, 0, 0, b"short"))
     await wire.ended(*streams)
     assert len([one for one in taker.offered if one == [[b"x"]]]) == 20
 
