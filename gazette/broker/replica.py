@@ -14,6 +14,7 @@ from gazette.allocator.model import item_key
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.head_readers import HeadReaders
 from gazette.broker.key_space import local_id_of, spec_of
 from gazette.broker.known_head import KnownHead
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
@@ -91,6 +92,9 @@ class Replica:
         self.journal = journal
         self.life = life
         self.index = Index(journal, context.clock)
+        self.head_readers = HeadReaders(
+            self.index, context.disk_pace.reads, context.settings.read_chunk_bytes
+        )
         self.rate = RateBalance()
         self.line = Line()
         self.sessions = SessionLedger()

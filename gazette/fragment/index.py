@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -93,6 +93,8 @@ class Index:
         """Offset that the journal has reached at least. The fragments here may end earlier."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """The waiters of the heap whose query has not been cancelled."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when there may be more for readers, and when the index closes."""
 
     @property
     def begin_offset(self) -> Offset:
@@ -225,6 +227,11 @@ class Index:
         await self._first_refresh.wait()
         self._check_open()
 
+    def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
+        """Find the fragment from which to read ``offset`` now, as ``query`` does. Raise ``Closed``."""
+        self._check_open()
+        return self._find(offset, begin_mod_time)
+
     async def query(
         self, offset: Offset, block: bool = False, begin_mod_time: int = 0
     ) -> IndexResult:
@@ -239,8 +246,7 @@ class Index:
         """
         at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
-            self._check_open()
-            result = self._find(at, begin_mod_time)
+            result = self.find(at, begin_mod_time)
             if result.status is Status.OK or not block:
                 return result
             at = result.offset
@@ -258,6 +264,7 @@ class Index:
             _wake(waiter)
         self._at_head.clear()
         self._waiting_at_head.clear()
+        self._report_change()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -327,6 +334,11 @@ class Index:
             _, _, waiter = heapq.heappop(self._at_head)
             self._waiting_at_head.discard(waiter)
             _wake(waiter)
+        self._report_change()
+
+    def _report_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _wake_holes(self) -> None:
         for waiter in self._in_holes:

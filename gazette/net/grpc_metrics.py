@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -88,23 +88,57 @@ class _Requests:
 class _Call:
     """The context of a call whose handler reads and writes messages itself."""
 
-    __slots__ = ("_context", "_received", "_sent")
+    __slots__ = ("_context", "_each", "_received", "_send_now", "_sent")
 
     def __init__(
-        self, context: Any, received: Callable[[], None], sent: Callable[[], None]
+        self, context: Any, received: Callable[[], None], sent: Callable[[float], None]
     ) -> None:
         self._context = context
         self._received = received
         self._sent = sent
+        self._send_now: Callable[[bytes], bool] | None = getattr(context, "send_now", None)
+        self._each: Any = getattr(context, "each", None)
 
     async def write(self, message: Any) -> None:
         """Write a message. Raise ``CancelledError`` when the caller is gone: the call is of no use then."""
-        self._sent()
+        self._sent(1)
         try:
             await self._context.write(message)
         except cygrpc.ExecuteBatchError as error:
             # gRPC would log this with a traceback, as if the handler was defective.
             raise asyncio.CancelledError("the caller is gone") from error
+
+    @property
+    def can_handle_each(self) -> bool:
+        """True if the transport has ``each``."""
+        return self._each is not None
+
+    async def each(
+        self,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        bound: Callable[[Awaitable[None]], Awaitable[None]],
+    ) -> None:
+        """Handle requests as ``GrpcCall.each`` does."""
+        received = self._received
+
+        def counted(request: Any) -> Coroutine[Any, Any, None]:
+            received()
+            return handle(request)
+
+        await self._each(counted, bound)
+
+    @property
+    def can_send_now(self) -> bool:
+        """True if the transport has ``send_now``."""
+        return self._send_now is not None
+
+    def send_now(self, content: bytes, messages: int) -> bool:
+        """Send encoded messages as ``GrpcCall.send_now`` does."""
+        assert self._send_now is not None
+        sent = self._send_now(content)
+        if sent:
+            self._sent(messages)
+        return sent
 
     def read(self) -> Any:
         self._received()

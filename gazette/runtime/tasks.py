@@ -70,16 +70,14 @@ class TaskScope:
         no task: it awaits `in_task` before it uses `asyncio.timeout` or a scope. Raise what the child raises
         before its first wait, and ``Bug`` as ``spawn``.
         """
+        rest: Coroutine[Any, Any, T] | None = coro
         if not self._stopping:
             try:
-                awaited = _send_without_task(coro)
-            except StopIteration:
-                return None
+                rest = begin_now(coro)
             except BaseException as error:
                 self._fail(error)
                 raise
-            coro = _Begun(coro, awaited)
-        return self.spawn(coro, name=name)
+        return None if rest is None else self.spawn(rest, name=name)
 
     def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
         """Start a child that must run until it is cancelled: returning early fails the scope."""
@@ -221,16 +219,23 @@ class TaskScope:
             raise self.failure
 
 
-def _send_without_task(coro: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its first wait. The task that does that, if any, is not its task."""
+def begin_now(coro: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
+    """Run a coroutine up to its first wait, now. Return its rest, for a task to await, or None if it has
+    ended.
+
+    Before its first wait it has no task: see `in_task`. Raise what it raises before that.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    if task is None:
-        return coro.send(None)
-    asyncio._leave_task(loop, task)
     try:
-        return coro.send(None)
-    finally:
-        asyncio._enter_task(loop, task)
+        if task is None:
+            return _Begun(coro, coro.send(None))
+        asyncio._leave_task(loop, task)
+        try:
+            return _Begun(coro, coro.send(None))
+        finally:
+            asyncio._enter_task(loop, task)
+    except StopIteration:
+        return None
 
 
 class _Begun(Coroutine[Any, Any, T]):
@@ -257,8 +262,14 @@ class _Begun(Coroutine[Any, Any, T]):
     def close(self) -> None:
         self._coro.close()
 
+    def __iter__(self) -> _Begun[T]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
     def __await__(self) -> Generator[Any, Any, T]:
-        raise Bug("only a task runs this")
+        return self  # It has the methods that awaiting calls.
 
 
 class Pool(Protocol):

@@ -206,7 +206,7 @@ async def waiting_at(broker: BrokerFixture, count: int) -> None:
         )
     ).replica
     assert replica is not None
-    while replica.index.waiting != count:
+    while replica.index.waiting + replica.head_readers.waiting != count:
         await SystemClock().sleep(0.002)
 
 

@@ -417,7 +417,8 @@ async def test_a_broker_that_stops_does_not_wait_for_a_primary_that_does_not_kno
                 break
             answered += 1
             await SystemClock().sleep(0.05)
-        assert await primary.call.code() is grpc.StatusCode.UNAVAILABLE
+        code = await primary.call.code()
+        assert code is grpc.StatusCode.UNAVAILABLE, await primary.call.details()
     assert answered > 3
     async with asyncio.timeout(30):
         await cluster["b"].context.resolver.wait_torn_down(30)

@@ -192,6 +192,32 @@ def test_content_arrives_in_both_directions_however_it_is_cut(seed: int) -> None
     assert server.connection.streams == 0
 
 
+@pytest.mark.parametrize("length", [5, 16_384, 50_000])
+def test_content_sent_as_a_whole(length: int) -> None:
+    """Regression: a socket that was full after the first frame lost the rest of what was to go at once."""
+    content = random.Random(length).randbytes(length)
+    server = greeted()
+    server.connection.receive(headers(1))
+    stream = server.kept[1].stream
+    assert stream is not None
+    write = server._write
+
+    def full(part: BytesLike) -> None:
+        write(part)
+        server.connection.pause()
+
+    server.connection._write = full
+    assert stream.send_whole(content)
+    frames = server.frames()
+    assert {(kind, flags, of) for kind, flags, of, _ in frames} == {(fr.DATA, 0, 1)}
+    assert b"".join(payload for *_, payload in frames) == content
+    assert not stream.send_whole(content)  # The socket is full.
+    server.connection.resume()
+    assert stream.send_whole(b"x" * (65_535 - length))  # What is left of the peer's window.
+    assert not stream.send_whole(b"x")
+    assert server.kept[1].rooms == 0
+
+
 # Rules of the protocol. h2spec has more of them: `make conformance` runs it.
 
 LONG = (1).to_bytes(4, "big")

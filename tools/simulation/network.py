@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from gazette.net.http2.messages import MessageQueue
 from tools.simulation.loop import Handle, Node, VirtualLoop
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -916,6 +917,16 @@ class SimContext:
         while down.full and not self._gone:
             await down.room()
         await _yield()
+
+    def send_now(self, content: bytes) -> bool:
+        """Take several messages as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
+        down, messages = self.call.down, MessageQueue(MESSAGE_BYTES_MAX)
+        if self._gone or self._finished or down.full or self._network.rng.random() < 0.1:
+            return False
+        messages.feed(memoryview(content))
+        while messages:
+            down.put(self._node, messages.take()[0])
+        return True
 
     async def read(self) -> Any:
         assert self.call.up is not None

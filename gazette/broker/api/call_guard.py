@@ -96,9 +96,14 @@ class Expiry:
         """Seconds until the claims expire, at least zero; None if they do not expire."""
         return None if self._at is None else max(0.0, self._at - self._clock.now())
 
+    @property
+    def is_over(self) -> bool:
+        """True if the claims have expired."""
+        return self._at is not None and self._at <= self._clock.now()
+
     def check(self) -> None:
         """Raise ``Expired`` if the claims have expired."""
-        if self._at is not None and self._at <= self._clock.now():
+        if self.is_over:
             raise Expired
 
     async def bound(self, waiting: Awaitable[T]) -> T:

@@ -20,6 +20,7 @@ from gazette.auth import Capability, Claims
 from gazette.blobs.store_calls import StoreCall
 from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
 from gazette.broker.context import BrokerContext
+from gazette.broker.head_readers import HeadReader, located
 from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
@@ -53,6 +54,10 @@ class _Stream:
         """
         self.expiry.check()
         await self.call.write(message)
+
+    def send_now(self, content: bytes, messages: int) -> bool:
+        """Send encoded messages. Return False, and send none, if not all of them can be sent at once."""
+        return not self.expiry.is_over and bool(self.call.send_now(content, messages))
 
 
 class ReadApi:
@@ -133,6 +138,8 @@ class ReadApi:
                 return Status.OK
         while True:
             try:
+                if not first:
+                    offset = await self._wait_at_head(request, replica, offset, stream)
                 querying = index.query(offset, request.block, request.begin_mod_time)
                 found = await stream.expiry.bound(querying)
             except Closed:
@@ -155,17 +162,26 @@ class ReadApi:
             if request.end_offset and offset >= request.end_offset:
                 return found.status
 
+    async def _wait_at_head(
+        self, request: broker_pb2.ReadRequest, replica: Replica, offset: Offset, stream: _Stream
+    ) -> Offset:
+        """If nothing is left to read, wait with the other readers at the head, and be served with them.
+
+        Return the offset from which the reader goes on alone.
+        """
+        alone = request.end_offset or not getattr(stream.call, "can_send_now", False)
+        if alone or not request.block:
+            return offset
+        found = replica.index.find(offset, request.begin_mod_time)
+        if found.status is Status.OK:
+            return offset
+        reader = HeadReader(found.offset, stream.send_now)
+        await stream.expiry.bound(replica.head_readers.serve(reader))
+        return reader.offset
+
     async def _metadata(self, found: IndexResult) -> broker_pb2.ReadResponse:
-        response = broker_pb2.ReadResponse(
-            status=found.status.value,  # type: ignore[arg-type]
-            offset=found.offset,
-            write_head=found.write_head,
-        )
-        fragment = found.fragment
-        if fragment is None:
-            return response
-        response.fragment.CopyFrom(fragment.to_pb())
-        if fragment.backing_store and fragment.mod_time:
+        response, fragment = located(found), found.fragment
+        if fragment is not None and fragment.backing_store and fragment.mod_time:
             active = self._context.blob_stores.get(fragment.backing_store)
             ttl_s = self._context.settings.signed_url_ttl_s
             [response.fragment_url] = await active.sign([fragment.content_path()], ttl_s)

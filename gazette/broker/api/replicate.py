@@ -198,22 +198,29 @@ class _Stream:
 
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
+        if getattr(self.call, "can_handle_each", False):
+            await self.call.each(self._handle, self.expiry.bound)
+            return
         while (message := await self._next()) is not None:
-            self.messages += 1
-            if isinstance(message, ReplicateContent):
-                self.has_content = True
-                await self.local.content(message.content, message.delta)
-                continue
-            proposed = validate_replicate_request(message)
-            if proposed is not None:
-                await self._propose(Proposal(*proposed), acknowledge=message.acknowledge)
-            else:
-                self.has_content = True
-                await self.local.content(message.content, message.content_delta)
+            await self._handle(message)
+
+    async def _handle(self, message: ReplicateMessage) -> None:
+        """Apply a message. Waits only if the spool or the caller does."""
+        self.expiry.check()
+        self.messages += 1
+        if isinstance(message, ReplicateContent):
+            self.has_content = True
+            await self.local.content(message.content, message.delta)
+            return
+        proposed = validate_replicate_request(message)
+        if proposed is not None:
+            await self._propose(Proposal(*proposed), acknowledge=message.acknowledge)
+        else:
+            self.has_content = True
+            await self.local.content(message.content, message.content_delta)
 
     async def _next(self) -> ReplicateMessage | None:
-        """Return the next message; None at the end. Raise ``Expired`` if the claims have expired."""
-        self.expiry.check()
+        """Return the next message; None at the end. Raise ``Expired`` if the claims expire before it."""
         if self.expiry.remaining_s is None:
             return await anext(self.requests, None)
         return await self.expiry.bound(anext(self.requests, None))

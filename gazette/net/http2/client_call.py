@@ -339,11 +339,7 @@ class ClientCall(StreamListener):
         if stream is None or self._status is not None or self._half_closed:
             return False
         encoded = requests if encode is None else map(encode, requests)
-        content = b"".join(map(prefixed, encoded))
-        if len(content) > stream.room:
-            return False
-        stream.send(memoryview(content), ended=False)
-        return True
+        return stream.send_whole(b"".join(map(prefixed, encoded)))
 
     def listen(self, sink: Callable[[Any], None]) -> None:
         """Give each response to ``sink`` as it arrives. ``read`` returns none of them, but the end."""

@@ -118,13 +118,11 @@ class Http2Stream:
         """
         return self._connection.send(self, content, ended=ended)
 
-    @property
-    def room(self) -> int:
-        """Bytes that ``send`` would take now."""
-        connection = self._connection
-        if connection._paused or self.local_ended:
-            return 0
-        return min(self.window, connection._window)
+    def send_whole(self, content: bytes) -> bool:
+        """Send all of the content now. Return False, and send nothing, if the peer or the socket has
+        no room.
+        """
+        return self._connection.send_whole(self, content)
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
         """Send a whole answer: two header blocks, and content between them. Return False, and send nothing,
@@ -294,13 +292,7 @@ class Http2Connection:
         while at < room and not self._paused:  # A write may fill the socket, which pauses this.
             end = min(at + self._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
-            head = fr.head(end - at, fr.DATA, flags, stream.id)
-            if end - at <= _JOINED_BYTES:
-                self._write(head + content[at:end])
-            else:
-                self._write(head)
-                self._write(content[at:end])
-            self._credit.earn()
+            self._write_content(content[at:end], fr.head(end - at, fr.DATA, flags, stream.id))
             at = end
         stream.window -= at
         self._window -= at
@@ -311,6 +303,31 @@ class Http2Connection:
                 self._write(fr.frame(fr.DATA, fr.END_STREAM, stream.id))
             self._end_local(stream)
         return at
+
+    def send_whole(self, stream: Http2Stream, content: bytes) -> bool:
+        """See ``Http2Stream.send_whole``."""
+        length, limit = len(content), self._frame_bytes
+        if length > stream.window or length > self._window or self._paused or stream.local_ended:
+            return False
+        stream.window -= length
+        self._window -= length
+        # A write may fill the socket, which pauses others: what was begun here is sent to its end.
+        if length <= limit:
+            self._write_content(content, fr.head(length, fr.DATA, 0, stream.id))
+            return True
+        view = memoryview(content)
+        for at in range(0, length, limit):
+            part = view[at : at + limit]
+            self._write_content(part, fr.head(len(part), fr.DATA, 0, stream.id))
+        return True
+
+    def _write_content(self, content: BytesLike, head: bytes) -> None:
+        if len(content) <= _JOINED_BYTES:
+            self._write(head + content)
+        else:
+            self._write(head)
+            self._write(content)
+        self._credit.earn()
 
     def answer(self, stream: Http2Stream, head: bytes, content: bytes, trailers: bytes) -> bool:
         """See ``Http2Stream.answer``."""

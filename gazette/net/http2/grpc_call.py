@@ -7,7 +7,7 @@ cancels the handler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
 
 import grpc
@@ -28,6 +28,7 @@ from gazette.net.http2.metadata import (
     trailers,
 )
 from gazette.net.http2.waiters import Waiters
+from gazette.runtime.tasks import TaskScope, begin_now
 
 
 class GrpcCall:
@@ -42,6 +43,7 @@ class GrpcCall:
         "_details",
         "_ended",
         "_fault",
+        "_handling",
         "_head_sent",
         "_metadata",
         "_queue",
@@ -66,6 +68,7 @@ class GrpcCall:
         self._room = Waiters()
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
+        self._handling: _Handling | None = None
         self._head_sent = False
         self._code: grpc.StatusCode | None = None
         self._details = ""
@@ -88,7 +91,10 @@ class GrpcCall:
                 consumed = length
             if consumed:
                 self._stream.consume(consumed)
-            self._arrived.wake()
+            if self._handling is not None:
+                self._handling.arrived()
+            else:
+                self._arrived.wake()
         elif length:
             self._stream.consume(length)
         if ended:
@@ -108,6 +114,8 @@ class GrpcCall:
         self._ended = True
         if self._fault is None and self._queue.is_cut:
             self._fault = Broken("the last message is cut short")
+        if self._handling is not None:
+            self._handling.arrived()
         self._arrived.wake()
 
     # -- what the handler uses
@@ -124,10 +132,33 @@ class GrpcCall:
             if self._ended:
                 return EOF
             await self._arrived.wait()
-        message, consumed = queue.take()
+        return self.take()
+
+    def take(self) -> Any:
+        """Return the next request, which must have arrived. Raise what decoding raises."""
+        message, consumed = self._queue.take()
         if consumed:
             self._stream.consume(consumed)
         return message if self.decode is None else self.decode(message)
+
+    async def each(
+        self,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        bound: Callable[[Awaitable[None]], Awaitable[None]],
+    ) -> None:
+        """Call ``handle`` with each request that follows, in order, and return at their end.
+
+        What ``handle`` does up to its first wait, it does as the request arrives. Then it has no task: see
+        `in_task`. ``bound`` is put around the waits for requests. Raise as ``read``, and what both raise.
+        Cancellation: ``handle`` is cancelled.
+        """
+        handling = self._handling = _Handling(self, handle)
+        try:
+            while await handling.turn():
+                await bound(handling.wait())
+        finally:
+            self._handling = None
+            await handling.cancel()
 
     def __aiter__(self) -> GrpcCall:
         return self
@@ -153,6 +184,14 @@ class GrpcCall:
                 return
             content = content[sent:]
             await self._room.wait()
+
+    def send_now(self, content: bytes) -> bool:
+        """Send encoded and `prefixed` responses if the caller and the socket take all of them at once.
+        Otherwise send none, and return False.
+
+        The handler has no ``write`` under way, and has written before.
+        """
+        return self._head_sent and self._stream.send_whole(content)
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         """Send the head of the answer now. Do nothing if it was sent."""
@@ -232,6 +271,65 @@ class GrpcCall:
         if metadata:
             block += encode_fields(fields_of(metadata))
         self._stream.send_fields(block, ended=False)
+
+
+class _Handling:
+    """The requests of a call that are handled as they arrive, or else by the task of the call's handler."""
+
+    __slots__ = ("_call", "_failure", "_handle", "_rest", "_woken")
+
+    def __init__(self, call: GrpcCall, handle: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        self._call = call
+        self._handle = handle
+        self._rest: Coroutine[Any, Any, None] | None = None
+        """What is left to do for a request whose handling was begun as it arrived."""
+        self._failure: BaseException | None = None
+        self._woken: asyncio.Future[None] | None = None
+        """Set while the task waits for requests, and leaves them to ``arrived``."""
+
+    async def turn(self) -> bool:
+        """Handle what has arrived. Return False at the end of the requests. Raise as ``GrpcCall.each``."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await rest
+        if self._failure is not None:
+            raise self._failure
+        call = self._call
+        while call._queue:
+            await self._handle(call.take())
+        if call._fault is not None:
+            raise call._fault
+        return not call._ended
+
+    async def wait(self) -> None:
+        """Return once there is something for ``turn``."""
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            await self._woken
+        finally:
+            self._woken = None
+
+    async def cancel(self) -> None:
+        """Cancel what was begun and not ended, and return when it has ended."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            async with TaskScope("a request that was begun") as scope:
+                scope.spawn(rest, name="rest")
+                scope.cancel()
+
+    def arrived(self) -> None:
+        """Handle what has arrived, unless the task does so."""
+        woken, call = self._woken, self._call
+        if woken is None or woken.done():
+            return
+        try:
+            while call._queue and self._rest is None:
+                self._rest = begin_now(self._handle(call.take()))
+        except BaseException as error:  # noqa: BLE001 - raised by the task
+            self._failure = error
+        for_task = self._rest is not None or self._failure is not None
+        if for_task or call._fault is not None or call._ended:
+            woken.set_result(None)
 
 
 def status_of_fault(error: GazetteError) -> grpc.StatusCode:

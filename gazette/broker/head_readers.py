@@ -1,0 +1,145 @@
+"""Stage 9 of the byte path: takes commits from `fragment/index`, gives them to all readers that wait at the
+head of a journal.
+
+What many readers wait for is read once and encoded once. It is sent by no task of theirs: these wait until a
+reader must go on alone. Commits are answered before their readers get them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gazette.errors import GazetteError
+from gazette.fragment.disk_pace import Pace
+from gazette.fragment.index import Index, IndexResult
+from gazette.net.http2.messages import prefixed
+from gazette.protocol.content import content_response
+from gazette.protocol.ids import Offset
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
+
+_READERS_PER_TURN: Final = 100
+"""Readers that are served in one turn of the event loop. Other calls go on between turns."""
+_MESSAGES: Final = 2
+
+
+class HeadReader:
+    """A reader that has got everything before ``offset``.
+
+    ``send`` takes encoded responses and their number. It sends all of them at once, or returns False and
+    sends none.
+    """
+
+    __slots__ = ("offset", "send", "woken")
+
+    def __init__(self, offset: Offset, send: Callable[[bytes, int], bool]) -> None:
+        self.offset = offset
+        self.send = send
+        self.woken: asyncio.Future[None] | None = None
+
+
+class HeadReaders:
+    """The readers of one replica that wait for the next commit. Loop-bound.
+
+    One message has at most ``chunk_bytes`` of content. ``pace`` is that of reads from the local disk.
+    """
+
+    def __init__(self, index: Index, pace: Pace, chunk_bytes: int) -> None:
+        self._index = index
+        self._pace = pace
+        self._chunk_bytes = chunk_bytes
+        self._waiting: dict[Offset, dict[HeadReader, None]] = {}
+        """Readers by the offset at which they wait."""
+        self._due = False
+        index.on_change = self._changed
+
+    @property
+    def waiting(self) -> int:
+        """Number of readers that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    async def serve(self, reader: HeadReader) -> None:
+        """Serve a reader until it must go on alone, at its ``offset`` of then.
+
+        That is so if the caller takes no more, if the next bytes are not in a file that can be read at once,
+        and when the index closes. Cancellation: what was sent was sent as a whole.
+        """
+        reader.woken = asyncio.get_running_loop().create_future()
+        self._add(reader)
+        try:
+            await reader.woken
+        finally:
+            self._remove(reader)
+
+    def _add(self, reader: HeadReader) -> None:
+        self._waiting.setdefault(reader.offset, {})[reader] = None
+
+    def _remove(self, reader: HeadReader) -> None:
+        readers = self._waiting.get(reader.offset)
+        if readers is not None:
+            readers.pop(reader, None)
+            if not readers:
+                del self._waiting[reader.offset]
+
+    def _changed(self) -> None:
+        """Learn that the index has changed."""
+        if self._waiting and not self._due:
+            self._due = True
+            loop = asyncio.get_running_loop()
+            # Answers of this turn leave their sockets in the next one.
+            loop.call_soon(loop.call_soon, self._deliver)
+
+    def _deliver(self) -> None:
+        self._due, again = False, False
+        left = _READERS_PER_TURN
+        for offset in list(self._waiting):
+            try:
+                found = self._index.find(offset)
+                if found.status is not Status.OK:
+                    continue
+                shared = self._shared(found, offset)
+            except GazetteError:
+                shared = None  # Each reader finds the error by its own read.
+            for reader in list(self._waiting[offset])[:left]:
+                self._remove(reader)
+                left -= 1
+                if shared is not None and reader.send(shared[0], _MESSAGES):
+                    reader.offset = shared[1]
+                    self._add(reader)
+                    again = again or reader.offset < found.write_head
+                elif reader.woken is not None and not reader.woken.done():
+                    reader.woken.set_result(None)
+            if not left:
+                break
+        if again or not left:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _shared(self, found: IndexResult, offset: Offset) -> tuple[bytes, Offset] | None:
+        """Return responses for all readers at ``offset``, and the offset behind them. Return None if each
+        reader must read by itself. Raise as the disk does.
+        """
+        if found.local is None or found.offset != offset or not self._pace.is_fast:
+            return None
+        length = min(found.local.end - offset, self._chunk_bytes)
+        began = self._pace.monotonic()
+        try:
+            content = found.local.pread(offset, length)
+        finally:
+            self._pace.note(began, length)
+        encoded = located(found).SerializeToString(), content_response(offset, content)
+        return b"".join(map(prefixed, encoded)), offset + len(content)
+
+
+def located(found: IndexResult) -> broker_pb2.ReadResponse:
+    """Return the response that says where content is read from, without a signed URL."""
+    response = broker_pb2.ReadResponse(
+        status=found.status.value,  # type: ignore[arg-type]
+        offset=found.offset,
+        write_head=found.write_head,
+    )
+    if found.fragment is not None:
+        response.fragment.CopyFrom(found.fragment.to_pb())
+    return response
