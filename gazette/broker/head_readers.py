@@ -124,7 +124,7 @@ class HeadReaders:
         if found.local is None or found.offset != offset or not self._pace.is_fast:
             return None
         length = min(found.local.end - offset, self._chunk_bytes)
-        began = self._pace.monotonic()
+        began = self._pace.begin()
         try:
             content = found.local.pread(offset, length)
         finally:

@@ -47,7 +47,7 @@ from gazette.client.rpc.channel import Channels, TlsSettings
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
-from gazette.fragment.disk_pace import DiskPace
+from gazette.fragment.disk_pace import DiskPace, thread_switches
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
@@ -106,6 +106,8 @@ class BrokerService:
         self._etcd_settings = etcd_settings
         self._auth = NoAuth() if auth is None else auth
         self._constructors = constructors
+        # A disk that is passed may have a time of its own.
+        self._disk_pace = DiskPace(clock.monotonic, *([thread_switches] if disk is None else []))
         self._disk = disk if disk is not None else LocalDisk(settings.spool_dir)
         self._private_diagnostics = private_diagnostics
         self._spec = BrokerSpec(
@@ -252,7 +254,7 @@ class BrokerService:
             verifier=self._auth,
             pools=self._pools,
             disk=self._disk,
-            disk_pace=DiskPace(clock.monotonic),
+            disk_pace=self._disk_pace,
             kept_files=KeptFiles(settings.kept_spools),
             scope=self._replicas,
         )

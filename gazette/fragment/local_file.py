@@ -85,7 +85,7 @@ class Closer:
             self._files.put(fd)
 
     def _close(self, fd: int) -> None:
-        began = self._pace.monotonic()
+        began = self._pace.begin()
         try:
             os.close(fd)
         except OSError as error:

@@ -174,7 +174,7 @@ class Spool:
         self._state.extend(len(content))
 
     def _create(self) -> SpoolFile:
-        began = self._pace.monotonic()
+        began = self._pace.begin()
         try:
             return self._disk.create()
         finally:
@@ -182,7 +182,7 @@ class Spool:
 
     def _write(self, file: SpoolFile | None, content: bytes, position: int) -> SpoolFile:
         """Write to ``file``, or to a new one, which is returned. On the loop or in a thread."""
-        began = self._pace.monotonic()
+        began = self._pace.begin()
         try:
             if file is None:
                 file = self._disk.create()

@@ -171,7 +171,7 @@ async def test_each_goes_on_alone(journal: Journal, clock: ManualClock, reason: 
         alone = scope.spawn(journal.readers.serve(reader), name="reader")
         await turns(1)
         if reason == "slow disk":
-            began = clock.monotonic()
+            began = journal.pace.begin()
             clock.advance(SLOW_S * 2)
             journal.pace.note(began, 1)
             journal.commit(b"abc")

@@ -666,7 +666,7 @@ async def test_a_disk_that_stalls_stops_only_what_needs_it(etcd: Etcd, tmp_path:
         await append(broker, b"first,")
         pace = broker.service.context.disk_pace
         for one in (pace.reads, pace.writes):
-            one.note(one.monotonic() - 1.0, 1)
+            one.note((one.monotonic() - 1.0, None), 1)
         disk.gate.clear()
         async with TaskScope("test") as scope:
             try:

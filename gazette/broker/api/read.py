@@ -208,7 +208,7 @@ class ReadApi:
         pace = context.disk_pace.reads
 
         def read(length: int) -> bytes:
-            began = pace.monotonic()
+            began = pace.begin()
             try:
                 return local.pread(offset, length)
             finally:
