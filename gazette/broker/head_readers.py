@@ -99,7 +99,7 @@ class HeadReaders:
                 found = self._index.find(offset)
                 if found.status is not Status.OK:
                     continue
-                shared = self._shared(found, offset)
+                shared = self._shared(found)
             except GazetteError:
                 shared = None  # Each reader finds the error by its own read.
             for reader in list(self._waiting[offset])[:left]:
@@ -117,12 +117,13 @@ class HeadReaders:
             self._due = True
             asyncio.get_running_loop().call_soon(self._deliver)
 
-    def _shared(self, found: IndexResult, offset: Offset) -> tuple[bytes, Offset] | None:
-        """Return responses for all readers at ``offset``, and the offset behind them. Return None if each
-        reader must read by itself. Raise as the disk does.
+    def _shared(self, found: IndexResult) -> tuple[bytes, Offset] | None:
+        """Return responses for all readers that wait for ``found``, and the offset behind them. Return None if
+        each reader must read by itself. Raise as the disk does.
         """
-        if found.local is None or found.offset != offset or not self._pace.is_fast:
+        if found.local is None or not self._pace.is_fast:
             return None
+        offset = found.offset
         length = min(found.local.end - offset, self._chunk_bytes)
         began = self._pace.begin()
         try:
