@@ -118,8 +118,9 @@ class HeadReaders:
             asyncio.get_running_loop().call_soon(self._deliver)
 
     def _shared(self, found: IndexResult) -> tuple[bytes, Offset] | None:
-        """Return responses for all readers that wait for ``found``, and the offset behind them. Return None if
-        each reader must read by itself. Raise as the disk does.
+        """Return responses for all readers that wait for ``found``, and the offset behind them.
+
+        Return None if each reader must go on alone. Raise as the disk does.
         """
         if found.local is None or not self._pace.is_fast:
             return None

@@ -165,7 +165,7 @@ class ReadApi:
     async def _wait_at_head(
         self, request: broker_pb2.ReadRequest, replica: Replica, offset: Offset, stream: _Stream
     ) -> Offset:
-        """If nothing is left to read, wait with the other readers at the head, and be served with them.
+        """Wait with the other readers at the head, and be served with them, if nothing is left to read.
 
         Return the offset from which the reader goes on alone.
         """
