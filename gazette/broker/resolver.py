@@ -90,6 +90,11 @@ class Resolution:
         """The header, encoded once for all responses that have it. Do not change it."""
         return self.header.to_pb()
 
+    @cached_property
+    def append_header(self) -> bytes:
+        """The header as a field of an encoded ``AppendResponse``."""
+        return broker_pb2.AppendResponse(header=self.header_pb).SerializeToString()
+
     @property
     def is_local(self) -> bool:
         return self.header.process_id == self.local_id

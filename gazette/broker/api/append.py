@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -52,6 +53,8 @@ from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
+_OPENING_BYTES_MAX: Final = 1 << 10
+"""Bytes of the first request of a small append."""
 _EXPIRED: Final = "authorization expired during the append"
 
 
@@ -184,22 +187,23 @@ class AppendApi:
         messages = call.messages()
         if messages is None or len(messages) != 3 or messages[2]:
             return None
+        if len(messages[0]) > _OPENING_BYTES_MAX:
+            return None
         try:
-            opening = broker_pb2.AppendRequest.FromString(messages[0])
+            opening = _opening_of(messages[0])
             content = decode_append(messages[1])
             if not isinstance(content, bytes) or not 0 < len(content) <= SMALL_BYTES:
                 return None
-            validate_append_request_opening(opening)
             metadata = call.invocation_metadata()
             session = SessionAppend.of(metadata)
             claims = context.verifier.verify(authorization_of(metadata), Capability.APPEND)
-            if opening.HasField("header"):
+            if opening.has_header:
                 return None
             at = context.resolver.resolve_now(
-                opening.journal,
+                opening.terms.journal,
                 claims=claims,
-                may_proxy=not opening.do_not_proxy,
-                min_etcd_revision=opening.min_etcd_revision,
+                may_proxy=opening.may_proxy,
+                min_etcd_revision=opening.min_revision,
             )
             if at is None or at.status is not Status.OK or not at.is_local:
                 return None
@@ -207,7 +211,13 @@ class AppendApi:
             at.replica.line.check_room()
         except (DecodeError, GazetteError):
             return None
-        terms = _call_of(opening, claims, session)
+        terms = AppendCall(
+            terms=opening.terms,
+            claims=claims,
+            may_proxy=opening.may_proxy,
+            min_revision=opening.min_revision,
+            session=session,
+        )
         return _Whole(context, call, terms, at.replica.line, content, at)
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
@@ -341,7 +351,9 @@ class _Whole:
             self._call.refuse(*_failure_of(ended))
             return
         count("Append", ended.status)
-        self._call.answer(_response(ended, self._at, flow).SerializeToString())
+        response = _response(ended, None, flow)
+        # Fields of a message may be encoded in any order.
+        self._call.answer(self._at.append_header + response.SerializeToString())
         _note_head(ended)
 
     def _interrupt(self) -> None:
@@ -388,13 +400,36 @@ def _ledger_metadata(ledger: str) -> tuple[tuple[str, str], ...]:
     return ((LEDGER_KEY, ledger),) if ledger else ()
 
 
-def _call_of(
-    opening: broker_pb2.AppendRequest, claims: Claims, session: SessionAppend | None
-) -> AppendCall:
+class _Opening(NamedTuple):
+    """The first request of an append that arrived as a whole."""
+
+    terms: AppendTerms
+    may_proxy: bool
+    min_revision: int
+    has_header: bool
+
+
+@lru_cache(maxsize=1 << 10)
+def _opening_of(encoded: bytes) -> _Opening:
+    """Decode and check a first request. Those of one client are often alike, so they are kept.
+
+    Raise ``DecodeError`` and ``Invalid``.
+    """
+    opening = broker_pb2.AppendRequest.FromString(encoded)
+    validate_append_request_opening(opening)
+    return _Opening(
+        terms=_terms_of(opening),
+        may_proxy=not opening.do_not_proxy,
+        min_revision=opening.min_etcd_revision,
+        has_header=opening.HasField("header"),
+    )
+
+
+def _terms_of(opening: broker_pb2.AppendRequest) -> AppendTerms:
     check = None
     if opening.HasField("check_registers"):
         check = LabelSelector.from_pb(opening.check_registers)
-    terms = AppendTerms(
+    return AppendTerms(
         journal=opening.journal,
         offset=opening.offset or None,  # Zero means any offset: the protocol has no other way.
         check_registers=check,
@@ -402,8 +437,13 @@ def _call_of(
         subtract_registers=LabelSet.from_pb(opening.subtract_registers),
         suspend=SuspendControl(opening.suspend),
     )
+
+
+def _call_of(
+    opening: broker_pb2.AppendRequest, claims: Claims, session: SessionAppend | None
+) -> AppendCall:
     return AppendCall(
-        terms=terms,
+        terms=_terms_of(opening),
         claims=claims,
         may_proxy=not opening.do_not_proxy,
         min_revision=opening.min_etcd_revision,
@@ -433,16 +473,18 @@ def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
     assert driver.resolution is not None
-    return _response(ended, driver.resolution, driver.flow)
+    return _response(ended, driver.resolution.header_pb, driver.flow)
 
 
-def _response(ended: Outcome, at: Resolution, flow: AppendFlow | None) -> broker_pb2.AppendResponse:
+def _response(
+    ended: Outcome, header: broker_pb2.Header | None, flow: AppendFlow | None
+) -> broker_pb2.AppendResponse:
     status = ended.status
     commit = ended.commit if status is Status.OK else None
     with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
     return broker_pb2.AppendResponse(
         status=status.value,  # type: ignore[arg-type]
-        header=at.header_pb,
+        header=header,
         commit=None if commit is None else commit.to_pb(),
         registers=(ended.registers or EMPTY_LABELS).to_pb() if with_registers else None,
         store_health_error=ended.store_error,
