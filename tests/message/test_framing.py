@@ -15,7 +15,7 @@ from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.csv import format_record
 from gazette.message.framing.framing import Framing, MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import CSVRecord, Message
-from gazette.message.uuid import NIL_UUID, build_uuid, parse_text, uuid_text
+from gazette.message.uuid import ACK_TXN, NIL_UUID, build_uuid, parse_text, uuid_text
 from tests.facts import raises
 
 MAGIC = bytes.fromhex("66339336")
@@ -112,6 +112,61 @@ def test_each_line_is_one_message_whatever_is_on_the_others(
         at = end
     buffer = b"".join(one + b"\n" for one in lines) + rest
     assert decode_all(json_framing(), buffer, 50) == (expected, rest)
+
+
+class Strict(Message):
+    word: str
+
+
+ACKNOWLEDGEMENT = (
+    b'{"uuid":"%s"}' % uuid_text(build_uuid(b"\x01abcde", 124 << 30, ACK_TXN)).encode()
+)
+STRICT_LINES = (
+    b'{"uuid":"%s","word":"a word of some length"}' % UUID.encode(),
+    b'{"word":"b"}',
+    ACKNOWLEDGEMENT,
+    b'{"uuid":"no UUID"}',
+    b'{"word":1}',
+    b'{"word":"c"}{"word":"d"}',
+    b"",
+    b"[",
+)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_lines_that_are_no_messages_change_none_of_the_others(data: st.DataObject) -> None:
+    """However many there are, and wherever: as if each line was decoded alone."""
+    likely = st.sampled_from(STRICT_LINES[:3])
+    lines = data.draw(st.lists(likely, max_size=200)) + data.draw(
+        st.lists(st.one_of(likely, st.sampled_from(STRICT_LINES)), max_size=30)
+    )
+    framing = framing_of(CONTENT_JSON_LINES, Strict)
+    expected, at = [], 0
+    for line in lines:
+        found, left = decode_all(framing, line + b"\n", at)
+        assert not left
+        expected += found
+        at += len(line) + 1
+    found, left = decode_all(framing, b"".join(line + b"\n" for line in lines))
+    assert not left
+    assert list(map(repr, found)) == list(map(repr, expected))
+
+
+def test_an_acknowledgement_does_not_slow_down_its_batch() -> None:
+    """A type with required fields still decodes most lines together."""
+    framing = framing_of(CONTENT_JSON_LINES, Strict)
+    lines = [*[STRICT_LINES[0]] * 500, ACKNOWLEDGEMENT, *[STRICT_LINES[0]] * 500]
+    alone, decode = [], framing.codec.decode
+
+    def counted(payload: bytes) -> Any:
+        alone.append(payload)
+        return decode(payload)
+
+    framing.codec.decode = counted  # type: ignore[method-assign]
+    frames = framing.decode(b"".join(line + b"\n" for line in lines), 0)
+    assert len(frames) == 1001
+    assert len(alone) < 20
 
 
 def test_json_is_one_line_with_a_newline() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import DECODE_ERRORS, json_codec, protobuf_codec
+from gazette.message.codec import DECODE_ERRORS, MessageCodec, json_codec, protobuf_codec
 from gazette.message.framing.csv import CSVFraming, csv_codec
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
@@ -43,6 +43,8 @@ FIXED_MAGIC: Final = bytes.fromhex("66339336")
 FIXED_HEADER_BYTES: Final = 8
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _NEWLINE: Final = 0x0A
+_EACH_BYTES: Final = 1 << 10
+"""Lines of so few bytes are decoded one by one, if they cannot be decoded in one step."""
 _CLOSING: Final = {ord("{"): b"}", ord("["): b"]"}
 
 
@@ -56,7 +58,42 @@ class JSONLinesFraming(Framing[M]):
         if not stop:
             return Frames()
         lines = buffer if stop == len(buffer) else buffer[:stop]
-        return self._decode_batch(lines, base_offset) or self._decode_each(lines, base_offset)
+        return self._decode_batch(lines, base_offset) or self._decode_parts(lines, base_offset)
+
+    def _decode_parts(self, lines: bytes, base_offset: Offset) -> Frames[M]:
+        """Decode lines of which some are not messages of the type, such as acknowledgements of a UUID alone.
+
+        Halve what cannot be decoded in one step. So a few such lines do not slow down the others.
+        """
+        if type(self.codec).decode_lines is MessageCodec.decode_lines:
+            return self._decode_each(lines, base_offset)
+        frames: Frames[M] = Frames()
+        uuids: list[bytes] = []
+        parts = [lines]
+        while parts and not frames.stopped:
+            part, begin = parts.pop(), base_offset + frames.consumed
+            middle = part.find(b"\n", len(part) // 2) + 1
+            halves = len(part) > _EACH_BYTES and middle < len(part)
+            # All lines together were tried before.
+            found = None if part is lines else self._decode_batch(part, begin)
+            if found is None and halves:
+                parts += (part[middle:], part[:middle])
+                continue
+            try:
+                found = found or self._decode_each(part, begin)
+            except MalformedMessage:
+                if not frames.messages:
+                    raise
+                frames.stopped = True
+                break
+            frames.begins += found.begins
+            frames.ends += found.ends
+            frames.messages += found.messages
+            uuids.append(found.uuids)
+            frames.consumed += found.consumed
+            frames.stopped = found.stopped
+        frames.uuids = b"".join(uuids)
+        return frames
 
     def _decode_batch(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
         """Decode all lines in one step. Return None unless each line holds exactly one message."""
