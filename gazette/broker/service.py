@@ -47,9 +47,9 @@ from gazette.client.rpc.channel import Channels, TlsSettings
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
-from gazette.fragment.disk_pace import DiskPace, thread_switches
+from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
-from gazette.fragment.local_file import Disk, LocalDisk
+from gazette.fragment.local_file import Disk, LocalDisk, thread_switches
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes

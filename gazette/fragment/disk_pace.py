@@ -11,7 +11,6 @@ nothing about the disk.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -28,14 +27,6 @@ Switches: TypeAlias = tuple[int, int]
 """The numbers of times for which a thread has waited, and for which it lost its processor."""
 Began: TypeAlias = tuple[float, Switches | None]
 """The time at which an operation began, and the switches of its thread before it."""
-
-
-def thread_switches() -> Switches | None:
-    """Return the context switches of the calling thread. Return None where the system does not count them."""
-    if not hasattr(resource, "RUSAGE_THREAD"):
-        return None
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_nvcsw, usage.ru_nivcsw
 
 
 @dataclass(slots=True)

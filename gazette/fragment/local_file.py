@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import queue
+import resource
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,12 +23,20 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from gazette.errors import Bug, Corrupt, Unavailable
-from gazette.fragment.disk_pace import Pace
+from gazette.fragment.disk_pace import Pace, Switches
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
 from gazette.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
+
+
+def thread_switches() -> Switches | None:
+    """Return the context switches of the calling thread. Return None where the system does not count them."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return None
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw, usage.ru_nivcsw
 
 
 class SpoolFile(Protocol):

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from gazette.fragment.disk_pace import SLOW_S, Pace, Switches, thread_switches
+from gazette.fragment.disk_pace import SLOW_S, Pace, Switches
+from gazette.fragment.local_file import thread_switches
 from gazette.testing.clock import ManualClock
 
 
