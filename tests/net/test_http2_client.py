@@ -323,6 +323,22 @@ async def test_a_target_that_cannot_be_reached_fails_its_calls(target: str) -> N
         assert target in str(error.details())
 
 
+class DefectiveChannel(Http2Channel):
+    """A channel on a loop that does not know an argument, as some loops do not."""
+
+    async def _open_socket(self, make: Any) -> None:
+        await asyncio.get_running_loop().create_connection(make, "127.0.0.1", 1, unknown=True)  # type: ignore[call-overload]
+
+
+async def test_a_defect_of_connecting_fails_its_calls() -> None:
+    """Regression: calls waited for ever for a connection, if its attempt failed in an unforeseen way."""
+    async with DefectiveChannel("127.0.0.1:1", None) as channel:
+        for _ in range(2):
+            error = await failure(double(channel)(b"x", timeout=20))
+            assert error.code() is CODE.UNAVAILABLE
+            assert "unexpected keyword argument" in str(error.details())
+
+
 async def test_a_server_of_another_protocol_is_named() -> None:
     async def http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import socket
 import ssl
@@ -29,10 +30,14 @@ from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.version import __version__
 
+log = logging.getLogger(__name__)
+
 State = grpc.ChannelConnectivity
 
 _UNIX: Final = "unix:"
 _PORT_MAX: Final = 65_535
+_NEXT_ADDRESS_S: Final = 0.25
+"""Seconds after which the next address of a host is tried, besides the one before."""
 _GROWTH: Final = 1.6
 """Factor between two waits after failed attempts, as of gRPC."""
 _JITTER: Final = 0.2
@@ -235,15 +240,17 @@ class Http2Channel:
             async with timeout(self._options.connect_timeout_s):
                 await self._open_socket(make)
                 await made[-1].until_settled()
-        except (OSError, ValueError, Unavailable) as error:  # TimeoutError is an OSError.
+        except BaseException as error:
             for one in made:
                 one.abort()
+            if not isinstance(error, Exception):
+                raise
+            if not isinstance(error, (OSError, ValueError, Unavailable)):
+                # It is a defect, and calls must not wait for it.
+                log.exception("cannot connect to %(target)s", {"target": self.target})
+            # TimeoutError is an OSError.
             text = "connect timed out" if isinstance(error, TimeoutError) else str(error)
             self._not_connected(text)
-        except asyncio.CancelledError:
-            for one in made:
-                one.abort()
-            raise
         else:
             self._connected(made[-1])
 
@@ -257,9 +264,10 @@ class Http2Channel:
         host = host.removeprefix("[").removesuffix("]")
         if not port.isdecimal() or int(port) > _PORT_MAX:
             raise ValueError(f"the port must be a number up to {_PORT_MAX}: got {port!r}")
-        transport, _ = await loop.create_connection(
-            make, host, int(port), ssl=self._tls, happy_eyeballs_delay=0.25
-        )
+        # Other loops, such as uvloop, do not know this argument, and try one address after the other.
+        ours = isinstance(loop, asyncio.BaseEventLoop)
+        options: dict[str, Any] = {"happy_eyeballs_delay": _NEXT_ADDRESS_S} if ours else {}
+        transport, _ = await loop.create_connection(make, host, int(port), ssl=self._tls, **options)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             raise Unavailable("the server does not speak HTTP/2 over TLS")

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 import grpc.aio
@@ -566,8 +566,7 @@ class ServerConnection(Http2Socket):
         if self._first is None:
             super().connection_made(transport)
         else:
-            assert isinstance(transport, asyncio.Transport)
-            self._transport = transport
+            self._transport = cast("asyncio.Transport", transport)
         self._set_timer(FIRST_FRAMES_S, self._check)
 
     def data_received(self, data: bytes) -> None:

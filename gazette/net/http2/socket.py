@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from gazette.net.http2.connection import Accept, BytesLike, Http2Connection
 from gazette.net.http2.frames import ConnectionFault
@@ -49,8 +49,8 @@ class Http2Socket(asyncio.Protocol):
         return self._closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # The transports of uvloop are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
         self._connection.begin()
 
     def data_received(self, data: bytes) -> None:
