@@ -247,7 +247,7 @@ class Http2Channel:
                 raise
             if not isinstance(error, (OSError, ValueError, Unavailable)):
                 # It is a defect, and calls must not wait for it.
-                log.exception("cannot connect to %(target)s", {"target": self.target})
+                log.exception("cannot connect to %(address)s", {"address": self.target})
             # TimeoutError is an OSError.
             text = "connect timed out" if isinstance(error, TimeoutError) else str(error)
             self._not_connected(text)
