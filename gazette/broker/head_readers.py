@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gazette.errors import GazetteError
 from gazette.fragment.disk_pace import Pace
 from gazette.fragment.index import Index, IndexResult
 from gazette.net.http2.messages import prefixed
@@ -100,8 +99,8 @@ class HeadReaders:
                 if found.status is not Status.OK:
                     continue
                 shared = self._shared(found)
-            except GazetteError:
-                shared = None  # Each reader finds the error by its own read.
+            except Exception:  # noqa: BLE001 - each reader meets the error in its own read
+                shared = None
             for reader in list(self._waiting[offset])[:left]:
                 self._remove(reader)
                 left -= 1

@@ -164,7 +164,7 @@ async def test_readers_that_go_away(journal: Journal) -> None:
 
 @pytest.mark.parametrize("reason", ["slow disk", "damaged file", "stored", "hole", "closed"])
 async def test_each_goes_on_alone(journal: Journal, clock: ManualClock, reason: str) -> None:
-    """What cannot be read here and now is for each reader's own task, which also finds the errors."""
+    """Readers go on by their own tasks if the bytes cannot be read at once. These meet the errors."""
     caller = Caller()
     reader = HeadReader(0, caller.send)
     async with TaskScope("test") as scope:

@@ -1,4 +1,4 @@
-"""Which operations make a disk count as slow."""
+"""Slow operations of a disk, and those that the scheduler has made slow."""
 
 from __future__ import annotations
 

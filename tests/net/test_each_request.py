@@ -222,7 +222,7 @@ async def test_waits_are_bounded(handler: Handler, caller: Caller, begun: bool) 
 
 
 async def test_rest_of_a_request_that_a_bound_cuts_off() -> None:
-    """What was begun is cancelled, and has ended before the call goes on."""
+    """The call ends only after the request that was begun is cancelled."""
     undone: list[str] = []
     never = asyncio.Event()
 

@@ -282,7 +282,7 @@ class _Handling:
         self._call = call
         self._handle = handle
         self._rest: Coroutine[Any, Any, None] | None = None
-        """What is left to do for a request whose handling was begun as it arrived."""
+        """The rest of a request that ``arrived`` has begun to handle."""
         self._failure: BaseException | None = None
         self._woken: asyncio.Future[None] | None = None
         """Set while the task waits for requests, and leaves them to ``arrived``."""
