@@ -22,8 +22,15 @@ from tools.simulation.consumer_plants import PLANTS
 from tools.simulation.run import quiet, run_seed
 quiet()
 PLANTS[sys.argv[1]]()
-print(*run_seed(int(sys.argv[2]), consumers=True).violations, sep="\\n")
+word, first, seeds = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+for seed in range(first, first + seeds):
+    said = "\\n".join(run_seed(seed, consumers=True).violations)
+    if word in said:
+        print(seed, said, sep="\\n")
+        break
 """
+SEEDS = 200
+"""Seeds that are tried: another order of events shows a defect elsewhere, and is no defect of the judge."""
 FOUND: dict[str, tuple[int, str]] = {
     "answered-before-the-offset": (4, "lacks"),
     "answers-of-the-running-transaction": (7, "no state of a commit"),
@@ -33,17 +40,19 @@ FOUND: dict[str, tuple[int, str]] = {
     "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "standby-older-than-it-says": (20, "were committed"),
-    "views-forget-the-hand-off": (113, "is stuck"),
+    "views-forget-the-hand-off": (23, "does not say that in/0/0 was created again"),
 }
-"""At which seed each is found, and a word of what is said then."""
+"""From which seed on each is searched, and a word of what is said once it is found."""
 UNSEEN = {"jump-not-sequenced"}
 """It has an effect only on a query of an offset that was jumped over, with nothing behind it: see
 `tests/consumer/test_app_driver.py`."""
 
 
-def planted(name: str, seed: int) -> str:
+def planted(name: str) -> str:
+    """Return what is said of a planted defect at the first seed that shows it, a line each."""
+    first, word = FOUND[name]
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, str(seed)],
+        [sys.executable, "-c", PROGRAM, name, word, str(first), str(SEEDS)],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
@@ -59,15 +68,14 @@ def test_every_plant_is_found_or_explained() -> None:
 
 def test_a_query_that_is_answered_too_early_is_found() -> None:
     name = "answered-before-the-offset"
-    assert FOUND[name][1] in planted(name, FOUND[name][0])
+    assert FOUND[name][1] in planted(name)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_plant_is_found(name: str) -> None:
-    seed, word = FOUND[name]
-    assert word in planted(name, seed)
+    assert FOUND[name][1] in planted(name)
 
 
 def test_plants_are_undone() -> None:
