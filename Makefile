@@ -159,13 +159,15 @@ sim-consumers: $(DEV_STAMP)
 # Programs of others against our HTTP/2, without and with TLS. One that is not named is left out. To make them:
 #   go install github.com/summerwind/h2spec/cmd/h2spec@latest          (H2SPEC=~/go/bin/h2spec)
 #   go install google.golang.org/grpc/interop/client@latest            (GRPC_INTEROP=~/go/bin/client)
+#   go install google.golang.org/grpc/interop/server@latest            (GRPC_INTEROP_SERVER=~/go/bin/server)
 H2SPEC ?=
 # GAZETTE_GO names the directory of the original's programs: a broker of it and two of ours are one cluster then.
 GRPC_INTEROP ?=
+GRPC_INTEROP_SERVER ?=
 GAZETTE_GO ?=
 conformance: $(DEV_STAMP)
 	$(BIN)/python -m tools.conformance $(if $(H2SPEC),--h2spec $(H2SPEC)) $(if $(GRPC_INTEROP),--interop $(GRPC_INTEROP)) \
-	    $(if $(GAZETTE_GO),--original $(GAZETTE_GO))
+	    $(if $(GRPC_INTEROP_SERVER),--interop-server $(GRPC_INTEROP_SERVER)) $(if $(GAZETTE_GO),--original $(GAZETTE_GO))
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

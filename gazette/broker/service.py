@@ -53,7 +53,6 @@ from gazette.fragment.local_file import Disk, LocalDisk, thread_switches
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.http2.grpc_client import Http2Transport
 from gazette.net.http_guard import GuardRules, HttpGuard
 from gazette.net.server import HTTP2, Server
 from gazette.net.transport import NETWORK, Transport
@@ -117,9 +116,8 @@ class BrokerService:
             http_endpoint=server.http_endpoint,
         )
         self._spec.validate()
-        to_peers = transport
-        if transport is NETWORK and server.settings.transport == HTTP2:
-            to_peers = Http2Transport((peer_tls or TlsSettings()).context)
+        ours = transport is NETWORK and server.settings.transport == HTTP2
+        to_peers = None if ours else transport
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
         self._make_pool = pools
         self._pools = Pools(

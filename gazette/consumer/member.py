@@ -169,7 +169,8 @@ class ConsumerMember:
             application=self.application_name,
         )
         self._spec.validate()
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
+        to_peers = None if transport is NETWORK else transport
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
         """Channels to the other members."""
         self._transport = transport
         self._new_worker = workers

@@ -90,7 +90,11 @@ async def answering(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    options = [("grpc.min_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 20)]
+    options = [
+        ("grpc.min_reconnect_backoff_ms", 500),
+        ("grpc.initial_reconnect_backoff_ms", 20),
+        ("grpc.keepalive_time_ms", 3_600_000),
+    ]
     try:
         async with Http2Channel(f"127.0.0.1:{port}", None, options) as channel:
             yield channel
@@ -121,6 +125,18 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
     return raised.value
+
+
+async def test_a_server_that_refuses_pings_gets_fewer() -> None:
+    refused = fr.goaway(1, fr.FaultCode.ENHANCE_YOUR_CALM, "too_many_pings")
+    async with answering(frames(refused)) as channel:
+        before = channel.keepalive_s
+        assert "too_many_pings" in str(await failure(double(channel)(b"x")))
+        assert channel.keepalive_s == 2 * before
+    async with answering(frames(fr.goaway(1, fr.FaultCode.ENHANCE_YOUR_CALM, "calm"))) as channel:
+        before = channel.keepalive_s
+        await failure(double(channel)(b"x"))
+        assert channel.keepalive_s == before
 
 
 async def test_metadata_goes_both_ways(served: Served) -> None:

@@ -1,8 +1,8 @@
 """``python -m tools.conformance``: test our HTTP/2 by programs of others, which its flags name.
 
-h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers have.
-Both do so without and with TLS. Brokers and gazctl of the original work beside ours in one cluster. The
-`Makefile` says how to build the programs.
+h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers
+have, and our client calls that service on grpc-go's server. All do so without and with TLS. Brokers and
+gazctl of the original work beside ours in one cluster. The `Makefile` says how to build the programs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd, EtcdSettings
+from gazette.net.http2.grpc_client import Http2Channel
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import HTTP2, Server, ServerSettings
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.etcd import etcd_for_tests
 from tools.conformance.interop import CASES, TestService
+from tools.conformance.interop_calls import InteropCalls, run_case
 from tools.conformance.mixed import mixed
 
 _CASE_S = 60.0
+_BACKOFF = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
 _HTTP1 = "note that the frame header looked like an HTTP/1.1 header"
 """What h2spec prints of an invalid preface without TLS: the port answers 400 by HTTP/1.1, and closes.
 
@@ -130,7 +135,42 @@ async def _interop(program: str, tls: TlsFiles | None) -> bool:
     return not failed
 
 
-async def main(h2spec: str | None, interop: str | None, original: Path | None) -> int:
+async def _client(program: str, tls: TlsFiles | None) -> bool:
+    """Let our client call the interop server, case by case. Return True if all pass."""
+    port = free_port()
+    options: tuple[str, ...] = (f"--port={port}",)
+    context = None
+    if tls is not None:
+        options += (
+            "--use_tls",
+            f"--tls_cert_file={tls.cert_file}",
+            f"--tls_key_file={tls.key_file}",
+        )
+        context = TlsSettings(ca_file=Path(tls.cert_file)).context()
+    process = await asyncio.create_subprocess_exec(
+        program, *options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    failed = 0
+    try:
+        async with Http2Channel(f"localhost:{port}", context, _BACKOFF) as channel:
+            async with asyncio.timeout(_CASE_S):
+                await channel.channel_ready()
+            cases = InteropCalls(channel).cases()
+            for name, case in cases.items():
+                reason = await run_case(case, _CASE_S)
+                print(f"  {name}: {reason or 'passed'}", flush=True)
+                failed += bool(reason)
+    finally:
+        process.kill()
+        await process.wait()
+    name = f"our client{'' if tls is None else ' (TLS)'}"
+    print(f"{name}: {len(cases) - failed} of {len(cases)} cases passed", flush=True)
+    return not failed
+
+
+async def main(
+    h2spec: str | None, interop: str | None, server: str | None, original: Path | None
+) -> int:
     """Run what was named. Return 1 if a case fails."""
     passed = []
     with tempfile.TemporaryDirectory() as directory:
@@ -140,6 +180,8 @@ async def main(h2spec: str | None, interop: str | None, original: Path | None) -
                 passed.append(await _h2spec(h2spec, Path(directory, str(number)), files))
             if interop is not None:
                 passed.append(await _interop(interop, files))
+            if server is not None:
+                passed.append(await _client(server, files))
         if original is not None:
             await mixed(original, Path(directory))
     return 0 if all(passed) else 1
@@ -149,15 +191,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description=__doc__)
     parser.add_argument("--h2spec", metavar="PROGRAM", help="the program h2spec")
     parser.add_argument("--interop", metavar="PROGRAM", help="the interop client of grpc-go")
+    parser.add_argument("--interop-server", metavar="PROGRAM", help="the interop server of grpc-go")
     parser.add_argument(
         "--original", metavar="DIRECTORY", type=Path, help="directory of the original's programs"
     )
     arguments = parser.parse_args()
     if not any(vars(arguments).values()):
-        parser.error("name a program: --h2spec, --interop or --original")
+        parser.error("name a program: --h2spec, --interop, --interop-server or --original")
     return arguments
 
 
 if __name__ == "__main__":
     given = _arguments()
-    sys.exit(asyncio.run(main(given.h2spec, given.interop, given.original)))
+    sys.exit(asyncio.run(main(given.h2spec, given.interop, given.interop_server, given.original)))

@@ -11,8 +11,8 @@ from gazette.runtime.clock import Clock
 
 SERVICE: Final = "grpc.testing.TestService"
 PROTO: Final = "tools/conformance/interop.proto"
-_INITIAL: Final = "x-grpc-test-echo-initial"
-_TRAILING: Final = "x-grpc-test-echo-trailing-bin"
+INITIAL: Final = "x-grpc-test-echo-initial"
+TRAILING: Final = "x-grpc-test-echo-trailing-bin"
 
 CASES: Final = (
     "empty_unary",
@@ -102,10 +102,10 @@ class TestService:
     @staticmethod
     async def _echo_metadata(context: Any) -> None:
         given = dict(context.invocation_metadata())
-        if _INITIAL in given:
-            await context.send_initial_metadata(((_INITIAL, given[_INITIAL]),))
-        if _TRAILING in given:
-            context.set_trailing_metadata(((_TRAILING, given[_TRAILING]),))
+        if INITIAL in given:
+            await context.send_initial_metadata(((INITIAL, given[INITIAL]),))
+        if TRAILING in given:
+            context.set_trailing_metadata(((TRAILING, given[TRAILING]),))
 
     @staticmethod
     async def _end_if_asked(request: Any, context: Any) -> None:

@@ -20,7 +20,8 @@ from gazette.client.rpc.errors import map_errors
 from gazette.client.rpc.metrics import call_metrics
 from gazette.client.rpc.stream_call import StreamCall, of_ended
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.net.transport import NETWORK, Transport
+from gazette.net.http2.grpc_client import Http2Transport
+from gazette.net.transport import Transport
 from gazette.protocol.content import decode_read, encode_append
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2
@@ -42,8 +43,8 @@ _KEEPALIVE_MAX_S: Final = 7200.0
 class TlsSettings:
     """Files in PEM form, used for ``https`` endpoints.
 
-    Without ``ca_file`` the roots that gRPC brings are trusted. ``cert_file`` and ``key_file``
-    identify us to peers that ask for it.
+    Without ``ca_file`` the roots of this machine are trusted. ``cert_file`` and ``key_file`` identify
+    us to peers that ask for it.
     """
 
     ca_file: Path | None = None
@@ -135,6 +136,8 @@ class ChannelSettings:
 class Channels:
     """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
 
+    They speak HTTP/2 of our own, unless there is another ``transport``.
+
     Stubs count the calls made through them, so no channel is closed during a call. Do not keep a
     stub of ``journal`` or ``shard``: get it again for every use.
     """
@@ -147,13 +150,13 @@ class Channels:
         *,
         clock: Clock | None = None,
         settings: ChannelSettings | None = None,
-        transport: Transport = NETWORK,
+        transport: Transport | None = None,
     ) -> None:
         self.zone = zone
-        self._transport = transport
+        self._tls = TlsSettings() if tls is None else tls
+        self._transport = Http2Transport(self._tls.context) if transport is None else transport
         self.clock: Clock = SystemClock() if clock is None else clock
         self.credentials = Credentials(signer, self.clock)
-        self._tls = TlsSettings() if tls is None else tls
         self._settings = ChannelSettings() if settings is None else settings
         self._channels: dict[str, _Channel] = {}
         self._scope = TaskScope("channels")

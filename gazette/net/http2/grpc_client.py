@@ -43,6 +43,9 @@ _GROWTH: Final = 1.6
 _JITTER: Final = 0.2
 _GOODBYE_S: Final = 1.0
 """Seconds that a server gets to take the last bytes of a channel that is closed."""
+_KEEPALIVE_MAX_S: Final = 7200.0
+_REFUSED_PINGS: Final = "too_many_pings"
+"""What a server of gRPC says when it gives up a connection that pings more often than it permits."""
 _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 
@@ -306,6 +309,15 @@ class Http2Channel:
             del self._waiting[call]
             connection.open(call)
 
+    @property
+    def keepalive_s(self) -> float:
+        """Seconds between two pings of a connection that is made from now on, while calls run."""
+        return self._options.keepalive_s
+
+    def ping_less(self) -> None:
+        """Make ``keepalive_s`` twice as long: the server refuses so many pings."""
+        self._options.keepalive_s = min(2 * self._options.keepalive_s, _KEEPALIVE_MAX_S)
+
     def made(self, connection: ClientConnection) -> None:
         """Note a connection whose socket is open."""
         self._connections[connection] = None
@@ -401,6 +413,8 @@ class ClientConnection(Http2Socket):
 
     def _on_fault(self, fault: ConnectionFault) -> None:
         self._reason = str(fault)
+        if _REFUSED_PINGS in self._reason:
+            self._channel.ping_less()
         self._channel.drained(self)
         super()._on_fault(fault)
 
