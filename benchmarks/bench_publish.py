@@ -49,6 +49,18 @@ class Dropping:
     def enqueue(self, content: bytearray, /) -> OpFuture[Any]:
         return DONE
 
+    def in_place(
+        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int, /
+    ) -> Callable[[Any], OpFuture[Any]]:
+        buffer = bytearray()
+
+        def enqueue_item(item: Any) -> OpFuture[Any]:
+            write(item, flags, buffer)
+            buffer.clear()
+            return DONE
+
+        return enqueue_item
+
     def await_room(self) -> None:
         pass
 

@@ -7,12 +7,13 @@ They take turns with ours, round by round. Their program is built of ``benchmark
 from __future__ import annotations
 
 import os
+import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -22,13 +23,15 @@ from gazette.bench.messages import member, publish_one_by_one, shard, shard_spec
 from gazette.bench.processes import cpu_seconds
 from gazette.bench.report import Baseline, Figure, Target, ratio_at_least
 from gazette.bench.sides import ORIGINAL, ORIGINAL_ENV, original_program
+from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.client.shards import ShardClient
 from gazette.dev.processes import ChildProcess
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.message.mapping import Partitions, modulo_mapping
+from gazette.message.publisher import Publisher
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.ports import free_port
-from gazette.runtime.tasks import BlockingPool
+from gazette.runtime.tasks import BlockingPool, OpFuture, resolved
 from gazette.runtime.timeouts import timeout
 
 PROGRAM: Final = "gazette-bench"
@@ -69,7 +72,7 @@ class _Row:
     """One kind of work, and the measurements of its rounds: ours, and the original's if there is one."""
 
     name: str
-    bound: Target
+    bound: Target | None
     ours: list[Taken] = field(default_factory=list)
     original: list[Taken] = field(default_factory=list)
 
@@ -92,7 +95,7 @@ class _Row:
 async def clients(bench: Bench) -> list[Figure]:
     """Measure publishing one by one, and catching up. Raise ``Invalid`` for a wrong `ORIGINAL_ENV`."""
     program = original_program(PROGRAM, _HINT)
-    rows = [await _publishing(bench, program), *await _catching_up(bench, program)]
+    rows = [*await _publishing(bench, program), *await _catching_up(bench, program)]
     figures = [figure for row in rows for figure in row.figures()]
     if program is None:
         figures[0] = replace(figures[0], note=_LEFT_OUT)
@@ -102,9 +105,43 @@ async def clients(bench: Bench) -> list[Figure]:
 # Publishing.
 
 
-async def _publishing(bench: Bench, program: Path | None) -> _Row:
-    """Publish small messages one by one into four journals, until brokers have them all."""
+class _NoAppends:
+    """An append service that drops everything."""
+
+    must_wait = False
+
+    def journal(self, _: AppendParams, /) -> Self:
+        return self
+
+    def enqueue(self, _: bytearray, /) -> OpFuture[AppendResult]:
+        return _DROPPED
+
+    def in_place(
+        self, write: Callable[[Any, int, bytearray], None], flags: int, _: int, /
+    ) -> Callable[[Any], OpFuture[AppendResult]]:
+        buffer = bytearray()
+
+        def enqueue_item(item: Any) -> OpFuture[AppendResult]:
+            write(item, flags, buffer)
+            buffer.clear()
+            return _DROPPED
+
+        return enqueue_item
+
+    def await_room(self) -> None:
+        pass
+
+
+_DROPPED: Final[OpFuture[Any]] = resolved(None)
+
+
+async def _publishing(bench: Bench, program: Path | None) -> list[_Row]:
+    """Publish small messages one by one into four journals, until brokers have them all.
+
+    A second row publishes them to nothing: what a thread of Python takes for mapping, UUID and encoding.
+    """
     row = _Row("publish committed, one by one", ratio_at_least(0.5))
+    alone = _Row("the same without appends", None)
     specs = [journal_spec(f"bench/clients/part-{index}") for index in range(PARTITIONS)]
     count = bench.scaled(PUBLISH_MESSAGES)
     messages = [message_of(index) for index in range(count)]
@@ -112,13 +149,27 @@ async def _publishing(bench: Bench, program: Path | None) -> _Row:
     try:
         async with bench.journals(*specs):
             for _ in range(bench.settings.rounds):
-                row.ours.append(await _publish(bench, pool, Partitions.of_specs(specs), messages))
+                partitions = Partitions.of_specs(specs)
+                row.ours.append(await _publish(bench, pool, partitions, messages))
+                alone.ours.append(await _publish_to_nothing(bench, pool, partitions, messages))
                 if program is not None:
                     names = ",".join(spec.name for spec in specs)
-                    row.original.append(await _publish_by(program, bench, names, count))
+                    taken = await _publish_by(program, bench, names, count)
+                    row.original.append(taken)
+                    alone.original.append(taken)
     finally:
         pool.close()
-    return row
+    return [row, alone]
+
+
+async def _publish_to_nothing(
+    bench: Bench, pool: BlockingPool, partitions: Partitions, messages: Sequence[BenchMessage]
+) -> Taken:
+    mapping = modulo_mapping(lambda: partitions, word_of)
+    publisher = Publisher.standalone(_NoAppends(), bench.clock, random.SystemRandom())
+    began, cpu = bench.clock.monotonic(), time.process_time()
+    await pool.run(publish_one_by_one, publisher, mapping, messages)
+    return Taken(len(messages), bench.clock.monotonic() - began, time.process_time() - cpu)
 
 
 async def _publish(

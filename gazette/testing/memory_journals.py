@@ -212,6 +212,18 @@ class MemoryJournalAppends:
         txn.write(content)
         return txn.release()
 
+    def in_place(
+        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int
+    ) -> Callable[[Any], OpFuture[AppendResult] | None]:
+        """See `gazette.client.append.journal_appends.JournalAppends.in_place`."""
+
+        def enqueue_item(item: Any) -> OpFuture[AppendResult] | None:
+            content = bytearray()
+            write(item, flags, content)
+            return None if len(content) > length_max else self.enqueue(content)
+
+        return enqueue_item
+
     def await_room(self) -> None:
         """Return: memory has room."""
 

@@ -13,11 +13,19 @@ import pytest
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.backlog import AppendServiceSettings, Backlog
-from gazette.client.append.content import MemoryBudget, Segment, SpillFile, segments_of
+from gazette.client.append.content import (
+    SEGMENT_BYTES,
+    MemoryBudget,
+    Segment,
+    SpillFile,
+    segments_of,
+)
+from gazette.client.append.journal_appends import JournalAppends
 from gazette.client.append.queue import BATCH_BYTES_MAX, JournalQueue
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.errors import Closed
+from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from gazette.testing.instant_clock import eventually
 from gazette.testing.stub_broker import Fail, StubBroker
@@ -74,6 +82,84 @@ def test_a_batch_that_grew_beyond_its_bound_is_not_joined() -> None:
     queue.tail.segments_bytes = BATCH_BYTES_MAX - 1
     assert store.enqueue(queue, A, NO_DEPS, b"x", None) is first
     assert store.enqueue(queue, A, NO_DEPS, b"x", None) is not first
+
+
+def add(item: bytes, flags: int, buffer: bytearray) -> None:
+    """Append an item, then fail if it says so."""
+    assert flags == 7
+    buffer += item
+    if item.endswith(b"!"):
+        raise ValueError(item)
+
+
+def content_of(store: Backlog, queue: JournalQueue) -> bytes:
+    """Take all batches out, as the loop does."""
+    content = b""
+    while (batch := store.first(queue)) is not None:
+        content += b"".join(bytes(one.load()) for one in store.seal(queue, batch))
+        store.succeed(queue, batch, RESULT)
+    assert (store.bytes, queue.memory) == (0, 0)
+    return content
+
+
+def test_content_is_made_in_place_only_in_a_batch_that_takes_it() -> None:
+    store, _ = backlog()
+    queue = store.queue(A)
+    appends = JournalAppends(store, queue, A)
+    in_place = appends.in_place(add, 7, 4)
+    # Case: there is no batch yet.
+    assert in_place(b"none") is None
+    future = appends.enqueue(b"a;")
+    # Case: it joins the batch, in order with what is copied.
+    assert in_place(b"b;") is future
+    assert appends.enqueue(b"c;") is future
+    # Case: too long, or it fails: nothing of it is left.
+    assert in_place(b"longer") is None
+    with pytest.raises(ValueError, match="d!"):
+        in_place(b"d!")
+    assert in_place(b"e;") is future
+    assert store.bytes == 8
+    batch = store.first(queue)
+    assert batch is not None
+    assert b"".join(bytes(one.load()) for one in store.seal(queue, batch)) == b"a;b;c;e;"
+    # Case: the batch is being sent.
+    assert in_place(b"late") is None
+    store.succeed(queue, batch, RESULT)
+    # Case: the batch has other parameters.
+    other = AppendParams(A.journal, union_registers=LabelSet.of(("owner", "another")))
+    store.enqueue(queue, other, NO_DEPS, b"x", None)
+    assert in_place(b"f;") is None
+    # Case: the batch is as long as a batch may be.
+    later = appends.enqueue(b"y")
+    assert in_place(b"z") is later
+    assert queue.tail is not None
+    queue.tail.segments_bytes = BATCH_BYTES_MAX
+    assert in_place(b"g;") is None
+    queue.tail.segments_bytes = 0
+    assert content_of(store, queue) == b"xyz"
+    # Case: the journal has failed.
+    store.fail(queue, Closed("gone"))
+    assert in_place(b"h;") is None
+
+
+def test_content_that_is_made_in_place_fills_segments_and_the_backlog() -> None:
+    store, _ = backlog(backlog_max=2 * SEGMENT_BYTES)
+    queue = store.queue(A)
+    appends = JournalAppends(store, queue, A)
+    in_place = appends.in_place(add, 7, 1 << 20)
+    appends.enqueue(b"x")
+    line = bytes(SEGMENT_BYTES // 2)
+    assert in_place(line) is not None
+    assert not appends.must_wait
+    in_place(line)
+    assert appends.must_wait
+    assert queue.memory == 2 * len(line) + 1
+    appends.await_room()
+    assert not appends.must_wait
+    in_place(bytes(3 * SEGMENT_BYTES))
+    assert appends.must_wait
+    in_place(b"y")
+    assert content_of(store, queue) == b"x" + bytes(4 * SEGMENT_BYTES) + b"y"
 
 
 def test_a_spill_file_is_closed_once_it_is_retired_and_empty(tmp_path: Path) -> None:

@@ -520,6 +520,36 @@ async def test_many_threads_append_each_in_its_own_order(
     assert len(broker.appends) < 400
 
 
+async def test_many_threads_make_content_in_place_while_it_is_sent(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """Nothing is lost, doubled or torn, and each thread's content is in its order."""
+
+    def write(item: tuple[int, int], _: int, buffer: bytearray) -> None:
+        buffer += b"%d " % item[0]
+        buffer += b"%d\n" % item[1]
+
+    appends = service.journal(A)
+    in_place = appends.in_place(write, 0, 100)
+    copied = 0
+
+    def work(thread: int) -> None:
+        nonlocal copied
+        for i in range(20_000):
+            if in_place((thread, i)) is None:
+                copied += 1
+                appends.enqueue(b"%d %d\n" % (thread, i))
+
+    await asyncio.gather(*(asyncio.to_thread(work, thread) for thread in range(4)))
+    await service.flush()
+    seen: dict[int, list[int]] = {thread: [] for thread in range(4)}
+    for line in broker.content_of(A.journal).splitlines():
+        thread, i = map(int, line.split())
+        seen[thread].append(i)
+    assert all(one == list(range(20_000)) for one in seen.values())
+    assert 1 <= copied < 20_000
+
+
 async def test_pending_except_is_all_that_is_in_flight_elsewhere(
     service: AppendService, broker: StubBroker
 ) -> None:

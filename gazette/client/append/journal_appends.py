@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -78,6 +79,53 @@ class JournalAppends:
         elif backlog.bytes > self._backlog_max:
             self.must_wait = True
         return future
+
+    def in_place(
+        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int
+    ) -> Callable[[Any], OpFuture[AppendResult] | None]:
+        """Return a function that enqueues what ``write(item, flags, buffer)`` appends to ``buffer``.
+
+        It does what `enqueue` does, without a copy. It enqueues nothing, and returns None, if there is no
+        batch to join, or if the content is longer than ``length_max`` bytes. It raises what ``write`` raises,
+        and then has enqueued nothing.
+
+        ``write`` runs under the service's mutex. So it must be short, wait for nothing, and call no code that
+        may append.
+        """
+        backlog, queue = self._backlog, self._queue
+        acquire, release = backlog.mutex.acquire, backlog.mutex.release
+
+        def enqueue_item(item: Any) -> OpFuture[AppendResult] | None:
+            acquire()
+            try:
+                batch = queue.tail
+                if batch is None or (batch is not self._batch and not self._may_join(batch)):
+                    return None
+                buffer = batch.buffer
+                begin = len(buffer)
+                if batch.segments_bytes + begin > BATCH_BYTES_MAX:
+                    return None
+                try:
+                    write(item, flags, buffer)
+                except BaseException:
+                    del buffer[begin:]
+                    raise
+                size = len(buffer)
+                length = size - begin
+                if length > length_max:
+                    del buffer[begin:]
+                    return None
+                backlog.bytes = waiting = backlog.bytes + length
+                if size >= SEGMENT_BYTES:
+                    self._filled.append(queue.cut(batch))
+                    self.must_wait = True
+                elif waiting > self._backlog_max:
+                    self.must_wait = True
+                return batch.future
+            finally:
+                release()
+
+        return enqueue_item
 
     def _may_join(self, batch: Batch) -> bool:
         accepts = batch.accepts(self._params, _NOTHING)
