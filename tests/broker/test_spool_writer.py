@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.broker.replication.spool_writer import SpoolWriter
+from gazette.broker.replication.spool_writer import BATCH_BYTES, SpoolWriter
 from gazette.errors import Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
@@ -77,7 +77,9 @@ async def until(condition: Callable[[], object]) -> None:
         await SystemClock().sleep(0)
 
 
-@pytest.mark.parametrize("chunk", [1, 1000, CHUNK, INLINE_BYTES, INLINE_BYTES + 1, 2 << 20])
+@pytest.mark.parametrize(
+    "chunk", [1, 1000, CHUNK, INLINE_BYTES, INLINE_BYTES + 1, BATCH_BYTES, 2 << 20]
+)
 async def test_what_is_written_is_what_came(bench: Bench, chunk: int) -> None:
     """In order, whatever the sizes; and so is what the digest was given."""
     expected = b""
@@ -113,10 +115,10 @@ async def test_content_is_taken_while_a_batch_is_written(bench: Bench) -> None:
             delta += CHUNK
 
     filling = bench.scope.spawn(fill(), name="fill")
-    await until(lambda: delta >= 2 * INLINE_BYTES)
+    await until(lambda: delta >= 2 * BATCH_BYTES - CHUNK)
     for _ in range(100):
         await SystemClock().sleep(0)
-    assert delta == 2 * (INLINE_BYTES // CHUNK) * CHUNK + CHUNK
+    assert delta == 2 * BATCH_BYTES - CHUNK
     gate.set()
     await filling
     await bench.commit()
@@ -160,8 +162,8 @@ async def test_spool_is_let_go_of_only_when_nothing_writes_to_it(
 ) -> None:
     gate = threading.Event()
     bench.local.begin(holding(gate))
-    await bench.local.content(bytes(INLINE_BYTES + 1), 0)
-    await bench.local.content(b"never", INLINE_BYTES + 1)
+    await bench.local.content(bytes(BATCH_BYTES), 0)
+    await bench.local.content(b"never", BATCH_BYTES)
     settling = bench.scope.spawn(bench.local.settle(), name="settle")
     for _ in range(20):
         await SystemClock().sleep(0)
@@ -172,7 +174,7 @@ async def test_spool_is_let_go_of_only_when_nothing_writes_to_it(
     await asyncio.wait({settling})
     assert settling.cancelled() == cancelled
     # Case: what was gathered only is given up; what was written is rolled back by the next holder.
-    assert bench.spool.delta == INLINE_BYTES + 1
+    assert bench.spool.delta == BATCH_BYTES
     proposal = Proposal(bench.spool.fragment, bench.spool.registers)
     assert (await bench.spool.apply(proposal, primary=True)).status is Status.OK
     assert bench.spool.delta == 0

@@ -28,7 +28,7 @@ from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
-from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import Offset, ProcessId
@@ -304,7 +304,7 @@ class Pipeline:
             self._begin = delta
         self._gathered.append(content)
         self._length += length
-        if not delta or self._length > INLINE_BYTES:
+        if not delta or self._length >= _MESSAGE_BYTES_MAX:
             # Send the first chunk at once: it is all of a short append, and travels while its end arrives.
             await self._send_gathered()
 
