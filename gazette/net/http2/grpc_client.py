@@ -45,7 +45,7 @@ _GOODBYE_S: Final = 1.0
 """Seconds that a server gets to take the last bytes of a channel that is closed."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
-"""What a server of gRPC says when it gives up a connection that pings more often than it permits."""
+"""The reason that a server of gRPC gives if it refuses pings as too many."""
 _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 
