@@ -81,7 +81,10 @@ def clock() -> ManualClock:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Make a self-signed certificate for localhost, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"

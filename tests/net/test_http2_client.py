@@ -14,7 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.client.rpc.channel import TlsSettings
 from gazette.client.rpc.errors import END_OF_STREAM
+from gazette.errors import Invalid
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import FIRST_BYTES, HELD_BYTES
 from gazette.net.http2.grpc_client import Http2Channel, Http2Transport
@@ -22,9 +24,11 @@ from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http2.headers import encode_fields
 from gazette.net.http2.metadata import timeout_field, timeout_of
 from gazette.net.http_server import bind_tcp
+from gazette.net.resolve import HostAddresses
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
+from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers
 
 CODE = grpc.StatusCode
@@ -362,7 +366,7 @@ async def test_a_server_of_another_protocol_is_named() -> None:
     async with answering(http1) as channel:
         error = await failure(double(channel)(b"x"))
         assert error.code() is CODE.UNAVAILABLE
-        assert "FRAME_SIZE_ERROR" in str(error.details()) or "SETTINGS" in str(error.details())
+        assert "does not speak HTTP/2, or only with TLS" in str(error.details())
 
 
 ANSWERS = {
@@ -437,6 +441,27 @@ async def test_a_call_that_ended_well_can_be_read_to_its_end(served: Served) -> 
         assert got == [100_000] * 3
         assert await call.read() is END_OF_STREAM
         assert await call.read() is END_OF_STREAM
+        assert await call.code() is CODE.OK
+
+
+END = fr.frame(fr.HEADERS, 5, 1, OK)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [fr.rst_stream(1, fr.FaultCode.NO_ERROR), fr.goaway(1, fr.FaultCode.INTERNAL_ERROR, "over")],
+    ids=["reset", "lost"],
+)
+async def test_nothing_behind_the_status_changes_it(behind: bytes) -> None:
+    """Regression: a server that ends a call early resets its stream behind the trailers."""
+    answer = (fr.frame(fr.HEADERS, 4, 1, HEAD), fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x" * 2))
+    async with answering(frames(*answer, END, behind, fr.ping(bytes(8)))) as channel:
+        call = channel.stream_stream(f"{METHOD}Echo")()
+        await call.write(b"x")
+        got = [await call.read()]
+        await eventually(lambda: call._stream.over)
+        got += [await call.read(), await call.read()]
+        assert got == [b"x", b"x", END_OF_STREAM]
         assert await call.code() is CODE.OK
 
 
@@ -527,6 +552,48 @@ async def test_tls_needs_a_server_of_that_name_that_speaks_http2(
             assert says in str(error.details())
     server.close()
     await grpcio.stop(0)
+
+
+async def test_each_connection_reads_the_files_of_tls(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    chain, key = certificate
+    trusted = tmp_path / "trusted.pem"
+    handlers = Handlers()
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handlers.table(),))
+    pair = (key.read_bytes(), chain.read_bytes())
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await server.start()
+    transport = Http2Transport(TlsSettings(ca_file=trusted).context)
+    with pytest.raises(Invalid, match=r"trusted\.pem"):
+        transport.channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(), ())
+    trusted.write_bytes(make_certificate(tmp_path)[0].read_bytes())
+    backoff = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
+    channel: Any = transport.channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(), backoff)
+    async with channel:
+        error = await failure(double(channel)(b"x"))
+        assert "the certificate of the server is not trusted" in str(error.details())
+        trusted.unlink()
+        await eventually(lambda: "trusted.pem" in channel._reason)
+        trusted.write_bytes(chain.read_bytes())
+        assert await double(channel)(b"x", wait_for_ready=True, timeout=30) == b"xx"
+    await server.stop(0)
+
+
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next(served: Served) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.2", served.port))
+        full.listen(0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):  # Fill the queue of the socket: it answers no more.
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(full.getsockname())
+            found = [(0, 0, 0, "", (host, 0)) for host in ("127.0.0.3", "127.0.0.2", "127.0.0.1")]
+            async with served.channel(**{"grpc.min_reconnect_backoff_ms": 600}) as channel:
+                channel._addresses = HostAddresses("none", lambda *_, **options: found)
+                assert await double(channel)(b"x") == b"xx"
 
 
 async def test_unix_sockets(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ async def _client(program: str, tls: TlsFiles | None) -> bool:
             f"--tls_cert_file={tls.cert_file}",
             f"--tls_key_file={tls.key_file}",
         )
-        context = TlsSettings(ca_file=Path(tls.cert_file)).context()
+        context = TlsSettings(ca_file=Path(tls.cert_file)).context
     process = await asyncio.create_subprocess_exec(
         program, *options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

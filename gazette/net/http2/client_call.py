@@ -204,6 +204,8 @@ class ClientCall(StreamListener):
                 self._give(self._sink)
 
     def on_fault(self, error: GazetteError) -> None:
+        if self._trailers is not None:
+            return  # The server has given the status, and every response is here.
         name = str(error.facts.get("code"))
         if name == FaultCode.REFUSED_STREAM.name and self._repeats:
             self._repeat()

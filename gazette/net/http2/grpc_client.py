@@ -1,7 +1,8 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
 It connects for the first call. A connection that is lost, or that its server drains, is made again for the
-next one. After a failed attempt it waits before the next, and calls fail meanwhile.
+next one. After a failed attempt it waits before the next, and calls fail meanwhile. Each connection resolves
+the host, and reads the files of TLS, again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import socket
 import ssl
@@ -18,7 +20,7 @@ from typing import Any, Final, Self, cast
 import grpc
 import grpc.aio
 
-from gazette.errors import Unavailable
+from gazette.errors import GazetteError, Unavailable
 from gazette.net.http2.client_call import ClientCall, Method
 from gazette.net.http2.frames import ConnectionFault
 from gazette.net.http2.headers import encode_fields
@@ -26,6 +28,7 @@ from gazette.net.http2.messages import ENCODINGS
 from gazette.net.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
 from gazette.net.http2.socket import Http2Socket
 from gazette.net.http2.waiters import Waiters
+from gazette.net.resolve import HostAddresses
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.version import __version__
@@ -36,8 +39,6 @@ State = grpc.ChannelConnectivity
 
 _UNIX: Final = "unix:"
 _PORT_MAX: Final = 65_535
-_NEXT_ADDRESS_S: Final = 0.25
-"""Seconds after which the next address of a host is tried, besides the one before."""
 _GROWTH: Final = 1.6
 """Factor between two waits after failed attempts, as of gRPC."""
 _JITTER: Final = 0.2
@@ -46,6 +47,10 @@ _GOODBYE_S: Final = 1.0
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a server of gRPC gives if it refuses pings as too many."""
+_CLOSED: Final = "the server closed the connection"
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+"""The reason that OpenSSL gives for an answer that is not TLS."""
+_NOT_HTTP2: Final = "what listens there does not speak HTTP/2, or only with TLS"
 _AGENT: Final = f"gazette-python/{__version__}".encode()
 
 
@@ -71,16 +76,22 @@ class _Options:
 class Http2Channel:
     """A channel to one target, ``host:port`` or ``unix:/path``. Loop-bound. Close it at the end.
 
-    ``tls`` is a context whose ALPN is ``h2``; None for no TLS. ``options`` are those of `grpc.aio`: times of
-    connecting and pings, and the largest message.
+    ``tls`` makes the context of a connection, whose ALPN is ``h2``; None for no TLS. ``options`` are those of
+    `grpc.aio`: times of connecting and pings, and the largest message.
     """
 
     def __init__(
-        self, target: str, tls: ssl.SSLContext | None, options: Sequence[tuple[str, Any]] = ()
+        self,
+        target: str,
+        tls: Callable[[], ssl.SSLContext] | None,
+        options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.target = target
         self._tls = tls
         self._options = _Options(options)
+        host, _, self._port = target.rpartition(":")
+        self._host = host.removeprefix("[").removesuffix("]")
+        self._addresses = HostAddresses(self._host)
         self._scope = TaskScope(f"channel to {target}")
         self._connection: ClientConnection | None = None
         self._connections: dict[ClientConnection, None] = {}
@@ -248,12 +259,10 @@ class Http2Channel:
                 one.abort()
             if not isinstance(error, Exception):
                 raise
-            if not isinstance(error, (OSError, ValueError, Unavailable)):
+            if not isinstance(error, (OSError, ValueError, GazetteError)):
                 # It is a defect, and calls must not wait for it.
                 log.exception("cannot connect to %(address)s", {"address": self.target})
-            # TimeoutError is an OSError.
-            text = "connect timed out" if isinstance(error, TimeoutError) else str(error)
-            self._not_connected(text)
+            self._not_connected(_why(error))
         else:
             self._connected(made[-1])
 
@@ -263,16 +272,26 @@ class Http2Channel:
             path = self.target.removeprefix(_UNIX)
             await loop.create_unix_connection(make, "/" + path.lstrip("/"))
             return
-        host, _, port = self.target.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
+        port = self._port
         if not port.isdecimal() or int(port) > _PORT_MAX:
             raise ValueError(f"the port must be a number up to {_PORT_MAX}: got {port!r}")
-        # Other loops, such as uvloop, do not know this argument, and try one address after the other.
-        ours = isinstance(loop, asyncio.BaseEventLoop)
-        options: dict[str, Any] = {"happy_eyeballs_delay": _NEXT_ADDRESS_S} if ours else {}
-        transport, _ = await loop.create_connection(make, host, int(port), ssl=self._tls, **options)
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != "h2":
+        tls = None if self._tls is None else self._tls()
+        name = None if tls is None else self._host
+        addresses = await self._addresses.find()
+        # An address that does not answer leaves time for the others.
+        share_s = self._options.connect_timeout_s / len(addresses)
+        for at, address in enumerate(addresses, 1):
+            try:
+                async with timeout(share_s):
+                    transport, _ = await loop.create_connection(
+                        make, address, int(port), ssl=tls, server_hostname=name
+                    )
+                break
+            except OSError:
+                if at == len(addresses):
+                    raise
+        used = transport.get_extra_info("ssl_object")
+        if used is not None and used.selected_alpn_protocol() != "h2":
             raise Unavailable("the server does not speak HTTP/2 over TLS")
         _end_when_unheard(transport.get_extra_info("socket"), self._options.keepalive_timeout_s)
 
@@ -280,7 +299,7 @@ class Http2Channel:
         self._connecting = False
         self._backoff_s = self._options.backoff_min_s
         if connection.is_closing:
-            self._not_connected("the server closed the connection")
+            self._not_connected(_CLOSED)
             return
         self._connection = connection
         self._changed.wake()
@@ -392,7 +411,7 @@ class ClientConnection(Http2Socket):
         """Return once the server's settings have arrived. Raise ``Unavailable`` if it ends before."""
         while not self._connection.settled:
             if self._closing:
-                raise Unavailable(self._reason or "the server closed the connection")
+                raise Unavailable(self._reason or _CLOSED)
             await self._settled.wait()
 
     def open(self, call: ClientCall) -> None:
@@ -406,13 +425,14 @@ class ClientConnection(Http2Socket):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._reason = self._reason or str(error or "Socket closed")
+        if not self._reason:
+            self._reason = _CLOSED if error is None else _why(error)
         self._connection.lose(Unavailable(self._reason))
         self._settled.wake()
         self._channel.lost(self)
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        self._reason = str(fault)
+        self._reason = str(fault) if self._connection.settled else _NOT_HTTP2
         if _REFUSED_PINGS in self._reason:
             self._channel.ping_less()
         self._channel.drained(self)
@@ -438,6 +458,19 @@ class ClientConnection(Http2Socket):
             return
         asked = self._pinged_at is not None
         self._set_timer(self._keepalive_timeout_s if asked else self._keepalive_s, self._check)
+
+
+def _why(error: BaseException) -> str:
+    """Return in words why there is no connection."""
+    if isinstance(error, TimeoutError):
+        return "connect timed out"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of the server is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == _NO_TLS:
+        return "what listens there does not speak TLS"
+    if isinstance(error, ssl.SSLError) or not isinstance(error, OSError) or not error.errno:
+        return str(error)
+    return os.strerror(error.errno)  # asyncio puts its own words into the error.
 
 
 def _end_when_unheard(connection: Any, seconds: float) -> None:
@@ -466,6 +499,11 @@ class Http2Transport:
         credentials: grpc.ChannelCredentials | None,
         options: Sequence[tuple[str, Any]],
     ) -> grpc.aio.Channel:
-        """Make a channel; with TLS if there are ``credentials``, of which only that counts."""
-        context = None if credentials is None else self._tls()
-        return cast("grpc.aio.Channel", Http2Channel(target, context, options))
+        """Make a channel; with TLS if there are ``credentials``, of which only that counts.
+
+        Raise what making a context of TLS raises.
+        """
+        tls = None if credentials is None else self._tls
+        if tls is not None:
+            tls()  # Files that cannot be used are an error of the caller, and no failure to connect.
+        return cast("grpc.aio.Channel", Http2Channel(target, tls, options))
