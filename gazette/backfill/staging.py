@@ -103,10 +103,10 @@ class Staging(ABC):
 
 
 def open_staging(url: str) -> Staging:
-    """Return the staging area at a path, in an S3 bucket, or at any other URL that fsspec knows.
+    """Return the staging area at a path, in an S3 bucket, or in a bucket that fsspec reaches.
 
     An S3 URL is ``s3://bucket/path``, with the arguments of stores. Raise ``Invalid`` for anything
-    else. Make no connection.
+    else, and for a file system that cannot create a file only if it is absent. Make no connection.
     """
     scheme = urlsplit(url).scheme
     if scheme == "s3":
@@ -232,11 +232,23 @@ class S3Staging(Staging):
         self._retrying.remove(_checked(name))
 
 
+_EXCLUSIVE: Final = frozenset({"gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Protocols of fsspec by which a file is created only if it is absent, in one step. Others look first,
+and then write: two drivers could both make the plan of a run.
+"""
+
+
 class FsspecStaging(Staging):
-    """A bucket, or any filesystem that fsspec can reach, with credentials of the environment."""
+    """A bucket of Google or Azure that fsspec reaches, with credentials of the environment."""
 
     def __init__(self, url: str) -> None:
-        """Create the area. Raise ``Invalid`` for a scheme that needs a package which is not installed."""
+        """Create the area. Raise ``Invalid`` for another scheme, or one whose package is not installed."""
+        if (scheme := urlsplit(url).scheme) not in _EXCLUSIVE:
+            raise Invalid(
+                f"there are no staging areas at {scheme}:// ({url!r})",
+                path="--staging",
+                hint="Give a directory that all processes share, or a bucket: s3://, gs:// or az://.",
+            )
         try:
             import fsspec
         except ImportError as error:

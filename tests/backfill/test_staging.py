@@ -111,6 +111,9 @@ def test_a_url_that_is_no_staging_area() -> None:
         open_staging("relative/path")
     with raises(Invalid, path="--staging", says="ssh-or-so://host/path"):
         open_staging("ssh-or-so://host/path")
+    with raises(Invalid, path="--staging", says="sftp://") as raised:
+        open_staging("sftp://host/path")
+    assert "s3://" in raised.value.hint
     with raises(Invalid, path="--staging", says="Reigon"):
         open_staging("s3://bucket/path?Reigon=x")
 
