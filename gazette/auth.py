@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Final, Protocol
 
-import jwt
-
 from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.runtime.clock import Clock
@@ -159,6 +157,8 @@ class KeyedAuth:
         return KeyedAuth(clock, tuple(keys), allow_missing)
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
+        import jwt  # Takes a tenth of a broker's start, and many have no keys.
+
         now = self.clock.now()
         payload = {
             "cap": int(claims.capability),
@@ -185,6 +185,8 @@ class KeyedAuth:
 
     def _decode(self, token: str) -> dict[str, Any]:
         """Return the payload if one of our keys signed it."""
+        import jwt
+
         failure: Exception | None = None
         for key in self.keys:
             try:

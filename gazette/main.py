@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gazette.runtime.commands import import_function
 from gazette.runtime.process_exit import end_process
 from gazette.version import __version__
 
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     module, name = _COMMANDS[command]
     # Import on demand: a broker need not load what only other commands use.
     try:
-        function: Callable[..., int] = getattr(importlib.import_module(module), name)
+        function: Callable[..., int] = import_function(module, name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "tools":
             raise

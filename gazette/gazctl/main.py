@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import importlib
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from gazette.gazctl.flags import LogFlags, SharedFlags
 from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.commands import import_function
 from gazette.version import __version__
 
 EXIT_OK: Final = 0
@@ -267,7 +267,7 @@ def _context(
 def _target(command: Command) -> Any:
     module, _, name = command.target.partition(":")
     # Import on demand: for example, the completion of a command line needs no client.
-    return getattr(importlib.import_module(f"gazette.gazctl.{module}"), name)
+    return import_function(f"gazette.gazctl.{module}", name)
 
 
 def _handle_signals(context: Context) -> list[int]:
