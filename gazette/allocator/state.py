@@ -250,14 +250,6 @@ class State:
         member: Member = local.decoded
         return member.value.exiting() and self.local_count == 0
 
-    def is_relieved(self) -> bool:
-        """Return True if the others can take over all that the local member holds.
-
-        It is False for an exiting member that must wait for another member to join.
-        """
-        local = self.local_member
-        return local is not None and self.demand.limits[local.decoded.id] == 0
-
     @property
     def demand(self) -> Demand:
         if self._demand is None:

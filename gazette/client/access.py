@@ -129,10 +129,6 @@ class BrokerAccess(ClusterAccess):
         endpoint = await self.addresses.connected()
         return self.channels.journal(endpoint), endpoint
 
-    def stub_of(self, journal: str) -> JournalStub:
-        """Return the Journal service for calls about a journal."""
-        return self.channels.journal(self.endpoint_of(journal))
-
     def observe_route(self, journal: str, route: Route) -> None:
         """Remember the route that a broker answered with."""
         self._routes.put(split_journal_meta(journal)[0], route, self.clock.monotonic())

@@ -126,11 +126,6 @@ def require_result(callback: str, result: Any, **facts: Any) -> Any:
     return result
 
 
-def require_plain_method(kind: type, name: str) -> None:
-    """Raise ``Invalid`` if a method of a class is a coroutine or generator function."""
-    _require_kind(getattr(kind, name), f"{kind.__module__}.{kind.__qualname__}.{name}", ())
-
-
 def require_plain(function: Callable[..., Any], parameters: Sequence[str]) -> None:
     """Raise ``Invalid`` unless a function is plain, and can be called with these arguments."""
     name = f"{function.__module__}.{function.__qualname__}"

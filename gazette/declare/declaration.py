@@ -269,11 +269,6 @@ class Declaration(msgspec.Struct, frozen=True):
         return (*self.sources, *(one for one in self.outputs if one.name not in names))
 
 
-def is_declared(application: Any) -> bool:
-    """Return True if the class of an application has a `Source` or an `Output`."""
-    return bool(_declared(type(application), (Source, Output)))
-
-
 def sources_of(application: Any) -> list[Source]:
     """Return the sources of an application's class, those of base classes first."""
     return _declared(type(application), (Source,))

@@ -39,12 +39,6 @@ def find(kvs: Sequence[DecodedKeyValue], key: str) -> DecodedKeyValue | None:
     return None
 
 
-def ranged(kvs: Sequence[DecodedKeyValue], begin: str, end: str) -> Sequence[DecodedKeyValue]:
-    """Return the entries with ``begin <= key < end``."""
-    first = index_of(kvs, begin)
-    return kvs[first : index_of(kvs, end, first)]
-
-
 def prefixed(kvs: Sequence[DecodedKeyValue], prefix: str) -> Sequence[DecodedKeyValue]:
     """Return the entries whose key begins with ``prefix``."""
     first = index_of(kvs, prefix)

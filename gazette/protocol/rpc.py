@@ -398,12 +398,6 @@ def validate_unassign_request(pb: consumer_pb2.UnassignRequest) -> None:
     _shards(pb.shards)
 
 
-def validate_unassign_response(pb: consumer_pb2.UnassignResponse) -> None:
-    status = _shard_status(pb.status)
-    if status is not ShardStatus.OK:
-        raise Invalid(f"bad status: {status.name}")
-
-
 _Routed = (
     broker_pb2.ReadRequest
     | broker_pb2.ReadResponse

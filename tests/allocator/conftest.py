@@ -170,6 +170,12 @@ class PaperCluster:
             _Mirror(fold.load(kvs, paper_decoder).key_values), _local(local), is_consistent
         )
 
+    def is_relieved(self, member: str) -> bool:
+        """Return True if the others can take over all that a member holds, by their room."""
+        state = self.state(member)
+        local = state.local_member
+        return local is not None and state.demand.limits[local.decoded.id] == 0
+
     def steps(self, state: State | None = None) -> list[ItemStep]:
         """Return what the leader would do now, or would have done on an older state."""
         state = state or self.state()

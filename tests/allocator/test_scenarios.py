@@ -297,7 +297,7 @@ def test_exiting_members_are_drained_one_by_one(paper: Any) -> None:
     cluster.reset_counts()
     cluster.settle()
     assert cluster.counts["added"] == cluster.counts["removed"] == 0
-    assert not cluster.state("a#1").is_relieved()
+    assert not cluster.is_relieved("a#1")
 
     # Case: … until another one joins: then the older one can.
     cluster.put("members/c#1", 30)
@@ -370,7 +370,7 @@ def test_items_that_need_few_replicas_are_handed_over_without_a_replacement(pape
     cluster.mark_consistent(lambda key: key.endswith("#0"))
     leaving, staying = ("a#1", "a#2") if "y#a#1#0" in cluster.assigned() else ("a#2", "a#1")
     cluster.put(f"members/{leaving}", "9 exiting")
-    assert cluster.state(leaving).is_relieved()
+    assert cluster.is_relieved(leaving)
     cluster.settle(consistent=False)
     # Case: what the other has ready is its own at once; no member lets go of the rest.
     assert set(cluster.assigned()) == {f"x#{staying}#0", f"y#{leaving}#0", f"y#{staying}#1"}

@@ -194,11 +194,11 @@ def test_nothing_is_shed_by_members_that_stay(paper: Any) -> None:
 
 def test_a_member_is_relieved_once_the_others_can_do_without_it(paper: Any) -> None:
     cluster = paper([("members/z#a", "5 exiting"), ("items/x", "1")])
-    assert not cluster.state("z#a").is_relieved()
+    assert not cluster.is_relieved("z#a")
     cluster.put("members/z#b", 5)
-    assert cluster.state("z#a").is_relieved()
-    assert not cluster.state("z#b").is_relieved()
-    assert not cluster.state("z#gone").is_relieved()
+    assert cluster.is_relieved("z#a")
+    assert not cluster.is_relieved("z#b")
+    assert not cluster.is_relieved("z#gone")
 
 
 def test_loads_know_ratios_and_members_that_are_gone(cluster: Any) -> None:

@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette.blobs import health
-from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import SWEEP_INTERVAL_S, BlobSettings, BlobStores
 from gazette.blobs.thread_call import ended
 from gazette.errors import Invalid, NotAllowed, Unavailable
@@ -18,6 +17,7 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
+from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from gazette.blobs import health
 from gazette.blobs.blob_store import BlobInfo
-from gazette.blobs.memory import MemoryStore
 from gazette.errors import Broken, GazetteError, NotAllowed, Unavailable
 from gazette.testing.clock import ManualClock
+from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
 
 

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 import pytest
 
 from gazette.blobs.blob_store import BlobInfo
-from gazette.blobs.memory import MemoryStore
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import ReadParams
@@ -20,6 +19,7 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
 
 HUNG, GOOD = "s3://hung/", "s3://good/"

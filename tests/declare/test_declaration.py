@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gazette import Application, CSVRecord, Message, MessageProducer, Output, Source
-from gazette.declare.declaration import Declaration, declaration_of, is_declared, message_type_label
+from gazette.declare.declaration import Declaration, declaration_of, message_type_label
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.mapping import Partition, Partitions
@@ -61,8 +61,6 @@ def test_a_class_declares_its_attributes() -> None:
     assert declaration.shards == 4
     assert declaration.application.endswith("test_declaration.Two")
     assert declaration_of(Two(), name="shop: new").slug == "shop-new"
-    assert is_declared(Two())
-    assert not is_declared(Silent())
 
 
 def test_a_subclass_adds_replaces_and_removes() -> None:

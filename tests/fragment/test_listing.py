@@ -8,13 +8,13 @@ from typing import NoReturn
 import pytest
 
 from gazette.blobs.blob_store import BlobInfo
-from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import NotAllowed, Unavailable
 from gazette.fragment.listing import FragmentOwner, list_fragments
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.testing.clock import ManualClock
+from gazette.testing.memory_store import MemoryStore
 
 DATED = (
     'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'

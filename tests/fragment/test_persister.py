@@ -14,7 +14,6 @@ from typing import BinaryIO
 import pytest
 from prometheus_client import REGISTRY
 
-from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import Bug, Closed, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
@@ -26,6 +25,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, paths
 from gazette.testing.clock import ManualClock
+from gazette.testing.memory_store import MemoryStore
 from tests.facts import logged, raises
 
 SETTINGS = PersisterSettings(parallel=4)

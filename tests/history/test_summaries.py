@@ -15,7 +15,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gazette.blobs.memory import MemoryStore
 from gazette.blobs.registry import BlobSettings, BlobStores, default_constructors
 from gazette.errors import NotAllowed
 from gazette.fragment.listing import list_fragments
@@ -37,6 +36,7 @@ from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
+from gazette.testing.memory_store import MemoryStore
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
 from tests.fuzzing import examples

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette.blobs.memory import MemoryStore
 from gazette.consumer.application import Store
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.hints import FSMHints
@@ -20,6 +19,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
+from gazette.testing.memory_store import MemoryStore
 from gazette.testing.recovery import LOG, FragmentLog, MemoryLogs, take_over
 
 SHARD: Any = None

@@ -87,21 +87,6 @@ def test_a_set_covers_what_was_added_and_nothing_else(
         assert before.last_seq_no + 1 < after.first_seq_no or before.author != after.author
 
 
-@given(histories(), st.integers(0, 260), st.integers(0, 260))
-def test_intersection_is_that_of_bytes(
-    history: tuple[list[int], list[Segment]], first: int, last: int
-) -> None:
-    """An end that is not known reaches to the end of the log."""
-    _, segments = history
-    folded = SegmentSet(segments)
-    end = 10_000
-    needed = {b for s in folded for b in range(s.first_offset, s.last_offset or end)}
-    asked = set(range(first, last or end))
-    if asked:
-        assert folded.intersects(LOG, first, last) == bool(needed & asked)
-    assert not folded.intersects("another/log", 0, 0)
-
-
 @pytest.mark.parametrize(
     ("reason", "segments"),
     [

@@ -60,11 +60,6 @@ class Template:
 
     nodes: tuple[Node, ...] = field(repr=False)
 
-    @property
-    def has_controls(self) -> bool:
-        """True if some of the text is conditional."""
-        return any(isinstance(node, Control) for node in self.nodes)
-
     def execute(self, dot: Struct) -> str:
         """Return what the template writes. Raise ``Invalid`` as Go's would fail, and beyond its bounds."""
         run = _Run(dot)

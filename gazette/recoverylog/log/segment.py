@@ -102,18 +102,6 @@ class SegmentSet:
         """Add a segment. If it contradicts the others, raise ``Invalid`` and change nothing."""
         self._segments = _fold([*self._segments, segment])
 
-    def intersects(self, log: str, first_offset: int, last_offset: int) -> bool:
-        """Return True if any segment needs bytes of ``log`` in [first_offset, last_offset).
-
-        A ``last_offset`` of 0 is an unknown end: then all bytes from ``first_offset`` on count.
-        """
-        return any(
-            segment.log == log
-            and (segment.first_offset < last_offset or last_offset == 0)
-            and (segment.last_offset > first_offset or segment.last_offset == 0)
-            for segment in self._segments
-        )
-
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
 

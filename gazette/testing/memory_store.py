@@ -1,4 +1,4 @@
-"""Stage 8 of the byte path: objects in a dictionary. The reference by which other stores are tested."""
+"""Objects in a dictionary. The reference by which other stores are tested."""
 
 from __future__ import annotations
 

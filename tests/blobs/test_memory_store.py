@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from gazette.blobs.memory import MemoryStore
 from gazette.testing.blob_store_tests import BlobStoreTests
 from gazette.testing.clock import ManualClock
+from gazette.testing.memory_store import MemoryStore
 
 
 class TestMemoryStore(BlobStoreTests):
