@@ -368,6 +368,14 @@ async def test_a_server_of_another_protocol_is_named() -> None:
         assert error.code() is CODE.UNAVAILABLE
         assert "does not speak HTTP/2, or only with TLS" in str(error.details())
 
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+
+    async with answering(silent) as channel:
+        error = await failure(double(channel)(b"x"))
+        assert error.code() is CODE.UNAVAILABLE
+        assert "closed the connection before it spoke HTTP/2" in str(error.details())
+
 
 ANSWERS = {
     "no gRPC": (

@@ -427,6 +427,8 @@ class ClientConnection(Http2Socket):
         super().connection_lost(error)
         if not self._reason:
             self._reason = _CLOSED if error is None else _why(error)
+            if not self._connection.settled:  # It may be a server that wants TLS.
+                self._reason += " before it spoke HTTP/2"
         self._connection.lose(Unavailable(self._reason))
         self._settled.wake()
         self._channel.lost(self)
