@@ -58,6 +58,15 @@ class Unavailable(Retryable):
     default_hint = "Check that the named process is running and reachable; the call is retried."
 
 
+class RolledBack(Unavailable):
+    """A store has rolled a transaction back in favour of another one. Repeated, it succeeds."""
+
+    default_hint = (
+        "No action: the shard is restarted automatically. If this happens often, have transactions "
+        "change rows in the same order."
+    )
+
+
 class Moved(Retryable):
     """Another process serves the journal or shard now. Resolve its route again."""
 

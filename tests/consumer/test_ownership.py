@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gazette.client.shards import ShardChange
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.shard import ownership as ownership_module
 from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.shard.restarts import FENCED_MAX, Restarts, is_fenced
-from gazette.errors import Closed, Fenced, GazetteError, Unavailable
+from gazette.consumer.shard.restarts import UNASKED_MAX, FailureKind, Restarts, kind_of
+from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.errors import Closed, Fenced, GazetteError, RolledBack, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.etcd.values import Compare, Op
 from gazette.message.uuid import OUTSIDE_TXN
@@ -32,6 +34,7 @@ from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
 from tests.facts import raises
 
 CLOCK = SystemClock()
+FENCED = FailureKind.FENCED
 HEARS_LATE_S = 0.5
 """How much later than others a member hears what changed: enough to act upon what is over."""
 
@@ -114,11 +117,11 @@ async def test_an_etcd_that_does_not_answer_is_asked_again(etcd: Etcd) -> None:
 
 def test_a_fenced_shard_is_restarted_without_being_asked_and_within_bounds() -> None:
     restarts, spec = Restarts(0), shard_spec(SHARD)
-    verdicts = [restarts.failed(spec, float(n), fenced=True) for n in range(FENCED_MAX + 1)]
+    verdicts = [restarts.failed(spec, float(n), FENCED) for n in range(UNASKED_MAX + 1)]
     assert [one.delay_s for one in verdicts] == [1, 2, 4, 8, 16, None]
     assert "still assigned" in verdicts[0].text
     assert "another cluster" in verdicts[-1].text
-    assert restarts.count(SHARD, 9.0) == FENCED_MAX
+    assert restarts.count(SHARD, 9.0) == UNASKED_MAX
     # Case: other failures have their own restarts, and do not get those.
     assert restarts.failed(spec, 9.0).delay_s is None
     assert Restarts(1).failed(spec, 9.0).delay_s == 1
@@ -127,12 +130,33 @@ def test_a_fenced_shard_is_restarted_without_being_asked_and_within_bounds() -> 
 def test_being_fenced_is_seen_through_what_it_caused() -> None:
     wrapped = GazetteError("the store's commit failed")
     wrapped.__cause__ = Fenced("counted up")
-    assert is_fenced(Fenced("counted up"))
-    assert is_fenced(wrapped)
-    assert not is_fenced(GazetteError("something else"))
+    assert kind_of(Fenced("counted up"), None) is FENCED
+    assert kind_of(wrapped, None) is FENCED
+    assert kind_of(GazetteError("something else"), None) is FailureKind.OTHER
     endless = GazetteError("its own cause")
     endless.__cause__ = endless
-    assert not is_fenced(endless)
+    assert kind_of(endless, None) is FailureKind.OTHER
+
+
+def test_a_shard_whose_transaction_was_rolled_back_is_restarted_and_within_bounds() -> None:
+    def classify(error: Exception) -> ErrorCause:
+        return ErrorCause.ROLLED_BACK if isinstance(error, KeyError) else ErrorCause.STORE
+
+    kind = FailureKind.ROLLED_BACK
+    wrapped = ApplicationFailed("finalize_transaction raised DeadlockDetected")
+    for cause in (RolledBack("deadlock detected"), KeyError("an error of the store")):
+        wrapped.__cause__ = cause
+        assert kind_of(cause, classify) is kind_of(wrapped, classify) is kind
+    wrapped.__cause__ = ValueError("another one")
+    assert kind_of(wrapped, classify) is FailureKind.OTHER
+    restarts, spec = Restarts(0), shard_spec(SHARD)
+    verdicts = [restarts.failed(spec, float(n), kind) for n in range(UNASKED_MAX + 1)]
+    assert [one.delay_s for one in verdicts] == [1, 2, 4, 8, 16, None]
+    assert "in favour of another one" in verdicts[0].text
+    assert "in the same order" in verdicts[-1].text
+    # Case: each kind has its own bound.
+    assert restarts.failed(spec, 9.0, FENCED).delay_s == 1
+    assert restarts.failed(spec, 9.0).delay_s is None
 
 
 # --- Two owners

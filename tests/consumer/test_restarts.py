@@ -10,6 +10,7 @@ import pytest
 from gazette.client.shards import ShardChange
 from gazette.consumer.query.standby_lag import StandbyLag
 from gazette.consumer.shard.restarts import DELAY_MAX_S, LABEL, WINDOW_S, Restarts
+from gazette.errors import RolledBack
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture
@@ -68,14 +69,15 @@ def test_lag_is_counted_from_the_oldest_head_that_was_not_reached() -> None:
 class Fails(Tally):
     """Raises for a word, so many times."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, error: Exception | None = None) -> None:
         super().__init__(on_word=self._look)
         self.left = times
+        self.error = ValueError("not now") if error is None else error
 
     def _look(self, word: str) -> None:
         if word == "bad" and self.left:
             self.left -= 1
-            raise ValueError("not now")
+            raise self.error
 
 
 async def test_a_failed_shard_is_started_again_as_often_as_its_label_says(
@@ -86,6 +88,20 @@ async def test_a_failed_shard_is_started_again_as_often_as_its_label_says(
     await append(broker, frame("a", 1), frame("bad", 2))
     await member.shards.apply_shards([ShardChange(upsert=labelled("2"))])
     assert "It is restarted after 1 s (1 of 2)." in await member.await_failed(SHARD)
+    await member.until(lambda: _code(member) is ReplicaCode.PRIMARY)
+    await member.read_to_heads(SHARD)
+    assert member.store(SHARD).read() == {"a": 1, "bad": 1}
+
+
+async def test_a_shard_whose_transaction_was_rolled_back_is_started_again_unasked(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Regression: a former owner that did not know yet was in the way, and the new one failed for good."""
+    member = await start(Fails(1, RolledBack("deadlock detected")))
+    await append(broker, frame("a", 1), frame("bad", 2))
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    text = await member.await_failed(SHARD)
+    assert "in favour of another one. It is restarted after 1 s (1 of 5)." in text
     await member.until(lambda: _code(member) is ReplicaCode.PRIMARY)
     await member.read_to_heads(SHARD)
     assert member.store(SHARD).read() == {"a": 1, "bad": 1}

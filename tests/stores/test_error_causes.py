@@ -15,7 +15,7 @@ from gazette.consumer.application import Store
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.transaction.error_cause import cause_of
 from gazette.consumer.transaction.poison import DeadLetter
-from gazette.errors import Invalid, Unavailable
+from gazette.errors import Invalid, RolledBack, Unavailable
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Tally, Word, frame
@@ -29,6 +29,7 @@ from tests.stores.test_sql import Postgres, postgres  # noqa: E402
 __all__ = ["postgres"]
 
 MESSAGE, TRANSIENT, STORE = ErrorCause.MESSAGE, ErrorCause.TRANSIENT, ErrorCause.STORE
+ROLLED_BACK = ErrorCause.ROLLED_BACK
 DEAD = "dead/letters"
 SETUP = (
     "DROP TABLE IF EXISTS item",
@@ -106,7 +107,8 @@ def executing(*statements: str) -> Callable[[Any], None]:
         (["SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"], TRANSIENT),
         ([raising("53100")], TRANSIENT),
         ([raising("53300")], TRANSIENT),
-        ([raising("40001")], TRANSIENT),
+        ([raising("40001")], ROLLED_BACK),
+        ([raising("40P01")], ROLLED_BACK),
         ([raising("08006")], TRANSIENT),
         ([raising("57P03")], TRANSIENT),
         (["SELECT * FROM missing"], STORE),
@@ -124,7 +126,7 @@ def test_what_postgresql_says(engine: Any, statements: list[str], cause: ErrorCa
         assert actual == {MESSAGE}
     else:
         assert MESSAGE not in actual
-        assert cause is STORE or actual == {TRANSIENT}
+        assert cause is STORE or actual == {cause}
 
 
 @pytest.mark.usefixtures("item")
@@ -145,7 +147,7 @@ def test_locks_deadlocks_and_conflicts(engine: Any) -> None:
             other.exec_driver_sql(update.format(2))
         executing(update.format(2))(one)
 
-    assert causes(engine, conflict) == {TRANSIENT}
+    assert causes(engine, conflict) == {ROLLED_BACK}
 
     def deadlock(one: Any) -> None:
         locked = threading.Event()
@@ -168,7 +170,18 @@ def test_locks_deadlocks_and_conflicts(engine: Any) -> None:
             getattr(one, "connection", one).rollback()
             thread.join(30)
 
-    assert causes(engine, deadlock) == {TRANSIENT}
+    assert causes(engine, deadlock) == {ROLLED_BACK}
+
+
+def test_a_transaction_that_was_rolled_back_is_an_error_of_its_own(engine: Any) -> None:
+    store = SQLStore(engine)
+    for state in ("40001", "40P01"):
+        with pytest.raises(RolledBack, match="made up") as raised:
+            store.execute(raising(state))
+        assert cause_of(raised.value, store.classify_error) is ROLLED_BACK
+        store.destroy()
+        store = SQLStore(engine)
+    store.destroy()
 
 
 def test_errors_of_the_client_side(engine: Any) -> None:

@@ -3,16 +3,21 @@
 A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that.
 Otherwise a failure that time does not heal would repeat for ever, and hide.
 
-The exception is a shard that was *fenced* and is still assigned. Its former owner set a fence late
-(see `gazette.consumer.shard.ownership`), which does not happen again. Even these restarts are
-bounded: another cluster that takes the shard for its own fences it each time.
+There are two exceptions. A shard was *fenced* and is still assigned: its former owner set a fence late
+(see `gazette.consumer.shard.ownership`), which does not happen again. Or its store has *rolled back* a
+transaction in favour of another one, such as one of a former owner that does not know yet. Repeated, it
+succeeds. Even these restarts are bounded: another cluster that takes the shard for its own fences it
+each time, and transactions may be in each other's way for ever.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gazette.consumer.transaction.error_cause import ErrorCause, chain_of, is_rolled_back
 from gazette.errors import Fenced
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import is_digits
@@ -23,9 +28,8 @@ WINDOW_S: Final = 600.0
 """Seconds for which a restart counts against the limits."""
 DELAY_S: Final = 1.0
 DELAY_MAX_S: Final = 60.0
-FENCED_MAX: Final = 5
-"""Most restarts of a fenced shard within `WINDOW_S`. No setting changes this limit."""
-_CAUSES_MAX: Final = 16
+UNASKED_MAX: Final = 5
+"""Most restarts for each of the two exceptions within `WINDOW_S`. No setting changes this limit."""
 ANNOUNCED: Final = "It is restarted after"
 """First words of the sentence in a status that announces a restart. No other text has them."""
 
@@ -39,14 +43,32 @@ class RestartDecision:
     text: str = ""
 
 
-def is_fenced(error: BaseException) -> bool:
-    """Return True if the cause of a failure is `Fenced`, also if other errors wrap it."""
-    cause: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if cause is None or isinstance(cause, Fenced):
-            return cause is not None
-        cause = cause.__cause__
-    return False
+class FailureKind(enum.Enum):
+    """What decides about the restart of a failed shard."""
+
+    OTHER = "other"
+    FENCED = "fenced"
+    ROLLED_BACK = "rolled back"
+
+
+_REASONS: Final = {
+    FailureKind.OTHER: "",
+    FailureKind.FENCED: "It is still assigned here: a former owner set its fence late. ",
+    FailureKind.ROLLED_BACK: "Its store has rolled a transaction back in favour of another one. ",
+}
+
+
+def kind_of(
+    error: BaseException, classify: Callable[[Exception], ErrorCause] | None
+) -> FailureKind:
+    """Return the kind of a failure, also if other errors wrap its cause. ``classify`` is that of the
+    store; None without one.
+    """
+    if any(isinstance(one, Fenced) for one in chain_of(error)):
+        return FailureKind.FENCED
+    if is_rolled_back(error, classify or (lambda _: ErrorCause.STORE)):
+        return FailureKind.ROLLED_BACK
+    return FailureKind.OTHER
 
 
 class Restarts:
@@ -54,46 +76,31 @@ class Restarts:
 
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
-        self._moments: dict[tuple[str, bool], list[float]] = {}
-        """Times of restarts, by the shard's id and by True if it was fenced: the two kinds have
-        limits of their own.
-        """
+        self._moments: dict[tuple[str, FailureKind], list[float]] = {}
+        """Times of restarts, by the shard's id and the kind of failure: each kind has its own limit."""
 
-    def failed(self, spec: ShardSpec, now: float, *, fenced: bool = False) -> RestartDecision:
+    def failed(
+        self, spec: ShardSpec, now: float, kind: FailureKind = FailureKind.OTHER
+    ) -> RestartDecision:
         """Decide about a shard that failed and is still assigned. Count its restart, if any."""
-        allowed, problem = (FENCED_MAX, "") if fenced else self._allowed(spec)
+        allowed, problem = self._allowed(spec) if kind is FailureKind.OTHER else (UNASKED_MAX, "")
         if not allowed:
             return RestartDecision(None, problem)
-        moments = self._recent(spec.id, fenced, now)
-        self._moments[spec.id, fenced] = moments
+        moments = self._recent(spec.id, kind, now)
+        self._moments[spec.id, kind] = moments
         if len(moments) >= allowed:
-            times = f"{len(moments)} times within {WINDOW_S / 60:.0f} minutes"
-            if fenced:
-                return RestartDecision(
-                    None,
-                    f"It was taken over by another owner {times}, while it was assigned "
-                    "here, and is not restarted. Does another cluster have a shard of that "
-                    "name in the same database or recovery log? Correct the cause, then: "
-                    "gazctl shards unassign --failed.",
-                )
-            return RestartDecision(
-                None,
-                f"It was restarted {times}, and is not again. Correct the cause, then: "
-                "gazctl shards unassign --failed.",
-            )
+            return RestartDecision(None, _no_more(kind, len(moments)))
         delay_s = min(DELAY_MAX_S, DELAY_S * 2 ** len(moments))
         moments.append(now)
-        why = "It is still assigned here: a former owner set its fence late. " if fenced else ""
-        return RestartDecision(
-            delay_s, f"{why}{ANNOUNCED} {delay_s:g} s ({len(moments)} of {allowed})."
-        )
+        text = f"{ANNOUNCED} {delay_s:g} s ({len(moments)} of {allowed})."
+        return RestartDecision(delay_s, f"{_REASONS[kind]}{text}")
 
     def count(self, shard_id: str, now: float) -> int:
         """Return how often it was restarted within the window."""
-        return sum(len(self._recent(shard_id, fenced, now)) for fenced in (False, True))
+        return sum(len(self._recent(shard_id, kind, now)) for kind in FailureKind)
 
-    def _recent(self, shard_id: str, fenced: bool, now: float) -> list[float]:
-        return [one for one in self._moments.get((shard_id, fenced), []) if now - one < WINDOW_S]
+    def _recent(self, shard_id: str, kind: FailureKind, now: float) -> list[float]:
+        return [one for one in self._moments.get((shard_id, kind), []) if now - one < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
         text = spec.labels.value_of(LABEL)
@@ -102,3 +109,25 @@ class Restarts:
         if is_digits(text) and int(text) <= LABEL_MAX:
             return int(text), ""
         return 0, f"It is not restarted: label {LABEL} is {text!r} (expected 0 to {LABEL_MAX})."
+
+
+def _no_more(kind: FailureKind, count: int) -> str:
+    """Return why a shard is not restarted again."""
+    times = f"{count} times within {WINDOW_S / 60:.0f} minutes"
+    match kind:
+        case FailureKind.FENCED:
+            return (
+                f"It was taken over by another owner {times}, while it was assigned here, and is not "
+                "restarted. Does another cluster have a shard of that name in the same database or "
+                "recovery log? Correct the cause, then: gazctl shards unassign --failed."
+            )
+        case FailureKind.ROLLED_BACK:
+            return (
+                f"Its store has rolled transactions back {times} in favour of others, and it is not "
+                "restarted. Have all transactions change rows in the same order, then: gazctl shards "
+                "unassign --failed."
+            )
+    return (
+        f"It was restarted {times}, and is not again. Correct the cause, then: "
+        "gazctl shards unassign --failed."
+    )

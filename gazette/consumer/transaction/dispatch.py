@@ -20,7 +20,7 @@ from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
-from gazette.errors import GazetteError
+from gazette.errors import GazetteError, RolledBack
 from gazette.message.envelope import Envelope
 
 _TRANSIENT: Final = (
@@ -237,8 +237,11 @@ class Dispatcher:
         self, callback: str, error: BaseException, place: dict[str, Any]
     ) -> ApplicationFailed:
         failed = application_failed(callback, error, **place)
-        if self._cause_of(error) is ErrorCause.TRANSIENT:
-            failed.hint = _TRANSIENT
+        match self._cause_of(error):
+            case ErrorCause.TRANSIENT:
+                failed.hint = _TRANSIENT
+            case ErrorCause.ROLLED_BACK:
+                failed.hint = RolledBack.default_hint
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound
+from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, RolledBack
 
 _CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
@@ -25,6 +25,8 @@ class ErrorCause(enum.Enum):
     """The message: consumed again, it raises the same."""
     TRANSIENT = "transient"
     """The store, at this time: another attempt may succeed."""
+    ROLLED_BACK = "rolled back"
+    """The store, which has rolled the transaction back in favour of another one: repeated, it succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
 
@@ -35,14 +37,20 @@ def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) 
     An exception raised while another was handled has the cause of that other one. The result is
     `ErrorCause.MESSAGE` only if all of these errors blame the message.
     """
-    for one in _chain(error):
+    for one in chain_of(error):
         cause = _cause(one, classify)
         if cause is not ErrorCause.MESSAGE:
             return cause
     return ErrorCause.MESSAGE
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def is_rolled_back(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> bool:
+    """Return True if an exception, or one that caused it, says `ErrorCause.ROLLED_BACK`."""
+    return any(_cause(one, classify) is ErrorCause.ROLLED_BACK for one in chain_of(error))
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, what caused it, and so on: a bounded number."""
     one: BaseException | None = error
     for _ in range(_CHAIN_MAX):
         if one is None:
@@ -55,6 +63,8 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
     match error:
         case Invalid() | NotAllowed() | NotFound():
             return ErrorCause.MESSAGE
+        case RolledBack():
+            return ErrorCause.ROLLED_BACK
         case GazetteError() | MemoryError():
             return ErrorCause.STORE
         case OSError():

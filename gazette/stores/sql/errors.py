@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Fenced, GazetteError, Invalid, Unavailable
+from gazette.errors import Fenced, GazetteError, Invalid, RolledBack, Unavailable
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
 """Classes of SQLSTATE that concern the message: cardinality, data, constraints, checks of views.
@@ -20,20 +20,17 @@ Also what SQL code of the application raises.
 _VALUE_TOO_LARGE: Final = "54000"
 """A value is too large, for example for a key of an index."""
 _TRANSIENT: Final = frozenset({"08", "40", "53", "55", "57"})
-"""Classes of connection, serialization and deadlocks, resources, locks, and shutdown or time-out."""
+"""Classes of connection, rolled back transactions, resources, locks, and shutdown or time-out."""
 _TRANSIENT_STATES: Final = frozenset({"25006", "25P03", "25P04"})
 """A server that is read-only since a fail-over, and transactions that took too long."""
 _MESSAGE_KINDS: Final = frozenset({"IntegrityError", "DataError"})
 _TRANSIENT_KINDS: Final = frozenset({"OperationalError", "InterfaceError"})
 _DRIVER_KINDS: Final = frozenset({"DatabaseError", "InterfaceError"})
 """Names that PEP 249 gives to the errors of every driver."""
-_SERIALIZATION: Final = frozenset({"40001", "40P01"})
+_ROLLED_BACK: Final = frozenset({"40001", "40P01"})
+"""A transaction that cannot be serialized with another one, and a deadlock."""
 _TERMINATED: Final = "57P01"
 """A session was ended: by an operator, by a shutdown, or by a new owner of its shard."""
-
-
-class TryAgain(Unavailable):
-    """Another owner was faster: the same transaction succeeds the next time."""
 
 
 def classify(error: Exception) -> ErrorCause:
@@ -63,6 +60,8 @@ def _of_driver(error: Exception) -> ErrorCause:
     state = _state_of(error) or ""
     if state[:2] in _OF_THE_MESSAGE or state == _VALUE_TOO_LARGE:
         return ErrorCause.MESSAGE
+    if state in _ROLLED_BACK:
+        return ErrorCause.ROLLED_BACK
     if state[:2] in _TRANSIENT or state in _TRANSIENT_STATES:
         return ErrorCause.TRANSIENT
     kinds = _kinds(error)
@@ -104,15 +103,15 @@ def translating(
         ) from error
     except exc.DBAPIError as error:
         message = f"the database could not {what}: {error.orig}"
-        if table is not None:
-            if isinstance(error, exc.IntegrityError) or _sqlstate(error) in _SERIALIZATION:
-                raise TryAgain(message, database=_name(engine)) from error
-            if not error.connection_invalidated and _is_missing(engine, table):
-                raise Invalid(
-                    f"the database has no table {table}",
-                    database=_name(engine),
-                    hint="Create it: gazette.stores.sql.store.create_checkpoint_table(engine).",
-                ) from error
+        another_was_faster = table is not None and isinstance(error, exc.IntegrityError)
+        if another_was_faster or _sqlstate(error) in _ROLLED_BACK:
+            raise RolledBack(message, database=_name(engine)) from error
+        if table is not None and not error.connection_invalidated and _is_missing(engine, table):
+            raise Invalid(
+                f"the database has no table {table}",
+                database=_name(engine),
+                hint="Create it: gazette.stores.sql.store.create_checkpoint_table(engine).",
+            ) from error
         if _sqlstate(error) == _TERMINATED and is_fenced is not None and _agrees(is_fenced):
             raise Fenced(f"{message} (its fence was counted up)", database=_name(engine)) from error
         lost = isinstance(error, exc.OperationalError | exc.InterfaceError)

@@ -29,13 +29,13 @@ import sqlalchemy as sa
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Bug, Closed, Invalid
+from gazette.errors import Bug, Closed, Invalid, RolledBack
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture
 from gazette.stores.claims import BackfillClaim, HeldState
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
 from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
-from gazette.stores.sql.errors import TryAgain, classify, translating
+from gazette.stores.sql.errors import classify, translating
 from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, timer_table
 
 _RESTORE_ATTEMPTS: Final = 10
@@ -232,7 +232,7 @@ class SQLStore(Store):
                 with translating(self.engine, "restore the checkpoint", table=self._table.name):
                     self._fence, data = self._take_over(shard.fqn)
                     self._fqn = shard.fqn
-            except TryAgain:
+            except RolledBack:
                 if attempt == _RESTORE_ATTEMPTS - 1:
                     raise
             else:
