@@ -184,7 +184,8 @@ class Store(ABC):
         Called on the shard's thread, before a `PoisonPolicy`, which skips a message only for
         `ErrorCause.MESSAGE`. Return that for errors that the same message is sure to raise again,
         such as a violated constraint. Return it too for errors that do not come from the store, and
-        for no others. Optional, as `savepoint`.
+        for no others. Also called on the event loop, once the shard has failed: do not block. After
+        `ErrorCause.ROLLED_BACK` the shard is restarted. Optional, as `savepoint`.
         """
         return ErrorCause.STORE
 

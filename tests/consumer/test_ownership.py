@@ -149,6 +149,8 @@ def test_a_shard_whose_transaction_was_rolled_back_is_restarted_and_within_bound
         assert kind_of(cause, classify) is kind_of(wrapped, classify) is kind
     wrapped.__cause__ = ValueError("another one")
     assert kind_of(wrapped, classify) is FailureKind.OTHER
+    # Case: what an application's store says itself fails.
+    assert kind_of(wrapped, {}.__getitem__) is FailureKind.OTHER  # type: ignore[arg-type]
     restarts, spec = Restarts(0), shard_spec(SHARD)
     verdicts = [restarts.failed(spec, float(n), kind) for n in range(UNASKED_MAX + 1)]
     assert [one.delay_s for one in verdicts] == [1, 2, 4, 8, 16, None]

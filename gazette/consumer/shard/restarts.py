@@ -13,6 +13,7 @@ each time, and transactions may be in each other's way for ever.
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ from gazette.consumer.transaction.error_cause import ErrorCause, chain_of, is_ro
 from gazette.errors import Fenced
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import is_digits
+
+log = logging.getLogger(__name__)
 
 LABEL: Final = "app.gazette.dev/max-restarts"
 LABEL_MAX: Final = 1_000
@@ -66,9 +69,16 @@ def kind_of(
     """
     if any(isinstance(one, Fenced) for one in chain_of(error)):
         return FailureKind.FENCED
-    if is_rolled_back(error, classify or (lambda _: ErrorCause.STORE)):
-        return FailureKind.ROLLED_BACK
-    return FailureKind.OTHER
+
+    def classified(one: Exception) -> ErrorCause:
+        try:
+            return ErrorCause.STORE if classify is None else classify(one)
+        except Exception:
+            # It is an application's, and the failure that it was asked about must be reported all the same.
+            log.exception("classify_error of a store has failed")
+            return ErrorCause.STORE
+
+    return FailureKind.ROLLED_BACK if is_rolled_back(error, classified) else FailureKind.OTHER
 
 
 class Restarts:
