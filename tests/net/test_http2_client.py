@@ -589,19 +589,27 @@ async def test_each_connection_reads_the_files_of_tls(
     await server.stop(0)
 
 
-async def test_an_address_that_does_not_answer_leaves_time_for_the_next(served: Served) -> None:
-    with socket.socket() as full:
-        full.bind(("127.0.0.2", served.port))
-        full.listen(0)
-        with contextlib.ExitStack() as stack:
+@pytest.mark.parametrize("silent", [1, 5])
+async def test_addresses_that_do_not_answer_leave_time_for_the_next(
+    served: Served, silent: int
+) -> None:
+    """The first attempt reaches the fourth address, and the one after it goes on from there."""
+    hosts = [f"127.0.0.{2 + number}" for number in range(silent)]
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            full = stack.enter_context(socket.socket())
+            full.bind((host, served.port))
+            full.listen(0)
             for _ in range(3):  # Fill the queue of the socket: it answers no more.
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(full.getsockname())
-            found = [(0, 0, 0, "", (host, 0)) for host in ("127.0.0.3", "127.0.0.2", "127.0.0.1")]
-            async with served.channel(**{"grpc.min_reconnect_backoff_ms": 600}) as channel:
-                channel._addresses = HostAddresses("none", lambda *_, **options: found)
-                assert await double(channel)(b"x") == b"xx"
+        every = ["127.0.0.99", *hosts, "127.0.0.1"]
+        found = [(0, 0, 0, "", (host, 0)) for host in every]
+        async with served.channel(**{"grpc.min_reconnect_backoff_ms": 600}) as channel:
+            channel._addresses = HostAddresses("none", lambda *_, **options: found)
+            call = double(channel)(b"x", wait_for_ready=silent > 1, timeout=60)
+            assert await call == b"xx"
 
 
 async def test_unix_sockets(tmp_path: Path) -> None:

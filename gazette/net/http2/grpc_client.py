@@ -44,6 +44,8 @@ _GROWTH: Final = 1.6
 _JITTER: Final = 0.2
 _GOODBYE_S: Final = 1.0
 """Seconds that a server gets to take the last bytes of a channel that is closed."""
+_ADDRESSES_AT_ONCE: Final = 4
+"""Addresses of a host among which one attempt divides its time."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a server of gRPC gives if it refuses pings as too many."""
@@ -92,6 +94,8 @@ class Http2Channel:
         host, _, self._port = target.rpartition(":")
         self._host = host.removeprefix("[").removesuffix("]")
         self._addresses = HostAddresses(self._host)
+        self._tried = 0
+        """Number of addresses that were tried since the last connection."""
         self._scope = TaskScope(f"channel to {target}")
         self._connection: ClientConnection | None = None
         self._connections: dict[ClientConnection, None] = {}
@@ -278,9 +282,11 @@ class Http2Channel:
         tls = None if self._tls is None else self._tls()
         name = None if tls is None else self._host
         addresses = await self._addresses.find()
-        # An address that does not answer leaves time for the others.
-        share_s = self._options.connect_timeout_s / len(addresses)
-        for at, address in enumerate(addresses, 1):
+        # An address that does not answer leaves time for others, and the next attempt begins behind it.
+        share_s = self._options.connect_timeout_s / min(len(addresses), _ADDRESSES_AT_ONCE)
+        begin = self._tried % len(addresses)
+        for at, address in enumerate(addresses[begin:] + addresses[:begin], 1):
+            self._tried += 1
             try:
                 async with timeout(share_s):
                     transport, _ = await loop.create_connection(
@@ -290,6 +296,7 @@ class Http2Channel:
             except OSError:
                 if at == len(addresses):
                     raise
+        self._tried = 0
         used = transport.get_extra_info("ssl_object")
         if used is not None and used.selected_alpn_protocol() != "h2":
             raise Unavailable("the server does not speak HTTP/2 over TLS")
