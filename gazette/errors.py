@@ -58,7 +58,7 @@ class Unavailable(Retryable):
     default_hint = "Check that the named process is running and reachable; the call is retried."
 
 
-class RolledBack(Unavailable):
+class Aborted(Unavailable):
     """A store has rolled a transaction back in favour of another one. Repeated, it succeeds."""
 
     default_hint = (

@@ -185,7 +185,7 @@ class Store(ABC):
         `ErrorCause.MESSAGE`. Return that for errors that the same message is sure to raise again,
         such as a violated constraint. Return it too for errors that do not come from the store, and
         for no others. Also called on the event loop, once the shard has failed: do not block. After
-        `ErrorCause.ROLLED_BACK` the shard is restarted. Optional, as `savepoint`.
+        `ErrorCause.ABORTED` the shard is restarted. Optional, as `savepoint`.
         """
         return ErrorCause.STORE
 

@@ -1,4 +1,4 @@
-"""The addresses of a host, found without holding anything else up: `HostAddresses`."""
+"""The addresses of a host, found without holding anything else up: `HostResolver`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
 
-class HostAddresses:
+class HostResolver:
     """The addresses of one host, by the resolver of the machine. Loop-bound.
 
     A resolver that does not answer blocks the thread that asks it. So a thread of its own asks, at most

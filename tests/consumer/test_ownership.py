@@ -12,9 +12,9 @@ from gazette.client.shards import ShardChange
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.shard import ownership as ownership_module
 from gazette.consumer.shard.ownership import Ownership
-from gazette.consumer.shard.restarts import UNASKED_MAX, FailureKind, Restarts, kind_of
+from gazette.consumer.shard.restarts import UNASKED_MAX, RestartReason, Restarts, reason_of
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Closed, Fenced, GazetteError, RolledBack, Unavailable
+from gazette.errors import Aborted, Closed, Fenced, GazetteError, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.etcd.values import Compare, Op
 from gazette.message.uuid import OUTSIDE_TXN
@@ -34,7 +34,7 @@ from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
 from tests.facts import raises
 
 CLOCK = SystemClock()
-FENCED = FailureKind.FENCED
+FENCED = RestartReason.FENCED
 HEARS_LATE_S = 0.5
 """How much later than others a member hears what changed: enough to act upon what is over."""
 
@@ -130,27 +130,27 @@ def test_a_fenced_shard_is_restarted_without_being_asked_and_within_bounds() -> 
 def test_being_fenced_is_seen_through_what_it_caused() -> None:
     wrapped = GazetteError("the store's commit failed")
     wrapped.__cause__ = Fenced("counted up")
-    assert kind_of(Fenced("counted up"), None) is FENCED
-    assert kind_of(wrapped, None) is FENCED
-    assert kind_of(GazetteError("something else"), None) is FailureKind.OTHER
+    assert reason_of(Fenced("counted up"), None) is FENCED
+    assert reason_of(wrapped, None) is FENCED
+    assert reason_of(GazetteError("something else"), None) is RestartReason.OTHER
     endless = GazetteError("its own cause")
     endless.__cause__ = endless
-    assert kind_of(endless, None) is FailureKind.OTHER
+    assert reason_of(endless, None) is RestartReason.OTHER
 
 
 def test_a_shard_whose_transaction_was_rolled_back_is_restarted_and_within_bounds() -> None:
     def classify(error: Exception) -> ErrorCause:
-        return ErrorCause.ROLLED_BACK if isinstance(error, KeyError) else ErrorCause.STORE
+        return ErrorCause.ABORTED if isinstance(error, KeyError) else ErrorCause.STORE
 
-    kind = FailureKind.ROLLED_BACK
+    kind = RestartReason.ABORTED
     wrapped = ApplicationFailed("finalize_transaction raised DeadlockDetected")
-    for cause in (RolledBack("deadlock detected"), KeyError("an error of the store")):
+    for cause in (Aborted("deadlock detected"), KeyError("an error of the store")):
         wrapped.__cause__ = cause
-        assert kind_of(cause, classify) is kind_of(wrapped, classify) is kind
+        assert reason_of(cause, classify) is reason_of(wrapped, classify) is kind
     wrapped.__cause__ = ValueError("another one")
-    assert kind_of(wrapped, classify) is FailureKind.OTHER
+    assert reason_of(wrapped, classify) is RestartReason.OTHER
     # Case: what an application's store says itself fails.
-    assert kind_of(wrapped, {}.__getitem__) is FailureKind.OTHER  # type: ignore[arg-type]
+    assert reason_of(wrapped, {}.__getitem__) is RestartReason.OTHER  # type: ignore[arg-type]
     restarts, spec = Restarts(0), shard_spec(SHARD)
     verdicts = [restarts.failed(spec, float(n), kind) for n in range(UNASKED_MAX + 1)]
     assert [one.delay_s for one in verdicts] == [1, 2, 4, 8, 16, None]

@@ -10,7 +10,7 @@ import pytest
 from gazette.client.shards import ShardChange
 from gazette.consumer.query.standby_lag import StandbyLag
 from gazette.consumer.shard.restarts import DELAY_MAX_S, LABEL, WINDOW_S, Restarts
-from gazette.errors import RolledBack
+from gazette.errors import Aborted
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture
@@ -97,7 +97,7 @@ async def test_a_shard_whose_transaction_was_rolled_back_is_started_again_unaske
     start: Start, broker: BrokerFixture
 ) -> None:
     """Regression: a former owner that did not know yet was in the way, and the new one failed for good."""
-    member = await start(Fails(1, RolledBack("deadlock detected")))
+    member = await start(Fails(1, Aborted("deadlock detected")))
     await append(broker, frame("a", 1), frame("bad", 2))
     await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
     text = await member.await_failed(SHARD)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gazette.consumer.shard.restarts import FailureKind, Restarts
+from gazette.consumer.shard.restarts import RestartReason, Restarts
 from gazette.errors import Unavailable
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
@@ -237,7 +237,7 @@ async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
     """Else nothing would show that they are. Others are unassigned, as an operator does."""
     clock = ManualClock()
     restarts, spec = Restarts(0), shard_spec("shard")
-    failed = {"shard on one": restarts.failed(spec, 0.0, FailureKind.FENCED).text}
+    failed = {"shard on one": restarts.failed(spec, 0.0, RestartReason.FENCED).text}
     cluster = Cluster(clock, failed)
     driver, notes = driver_of(cluster, monkeypatch)
     assert await driver._missing(0.0) == "a shard FAILED"
@@ -245,9 +245,9 @@ async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
     assert cluster.unassigned == 0
     assert [event for event, _ in notes] == ["restarted"]
     assert driver._restarts == 1
-    while restarts.failed(spec, 0.0, FailureKind.FENCED).delay_s is not None:
+    while restarts.failed(spec, 0.0, RestartReason.FENCED).delay_s is not None:
         pass
-    failed["shard on one"] = restarts.failed(spec, 0.0, FailureKind.FENCED).text
+    failed["shard on one"] = restarts.failed(spec, 0.0, RestartReason.FENCED).text
     assert await driver._missing(0.0) == ""
     assert cluster.unassigned == 1
     assert [event for event, _ in notes] == ["restarted", "failed"]

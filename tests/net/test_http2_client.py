@@ -24,7 +24,7 @@ from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http2.headers import encode_fields
 from gazette.net.http2.metadata import timeout_field, timeout_of
 from gazette.net.http_server import bind_tcp
-from gazette.net.resolve import HostAddresses
+from gazette.net.resolve import HostResolver
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
@@ -607,7 +607,7 @@ async def test_addresses_that_do_not_answer_leave_time_for_the_next(
         every = ["127.0.0.99", *hosts, "127.0.0.1"]
         found = [(0, 0, 0, "", (host, 0)) for host in every]
         async with served.channel(**{"grpc.min_reconnect_backoff_ms": 600}) as channel:
-            channel._addresses = HostAddresses("none", lambda *_, **options: found)
+            channel._addresses = HostResolver("none", lambda *_, **options: found)
             call = double(channel)(b"x", wait_for_ready=silent > 1, timeout=60)
             assert await call == b"xx"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gazette.net.resolve import HostAddresses
+from gazette.net.resolve import HostResolver
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.testing.instant_clock import eventually
@@ -34,20 +34,20 @@ class Hanging:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 async def test_numbers_are_their_own_addresses(address: str) -> None:
     before = threading.active_count()
-    assert await HostAddresses(address).find() == [address]
+    assert await HostResolver(address).find() == [address]
     assert threading.active_count() == before
 
 
 async def test_the_machine_resolves_names() -> None:
-    assert set(await HostAddresses("localhost").find()) & {"127.0.0.1", "::1"}
+    assert set(await HostResolver("localhost").find()) & {"127.0.0.1", "::1"}
     for host in ("no.such.host.invalid", "a\0b", "a" * 300):
         with pytest.raises(OSError, match=r"\w"):
-            await HostAddresses(host).find()
+            await HostResolver(host).find()
 
 
 async def test_a_resolver_that_hangs_is_asked_once() -> None:
     resolver = Hanging()
-    addresses = HostAddresses("host", resolver)
+    addresses = HostResolver("host", resolver)
     for _ in range(3):
         with pytest.raises(TimeoutError):
             async with timeout(0.02):
@@ -68,7 +68,7 @@ def test_a_loop_that_ends_does_not_wait_for_the_resolver() -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
             async with timeout(0.02):
-                await HostAddresses("host", resolver).find()
+                await HostResolver("host", resolver).find()
 
     asyncio.run(give_up())  # It would wait for threads of its own.
     resolver.may.set()

@@ -15,7 +15,7 @@ from gazette.consumer.application import Store
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.transaction.error_cause import cause_of
 from gazette.consumer.transaction.poison import DeadLetter
-from gazette.errors import Invalid, RolledBack, Unavailable
+from gazette.errors import Aborted, Invalid, Unavailable
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Tally, Word, frame
@@ -29,7 +29,7 @@ from tests.stores.test_sql import Postgres, postgres  # noqa: E402
 __all__ = ["postgres"]
 
 MESSAGE, TRANSIENT, STORE = ErrorCause.MESSAGE, ErrorCause.TRANSIENT, ErrorCause.STORE
-ROLLED_BACK = ErrorCause.ROLLED_BACK
+ABORTED = ErrorCause.ABORTED
 DEAD = "dead/letters"
 SETUP = (
     "DROP TABLE IF EXISTS item",
@@ -107,8 +107,8 @@ def executing(*statements: str) -> Callable[[Any], None]:
         (["SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"], TRANSIENT),
         ([raising("53100")], TRANSIENT),
         ([raising("53300")], TRANSIENT),
-        ([raising("40001")], ROLLED_BACK),
-        ([raising("40P01")], ROLLED_BACK),
+        ([raising("40001")], ABORTED),
+        ([raising("40P01")], ABORTED),
         ([raising("08006")], TRANSIENT),
         ([raising("57P03")], TRANSIENT),
         (["SELECT * FROM missing"], STORE),
@@ -147,7 +147,7 @@ def test_locks_deadlocks_and_conflicts(engine: Any) -> None:
             other.exec_driver_sql(update.format(2))
         executing(update.format(2))(one)
 
-    assert causes(engine, conflict) == {ROLLED_BACK}
+    assert causes(engine, conflict) == {ABORTED}
 
     def deadlock(one: Any) -> None:
         locked = threading.Event()
@@ -170,15 +170,15 @@ def test_locks_deadlocks_and_conflicts(engine: Any) -> None:
             getattr(one, "connection", one).rollback()
             thread.join(30)
 
-    assert causes(engine, deadlock) == {ROLLED_BACK}
+    assert causes(engine, deadlock) == {ABORTED}
 
 
 def test_a_transaction_that_was_rolled_back_is_an_error_of_its_own(engine: Any) -> None:
     store = SQLStore(engine)
     for state in ("40001", "40P01"):
-        with pytest.raises(RolledBack, match="made up") as raised:
+        with pytest.raises(Aborted, match="made up") as raised:
             store.execute(raising(state))
-        assert cause_of(raised.value, store.classify_error) is ROLLED_BACK
+        assert cause_of(raised.value, store.classify_error) is ABORTED
         store.destroy()
         store = SQLStore(engine)
     store.destroy()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.consumer.transaction.error_cause import ErrorCause, chain_of, is_rolled_back
+from gazette.consumer.transaction.error_cause import ErrorCause, chain_of, is_aborted
 from gazette.errors import Fenced
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import is_digits
@@ -46,29 +46,29 @@ class RestartDecision:
     text: str = ""
 
 
-class FailureKind(enum.Enum):
+class RestartReason(enum.Enum):
     """What decides about the restart of a failed shard."""
 
     OTHER = "other"
     FENCED = "fenced"
-    ROLLED_BACK = "rolled back"
+    ABORTED = "aborted"
 
 
 _REASONS: Final = {
-    FailureKind.OTHER: "",
-    FailureKind.FENCED: "It is still assigned here: a former owner set its fence late. ",
-    FailureKind.ROLLED_BACK: "Its store has rolled a transaction back in favour of another one. ",
+    RestartReason.OTHER: "",
+    RestartReason.FENCED: "It is still assigned here: a former owner set its fence late. ",
+    RestartReason.ABORTED: "Its store has rolled a transaction back in favour of another one. ",
 }
 
 
-def kind_of(
+def reason_of(
     error: BaseException, classify: Callable[[Exception], ErrorCause] | None
-) -> FailureKind:
+) -> RestartReason:
     """Return the kind of a failure, also if other errors wrap its cause. ``classify`` is that of the
     store; None without one.
     """
     if any(isinstance(one, Fenced) for one in chain_of(error)):
-        return FailureKind.FENCED
+        return RestartReason.FENCED
 
     def classified(one: Exception) -> ErrorCause:
         try:
@@ -78,7 +78,7 @@ def kind_of(
             log.exception("classify_error of a store has failed")
             return ErrorCause.STORE
 
-    return FailureKind.ROLLED_BACK if is_rolled_back(error, classified) else FailureKind.OTHER
+    return RestartReason.ABORTED if is_aborted(error, classified) else RestartReason.OTHER
 
 
 class Restarts:
@@ -86,14 +86,14 @@ class Restarts:
 
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
-        self._moments: dict[tuple[str, FailureKind], list[float]] = {}
+        self._moments: dict[tuple[str, RestartReason], list[float]] = {}
         """Times of restarts, by the shard's id and the kind of failure: each kind has its own limit."""
 
     def failed(
-        self, spec: ShardSpec, now: float, kind: FailureKind = FailureKind.OTHER
+        self, spec: ShardSpec, now: float, kind: RestartReason = RestartReason.OTHER
     ) -> RestartDecision:
         """Decide about a shard that failed and is still assigned. Count its restart, if any."""
-        allowed, problem = self._allowed(spec) if kind is FailureKind.OTHER else (UNASKED_MAX, "")
+        allowed, problem = self._allowed(spec) if kind is RestartReason.OTHER else (UNASKED_MAX, "")
         if not allowed:
             return RestartDecision(None, problem)
         moments = self._recent(spec.id, kind, now)
@@ -107,9 +107,9 @@ class Restarts:
 
     def count(self, shard_id: str, now: float) -> int:
         """Return how often it was restarted within the window."""
-        return sum(len(self._recent(shard_id, kind, now)) for kind in FailureKind)
+        return sum(len(self._recent(shard_id, kind, now)) for kind in RestartReason)
 
-    def _recent(self, shard_id: str, kind: FailureKind, now: float) -> list[float]:
+    def _recent(self, shard_id: str, kind: RestartReason, now: float) -> list[float]:
         return [one for one in self._moments.get((shard_id, kind), []) if now - one < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
@@ -121,17 +121,17 @@ class Restarts:
         return 0, f"It is not restarted: label {LABEL} is {text!r} (expected 0 to {LABEL_MAX})."
 
 
-def _no_more(kind: FailureKind, count: int) -> str:
+def _no_more(kind: RestartReason, count: int) -> str:
     """Return why a shard is not restarted again."""
     times = f"{count} times within {WINDOW_S / 60:.0f} minutes"
     match kind:
-        case FailureKind.FENCED:
+        case RestartReason.FENCED:
             return (
                 f"It was taken over by another owner {times}, while it was assigned here, and is not "
                 "restarted. Does another cluster have a shard of that name in the same database or "
                 "recovery log? Correct the cause, then: gazctl shards unassign --failed."
             )
-        case FailureKind.ROLLED_BACK:
+        case RestartReason.ABORTED:
             return (
                 f"Its store has rolled transactions back {times} in favour of others, and it is not "
                 "restarted. Have all transactions change rows in the same order, then: gazctl shards "

@@ -34,7 +34,7 @@ from gazette.consumer.shard.journals import ShardJournals, retried
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.primary import Primary
 from gazette.consumer.shard.progress import Progress
-from gazette.consumer.shard.restarts import RestartDecision, kind_of
+from gazette.consumer.shard.restarts import RestartDecision, reason_of
 from gazette.consumer.shard.status import update_status
 from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.consumer.transaction.error_cause import error_text
@@ -284,8 +284,8 @@ class Shard(WithTimers):
         # Appends go on: a committed transaction must still be acknowledged.
         self._scope.cancel()
         context = self._context
-        kind = kind_of(error, None if self.store is None else self.store.classify_error)
-        self.verdict = context.restarts.failed(self.spec, context.clock.monotonic(), kind)
+        reason = reason_of(error, None if self.store is None else self.store.classify_error)
+        self.verdict = context.restarts.failed(self.spec, context.clock.monotonic(), reason)
         text = "\n".join(filter(None, (error_text(error), self.verdict.text)))
         status = ReplicaStatus(ReplicaCode.FAILED, (text,))
         self._reports.spawn(

@@ -20,7 +20,7 @@ from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
-from gazette.errors import GazetteError, RolledBack
+from gazette.errors import Aborted, GazetteError
 from gazette.message.envelope import Envelope
 
 _TRANSIENT: Final = (
@@ -240,8 +240,8 @@ class Dispatcher:
         match self._cause_of(error):
             case ErrorCause.TRANSIENT:
                 failed.hint = _TRANSIENT
-            case ErrorCause.ROLLED_BACK:
-                failed.hint = RolledBack.default_hint
+            case ErrorCause.ABORTED:
+                failed.hint = Aborted.default_hint
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:

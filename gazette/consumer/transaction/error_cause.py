@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, RolledBack
+from gazette.errors import Aborted, GazetteError, Invalid, NotAllowed, NotFound
 
 _CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
@@ -25,7 +25,7 @@ class ErrorCause(enum.Enum):
     """The message: consumed again, it raises the same."""
     TRANSIENT = "transient"
     """The store, at this time: another attempt may succeed."""
-    ROLLED_BACK = "rolled back"
+    ABORTED = "aborted"
     """The store, which has rolled the transaction back in favour of another one: repeated, it succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
@@ -44,9 +44,9 @@ def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) 
     return ErrorCause.MESSAGE
 
 
-def is_rolled_back(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> bool:
-    """Return True if an exception, or one that caused it, says `ErrorCause.ROLLED_BACK`."""
-    return any(_cause(one, classify) is ErrorCause.ROLLED_BACK for one in chain_of(error))
+def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> bool:
+    """Return True if an exception, or one that caused it, says `ErrorCause.ABORTED`."""
+    return any(_cause(one, classify) is ErrorCause.ABORTED for one in chain_of(error))
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
@@ -63,8 +63,8 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
     match error:
         case Invalid() | NotAllowed() | NotFound():
             return ErrorCause.MESSAGE
-        case RolledBack():
-            return ErrorCause.ROLLED_BACK
+        case Aborted():
+            return ErrorCause.ABORTED
         case GazetteError() | MemoryError():
             return ErrorCause.STORE
         case OSError():

@@ -28,7 +28,7 @@ from gazette.net.http2.messages import ENCODINGS
 from gazette.net.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
 from gazette.net.http2.socket import Http2Socket
 from gazette.net.http2.waiters import Waiters
-from gazette.net.resolve import HostAddresses
+from gazette.net.resolve import HostResolver
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.version import __version__
@@ -93,7 +93,7 @@ class Http2Channel:
         self._options = _Options(options)
         host, _, self._port = target.rpartition(":")
         self._host = host.removeprefix("[").removesuffix("]")
-        self._addresses = HostAddresses(self._host)
+        self._addresses = HostResolver(self._host)
         self._tried = 0
         """Number of addresses that were tried since the last connection."""
         self._scope = TaskScope(f"channel to {target}")

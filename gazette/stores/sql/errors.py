@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Fenced, GazetteError, Invalid, RolledBack, Unavailable
+from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
 """Classes of SQLSTATE that concern the message: cardinality, data, constraints, checks of views.
@@ -27,7 +27,7 @@ _MESSAGE_KINDS: Final = frozenset({"IntegrityError", "DataError"})
 _TRANSIENT_KINDS: Final = frozenset({"OperationalError", "InterfaceError"})
 _DRIVER_KINDS: Final = frozenset({"DatabaseError", "InterfaceError"})
 """Names that PEP 249 gives to the errors of every driver."""
-_ROLLED_BACK: Final = frozenset({"40001", "40P01"})
+_ABORTED: Final = frozenset({"40001", "40P01"})
 """A transaction that cannot be serialized with another one, and a deadlock."""
 _TERMINATED: Final = "57P01"
 """A session was ended: by an operator, by a shutdown, or by a new owner of its shard."""
@@ -60,8 +60,8 @@ def _of_driver(error: Exception) -> ErrorCause:
     state = _state_of(error) or ""
     if state[:2] in _OF_THE_MESSAGE or state == _VALUE_TOO_LARGE:
         return ErrorCause.MESSAGE
-    if state in _ROLLED_BACK:
-        return ErrorCause.ROLLED_BACK
+    if state in _ABORTED:
+        return ErrorCause.ABORTED
     if state[:2] in _TRANSIENT or state in _TRANSIENT_STATES:
         return ErrorCause.TRANSIENT
     kinds = _kinds(error)
@@ -104,8 +104,8 @@ def translating(
     except exc.DBAPIError as error:
         message = f"the database could not {what}: {error.orig}"
         another_was_faster = table is not None and isinstance(error, exc.IntegrityError)
-        if another_was_faster or _sqlstate(error) in _ROLLED_BACK:
-            raise RolledBack(message, database=_name(engine)) from error
+        if another_was_faster or _sqlstate(error) in _ABORTED:
+            raise Aborted(message, database=_name(engine)) from error
         if table is not None and not error.connection_invalidated and _is_missing(engine, table):
             raise Invalid(
                 f"the database has no table {table}",

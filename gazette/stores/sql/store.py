@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
-from gazette.errors import Bug, Closed, Invalid, RolledBack
+from gazette.errors import Aborted, Bug, Closed, Invalid
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import BlockingPool, OpFuture
 from gazette.stores.claims import BackfillClaim, HeldState
@@ -232,7 +232,7 @@ class SQLStore(Store):
                 with translating(self.engine, "restore the checkpoint", table=self._table.name):
                     self._fence, data = self._take_over(shard.fqn)
                     self._fqn = shard.fqn
-            except RolledBack:
+            except Aborted:
                 if attempt == _RESTORE_ATTEMPTS - 1:
                     raise
             else:
