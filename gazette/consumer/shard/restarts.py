@@ -47,7 +47,7 @@ class RestartDecision:
 
 
 class RestartReason(enum.Enum):
-    """What decides about the restart of a failed shard."""
+    """The reason for which a failed shard may be restarted. `OTHER` is restarted only if asked for."""
 
     OTHER = "other"
     FENCED = "fenced"
@@ -64,7 +64,7 @@ _REASONS: Final = {
 def reason_of(
     error: BaseException, classify: Callable[[Exception], ErrorCause] | None
 ) -> RestartReason:
-    """Return the kind of a failure, also if other errors wrap its cause. ``classify`` is that of the
+    """Return the reason of a failure, also if other errors wrap its cause. ``classify`` is that of the
     store; None without one.
     """
     if any(isinstance(one, Fenced) for one in chain_of(error)):
@@ -87,30 +87,32 @@ class Restarts:
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
         self._moments: dict[tuple[str, RestartReason], list[float]] = {}
-        """Times of restarts, by the shard's id and the kind of failure: each kind has its own limit."""
+        """Times of restarts, by the shard's id and the reason: each reason has its own limit."""
 
     def failed(
-        self, spec: ShardSpec, now: float, kind: RestartReason = RestartReason.OTHER
+        self, spec: ShardSpec, now: float, reason: RestartReason = RestartReason.OTHER
     ) -> RestartDecision:
         """Decide about a shard that failed and is still assigned. Count its restart, if any."""
-        allowed, problem = self._allowed(spec) if kind is RestartReason.OTHER else (UNASKED_MAX, "")
+        allowed, problem = (
+            self._allowed(spec) if reason is RestartReason.OTHER else (UNASKED_MAX, "")
+        )
         if not allowed:
             return RestartDecision(None, problem)
-        moments = self._recent(spec.id, kind, now)
-        self._moments[spec.id, kind] = moments
+        moments = self._recent(spec.id, reason, now)
+        self._moments[spec.id, reason] = moments
         if len(moments) >= allowed:
-            return RestartDecision(None, _no_more(kind, len(moments)))
+            return RestartDecision(None, _no_more(reason, len(moments)))
         delay_s = min(DELAY_MAX_S, DELAY_S * 2 ** len(moments))
         moments.append(now)
         text = f"{ANNOUNCED} {delay_s:g} s ({len(moments)} of {allowed})."
-        return RestartDecision(delay_s, f"{_REASONS[kind]}{text}")
+        return RestartDecision(delay_s, f"{_REASONS[reason]}{text}")
 
     def count(self, shard_id: str, now: float) -> int:
         """Return how often it was restarted within the window."""
-        return sum(len(self._recent(shard_id, kind, now)) for kind in RestartReason)
+        return sum(len(self._recent(shard_id, reason, now)) for reason in RestartReason)
 
-    def _recent(self, shard_id: str, kind: RestartReason, now: float) -> list[float]:
-        return [one for one in self._moments.get((shard_id, kind), []) if now - one < WINDOW_S]
+    def _recent(self, shard_id: str, reason: RestartReason, now: float) -> list[float]:
+        return [one for one in self._moments.get((shard_id, reason), []) if now - one < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
         text = spec.labels.value_of(LABEL)
@@ -121,10 +123,10 @@ class Restarts:
         return 0, f"It is not restarted: label {LABEL} is {text!r} (expected 0 to {LABEL_MAX})."
 
 
-def _no_more(kind: RestartReason, count: int) -> str:
+def _no_more(reason: RestartReason, count: int) -> str:
     """Return why a shard is not restarted again."""
     times = f"{count} times within {WINDOW_S / 60:.0f} minutes"
-    match kind:
+    match reason:
         case RestartReason.FENCED:
             return (
                 f"It was taken over by another owner {times}, while it was assigned here, and is not "
