@@ -765,8 +765,10 @@ class Scenario:
         primary, revision = result.header.process_id, append.revision
         if primary is not None:
             append.primary = world.primary(primary.suffix, append.begun, revision)
+        # What ended before the primary began was not sent the append.
+        since = max(append.begun, world.began(append.primary))
         append.holders = tuple(
-            append.primary if member == primary else world.holder(member.suffix, append.begun)
+            append.primary if member == primary else world.holder(member.suffix, since)
             for member in result.header.route.members
         )
         world.say(append.client, f"append {append.number} is at {append.begin}", append.holders)

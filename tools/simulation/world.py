@@ -7,7 +7,7 @@ import io
 import math
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from gazette.blobs.blob_store import BlobStore
@@ -129,6 +129,7 @@ class BrokerProcess:
         self.id = id
         self.name = f"{id}/{number}"
         """Of this very process."""
+        self.began_at = world.loop.now
         self.ended_at: float | None = None
         self.node = Node(world.loop, host)
         self.clock = NodeClock(world.loop, self.node)
@@ -474,6 +475,10 @@ class World:
         """Return those of ``holder`` that can have led at a ``revision``, or all if none can."""
         names = self.holder(id, since)
         return tuple(name for name in names if self.history.was_member(name, revision)) or names
+
+    def began(self, names: Collection[str]) -> float:
+        """Return when the first of these processes began; 0 for none."""
+        return min((one.began_at for one in self.processes if one.name in names), default=0.0)
 
     # Clients.
 

@@ -522,21 +522,15 @@ class Word(gazette.Message):
 with gazette.open_publisher(sys.argv[1]) as publisher:
     with publisher.transaction() as transaction:
         transaction.publish("words/part-000", Word(word="lost"))
-        print("open", flush=True)
-        sys.stdin.read()
+        # A signal from outside may come just before a call that blocks. It would not end that call.
+        signal.raise_signal(signal.SIGINT)
 """
 
 
 async def test_an_interrupt_leaves_nothing(broker: BrokerFixture) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", INTERRUPTED, broker.endpoint),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        *(sys.executable, "-c", INTERRUPTED, broker.endpoint), stderr=subprocess.PIPE
     )
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"open\n"
-    process.send_signal(signal.SIGINT)
     _, stderr = await process.communicate()
     assert stderr.rstrip().endswith(b"KeyboardInterrupt")
     assert await head(broker, ONE) == 0
