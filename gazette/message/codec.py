@@ -13,6 +13,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -51,6 +52,8 @@ DECODE_ERRORS: Final = (
     ProtobufDecodeError,
 )
 """Errors that decoding a message may raise, in our parsers or in hooks of the application's types."""
+
+_PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
 class UuidForm(ABC):
@@ -124,7 +127,8 @@ class MessageCodec(ABC, Generic[M]):
         """Representation of the UUID. None if messages of the type have no UUID."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
-        attribute that may be set, of type text, and a payload has no newline.
+        attribute of type text, no code of the application runs when it is set or the message is encoded,
+        and a payload has no newline.
         """
 
     @abstractmethod
@@ -204,7 +208,7 @@ class MsgspecCodec(MessageCodec[M]):
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
         self._frozen = _is_frozen(message_type)
-        if isinstance(self.form, TextForm) and not self._frozen:
+        if isinstance(self.form, TextForm) and not self._frozen and _sets_plainly(message_type):
             self.plain_encode_into = self._encoder.encode_into
         self._peek = None if field is None else _peek_decoder(field.encode_name, self.form)
 
@@ -443,6 +447,14 @@ def _is_frozen(message_type: Any) -> bool:
         return bool(config.frozen)
     params = getattr(message_type, "__dataclass_params__", None)
     return params is not None and bool(params.frozen)
+
+
+def _sets_plainly(message_type: Any) -> bool:
+    """Return False if code of the application may run when the UUID of a message is set."""
+    if getattr(message_type, "__setattr__", None) not in _PLAIN_SETTERS:
+        return False
+    attribute = inspect.getattr_static(message_type, "uuid", None)
+    return isinstance(attribute, MemberDescriptorType) or not hasattr(attribute, "__set__")
 
 
 def _replace(message: M, value: Any) -> M:

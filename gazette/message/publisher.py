@@ -10,8 +10,9 @@ journal goes behind them.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.errors import Bug, Invalid, NotAllowed
@@ -34,6 +35,8 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import OpFuture
 
 M = TypeVar("M")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 JOURNAL_BUFFER_BYTES: Final = 256 << 10
 """Bytes of uncommitted content of one journal that are gathered before an append."""
@@ -140,6 +143,8 @@ class Publisher:
         self._lock = clock.lock
         """Lock that guards everything below, and the order of clocks. It is the innermost lock: its holder
         waits for nothing."""
+        self._user_code_in = 0
+        """Thread in which code of the application runs under the lock; 0 if none does."""
         self._kinds: dict[type, _Kind] = {}
         self._forms: dict[tuple[type, str], _Form] = {}
         self._lines: dict[JournalName, _Line] = {}
@@ -181,6 +186,8 @@ class Publisher:
         May wait for brokers that are behind, but on the event loop.
         """
         # As `_route` does it: a call takes time, and many publish one by one.
+        if self._user_code_in:
+            self._require_outside()
         kind = self._kinds.get(type(message)) or self._new_kind(type(message))
         if kind.validates:
             message.validate()  # type: ignore[attr-defined]
@@ -270,7 +277,7 @@ class Publisher:
         acquire, release, now_of = self._lock.acquire, self._lock.release, self._now
         buffer, appends = line.buffer, line.appends
         stamp = form.stamp
-        # An encoder with hooks of the application may do anything, which a lock of appends must not wait for.
+        # Code of the application may do anything, which a lock of appends must not wait for.
         plain = form.framing.codec.plain_encode_into is not None
         enqueue_in_place = (
             appends.in_place(stamp, OUTSIDE_TXN, self._frame_bytes_max) if plain else _not_in_place
@@ -353,12 +360,11 @@ class Publisher:
         elif full:
             self._flush_line(line)
 
-    @staticmethod
     def _acknowledgement(
-        framing: Framing[Any], line: _Line, message: Any
+        self, framing: Framing[Any], line: _Line, message: Any
     ) -> Callable[[bytes], bytes]:
-        encode = framing.codec.acknowledgement(message, line.journal)
-        return lambda uuid: framing.frame(encode(uuid))
+        encode = self._marked(framing.codec.acknowledgement)(message, line.journal)
+        return self._marked(lambda uuid: framing.frame(encode(uuid)))
 
     @property
     def buffered_bytes(self) -> int:
@@ -453,12 +459,34 @@ class Publisher:
 
     def _route(self, mapping: Mapping[M], message: M) -> _Route:
         """Validate and map a message."""
+        if self._user_code_in:
+            self._require_outside()
         kind = self._kinds.get(type(message)) or self._new_kind(type(message))
         if kind.validates:
             message.validate()  # type: ignore[attr-defined]
         partition = mapping(message)
         route = kind.routes.get(partition)
         return self._new_route(kind, partition) if route is None else route
+
+    def _require_outside(self) -> None:
+        """Raise ``Invalid`` in code that runs under the lock: it would wait for ever."""
+        if self._user_code_in == threading.get_ident():
+            raise Invalid(
+                "publishing is not possible while another message is being encoded",
+                hint="Publish before or after, not in a setter, an encoder or new_acknowledgement().",
+            )
+
+    def _marked(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return a function of the application that notes in which thread it runs under the lock."""
+
+        def marked(*args: P.args, **kwargs: P.kwargs) -> T:
+            self._user_code_in = threading.get_ident()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._user_code_in = 0
+
+        return marked
 
     def _new_kind(self, message_type: type) -> _Kind:
         return self._kinds.setdefault(message_type, _Kind(message_type))
@@ -468,7 +496,10 @@ class Publisher:
         form = self._forms.get((kind.type, content_type))
         if form is None:
             framing = framing_of(content_type, kind.type, frame_bytes_max=self._frame_bytes_max)
-            form = _Form(framing, framing.stamper(self._mint))
+            stamp = framing.stamper(self._mint)
+            if framing.codec.plain_encode_into is None:
+                stamp = self._marked(stamp)
+            form = _Form(framing, stamp)
         # `setdefault` lets the first thread win: a journal must have exactly one line.
         form = self._forms.setdefault((kind.type, content_type), form)
         # The key is the name without metadata: it is one journal, in which clocks must ascend.

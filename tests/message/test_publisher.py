@@ -6,7 +6,9 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -55,6 +57,46 @@ class Checked(Message):
 
 def word_of(message: Any) -> str:
     return str(message.word)
+
+
+class Setting(Message):
+    """Publishes when its UUID is set."""
+
+    word: str
+    during: ClassVar[Callable[[], Any]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        type(self).during()
+        super().__setattr__(name, value)
+
+
+@dataclass
+class Property:
+    """Publishes when its UUID is set, by a property."""
+
+    word: str
+    uuid: str = ""
+    during: ClassVar[Callable[[], Any]]
+
+
+def _set_uuid(message: Property, value: Any) -> None:
+    if isinstance(value, str):  # Otherwise it is the property itself, as the default of the field.
+        Property.during()
+        message.__dict__["uuid"] = value
+
+
+Property.uuid = property(lambda message: message.__dict__.get("uuid", ""), _set_uuid)  # type: ignore[assignment]
+
+
+class Acknowledging(Message):
+    """Publishes when its acknowledgement is made."""
+
+    word: str
+    during: ClassVar[Callable[[], Any]]
+
+    def new_acknowledgement(self, journal: str) -> Acknowledging:
+        type(self).during()
+        return Acknowledging(word="")
 
 
 class Refusing:
@@ -519,3 +561,35 @@ def test_a_committed_message_that_fails_in_the_fast_path_publishes_nothing(
     small.publish_committed(mapping, Word(word="e"))
     found = [one.message.word for one in read(appends.journals["a/journal"])]
     assert found == ["a", "c", "e"]
+
+
+@pytest.mark.parametrize("way", ["one", "batch", "uncommitted"])
+@pytest.mark.parametrize("kind", [Setting, Property, Acknowledging])
+def test_code_that_runs_while_a_message_is_encoded_cannot_publish(
+    publisher: Publisher, appends: Refusing, kind: Any, way: str
+) -> None:
+    """It would wait for ever for the lock that its caller holds."""
+    mapping = fixed_mapping("a/journal", CONTENT_JSON_LINES)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "one": lambda message: publisher.publish_committed(mapping, message),
+        "batch": lambda message: publisher.publish_committed_batch(mapping, [message]),
+        "uncommitted": lambda message: publisher.publish_uncommitted(mapping, message),
+    }
+    kind.during = lambda: None
+    message = kind("a")
+    kind.during = lambda: ways[way](Word(word="b"))
+    if kind is not Acknowledging or way == "uncommitted":
+        with raises(
+            Invalid, says="while another message is being encoded", advises="before or after"
+        ):
+            ways[way](message)
+    # Another thread may publish meanwhile: it waits.
+    with ThreadPoolExecutor() as pool:
+        others = []
+        kind.during = lambda: others.append(pool.submit(ways[way], Word(word="c")))
+        ways[way](message)
+    assert not any(other.exception() for other in others)
+    for intent in publisher.build_ack_intents().values():
+        appends.journals["a/journal"] += intent
+    found = [one.message.word for one in read(appends.journals["a/journal"]) if not one.is_ack]
+    assert found == ["a", *["c" for _ in others]]
