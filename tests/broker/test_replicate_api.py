@@ -480,10 +480,10 @@ async def test_a_stream_ends_with_the_token_that_opened_it(tmp_path: Path) -> No
     async with await FixedCluster.start(2, tmp_path, auth=auth) as cluster:
         cluster["a"].lagging = []
         cluster.create(SPEC, "a", "b")
-        primary = Primary(cluster, token=auth.sign(claims, 2))
-        assert (await primary.open(fragment(0, 0))).status == Status.OK
-        # Another waits for the spool, which the first one has.
+        # Another waits for the spool, which the first one has. Its token is made first, or it may end later.
         waiting = Primary(cluster, token=auth.sign(claims, 1))
+        primary = Primary(cluster, token=auth.sign(claims, 3))
+        assert (await primary.open(fragment(0, 0))).status == Status.OK
         await waiting.send(waiting.opening(fragment(0, 0)))
         await primary.send(replicate_content(b"not committed", 0))
         for one in (waiting, primary):
