@@ -18,9 +18,10 @@ import resource
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
+
+import msgspec
 
 from gazette.errors import Bug, Corrupt, Unavailable
 from gazette.fragment.disk_pace import Pace, Switches
@@ -196,8 +197,7 @@ class LocalFile:
             self._closer.close(self._fd, self._end)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFragment:
+class LocalFragment(msgspec.Struct, frozen=True):
     """A committed fragment whose bytes are in a local file, which may grow beyond it."""
 
     fragment: Fragment

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+import msgspec
+
 from gazette.errors import Bug, Invalid
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.ids import JournalName, Offset
@@ -24,24 +26,21 @@ from gazette.protocol.status import Status
 _SECOND_NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """Bytes to extend the spool with. ``delta`` must be what the spool has pending."""
 
     content: bytes
     delta: int
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True):
     """The fragment and registers that the spool shall have."""
 
     fragment: Fragment
     registers: LabelSet
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolResult:
+class SpoolResult(msgspec.Struct, frozen=True):
     """The answer to content or a proposal: OK, or PROPOSAL_MISMATCH.
 
     ``fragment`` and ``registers`` are the spool's own, after the fact.
@@ -52,8 +51,7 @@ class SpoolResult:
     registers: LabelSet
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """The spool was rolled: ``fragment`` will not change again, and a new spool begins."""
 
     fragment: Fragment
@@ -61,28 +59,24 @@ class Completed:
     first_append_time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(msgspec.Struct, frozen=True):
     """The spool was rolled and held nothing that was committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """The pending bytes were made part of ``fragment``."""
 
     fragment: Fragment
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack:
+class RolledBack(msgspec.Struct, frozen=True):
     """``length`` pending bytes were given up; zero if nothing was pending."""
 
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatched:
+class Mismatched(msgspec.Struct, frozen=True):
     """The proposal does not fit; nothing changed, other than that the spool may have rolled."""
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from gazette.errors import Bug, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_file
@@ -273,7 +274,7 @@ async def test_what_an_append_does(spool: Spool, observer: Observer, clock: Manu
     assert isinstance(spool._disk, LocalDisk)
     assert list(spool._disk.directory.iterdir()) == []
     with pytest.raises(Bug):
-        replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
+        structs.replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
 
 
 async def test_a_reader_outlives_the_spool(spool: Spool, observer: Observer) -> None:

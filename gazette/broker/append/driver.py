@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+import msgspec
 
 from gazette.auth import Claims
 from gazette.blobs.registry import HealthStatus
@@ -53,8 +54,7 @@ CATCH_UP_BYTES: Final = 1 << 19
 """Most bytes that one read takes from the spool, while a peer is sent the bytes that it lacks."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendCall:
+class AppendCall(msgspec.Struct, frozen=True):
     """A request to append. ``min_revision`` is a revision of etcd. ``proxy_header`` is the header
     that the proxying broker resolved.
     """
@@ -347,7 +347,7 @@ class AppendDriver:
         self._resolution = at
         if self._replica is None and self._pipeline is None:
             return at.as_event
-        return replace(
+        return msgspec.structs.replace(
             at.as_event,
             same_replica=self._replica is None or at.replica is self._replica,
             same_members=self._pipeline is None or not self._pipeline.reassigned.is_set(),

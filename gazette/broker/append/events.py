@@ -6,9 +6,10 @@ All parts are values. Offsets are bytes of the journal; times are Unix seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TypeAlias
+
+import msgspec
 
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.sessions import ADMITTED, Admission
@@ -36,8 +37,7 @@ class SuspendControl(IntEnum):
     """Append as if there was no suspension."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTerms:
+class AppendTerms(msgspec.Struct, frozen=True):
     """The terms of an append, known before its content. ``offset`` is None if any offset will do."""
 
     journal: JournalName
@@ -52,8 +52,7 @@ class AppendTerms:
         return bool(self.union_registers or self.subtract_registers)
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolView:
+class SpoolView(msgspec.Struct, frozen=True):
     """A spool as its holder sees it: nothing is pending, or what is pending does not matter."""
 
     fragment: Fragment
@@ -61,8 +60,7 @@ class SpoolView:
     first_append_time: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IndexView:
+class IndexView(msgspec.Struct, frozen=True):
     """The known extent of a journal. ``newest_mod_time`` is that of its last fragment. It is 0 while
     only brokers hold that fragment.
     """
@@ -76,8 +74,7 @@ class IndexView:
         return self.begin == self.end
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAnswer:
+class PeerAnswer(msgspec.Struct, frozen=True):
     """The answer of a peer to a proposal.
 
     ``route`` and ``revision`` are those of its header, if it sent one. ``fragment`` and ``registers``
@@ -95,41 +92,35 @@ class PeerAnswer:
 # Events. First come those for a wait that failed. Each of them may follow any effect that waits.
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """An effect other than a send or a gather failed, or its deadline passed."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(msgspec.Struct, frozen=True):
     """The caller is gone, or the broker stops: the outcome of the wait is of no use."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class Invalidated:
+class Invalidated(msgspec.Struct, frozen=True):
     """The resolution that the wait is for has been superseded."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendFailed:
+class SendFailed(msgspec.Struct, frozen=True):
     """A proposal or content did not reach all replicas. The pipeline is broken."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class GatherFailed:
+class GatherFailed(msgspec.Struct, frozen=True):
     """An answer did not arrive, or not in time. The pipeline is broken."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A resolution of the journal.
 
     ``stored_routes`` are those that etcd holds in each of the journal's assignments. ``same_replica``: the
@@ -148,8 +139,7 @@ class Resolved:
     desired_replication: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineTaken:
+class PipelineTaken(msgspec.Struct, frozen=True):
     """The pipeline was taken. ``route`` is the pipeline's, or None if there is no usable pipeline.
 
     ``balance`` is that of the replica. Only the holder of its pipeline uses it.
@@ -157,18 +147,16 @@ class PipelineTaken:
 
     route: Route | None
     spool: SpoolView | None
-    balance: RateBalance = field(default_factory=RateBalance)
+    balance: RateBalance = msgspec.field(default_factory=RateBalance)
 
 
-@dataclass(frozen=True, slots=True)
-class TakenAlong:
+class TakenAlong(msgspec.Struct, frozen=True):
     """Another append has committed this one along with its own content, or has failed with it."""
 
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineBuilt:
+class PipelineBuilt(msgspec.Struct, frozen=True):
     """``caught_up`` is True if peers lacked bytes of the open fragment, and were sent them."""
 
     spool: SpoolView
@@ -176,15 +164,13 @@ class PipelineBuilt:
     caught_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSent:
+class SyncSent(msgspec.Struct, frozen=True):
     """A proposal was sent. ``spool`` is the local spool, to which the proposal was applied."""
 
     spool: SpoolView
 
 
-@dataclass(frozen=True, slots=True)
-class SyncAnswered:
+class SyncAnswered(msgspec.Struct, frozen=True):
     """Peers have answered. ``error`` is that of the first peer that did not answer. ``answers`` are
     those of the other peers.
     """
@@ -194,8 +180,7 @@ class SyncAnswered:
     error: GazetteError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdWritten:
+class EtcdWritten(msgspec.Struct, frozen=True):
     """An etcd transaction was decided, for or against this append. Its result
     shows at ``revision`` or before.
     """
@@ -203,8 +188,7 @@ class EtcdWritten:
     revision: Revision
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSeen:
+class HeadSeen(msgspec.Struct, frozen=True):
     """The known head, as etcd has it. ``offset`` is what the journal has reached at least.
 
     ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
@@ -215,8 +199,7 @@ class HeadSeen:
     closed: LabelSet | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadinessSeen:
+class ReadinessSeen(msgspec.Struct, frozen=True):
     """The state of index, first store, known head and append session.
 
     ``unlisted`` says why the stores have not been listed yet; it is empty once they were.
@@ -235,20 +218,17 @@ class ReadinessSeen:
     admission: Admission = ADMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class AllAcknowledged:
+class AllAcknowledged(msgspec.Struct, frozen=True):
     """All replicas have acknowledged what earlier appends proposed."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class RollSent:
+class RollSent(msgspec.Struct, frozen=True):
     spool: SpoolView
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRead:
+class ContentRead(msgspec.Struct, frozen=True):
     """A message of the caller's stream. Empty content means: commit if the stream ends here.
 
     ``waited`` and ``now`` are in ticks of a monotonic clock: the time that the read took, and its end.
@@ -261,13 +241,11 @@ class ContentRead:
     stalled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContentLate:
+class ContentLate(msgspec.Struct, frozen=True):
     """The caller has sent nothing for as long as it was given."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContentHeld:
+class ContentHeld(msgspec.Struct, frozen=True):
     """Content was held back until ``now``, in ticks. ``superseded``: the resolution no longer holds, so
     that other appends wait to change the pipeline.
     """
@@ -276,8 +254,7 @@ class ContentHeld:
     superseded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True):
     """The caller has closed its stream. ``next`` is the fragment that the spool would become. ``sum`` is
     the SHA-1 of this append's content alone.
     """
@@ -286,15 +263,13 @@ class StreamEnded:
     sum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFailed:
+class StreamFailed(msgspec.Struct, frozen=True):
     """The caller's stream broke, was abandoned, or is malformed."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class AcksGathered:
+class AcksGathered(msgspec.Struct, frozen=True):
     answers: tuple[PeerAnswer, ...]
 
 
@@ -327,44 +302,37 @@ Event: TypeAlias = (
 # others report only their failure. Then the effects behind them are dropped.
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(msgspec.Struct, frozen=True):
     """Resolve the journal's route, as of ``min_revision`` or later. → Resolved."""
 
     min_revision: Revision
 
 
-@dataclass(frozen=True, slots=True)
-class TakePipeline:
+class TakePipeline(msgspec.Struct, frozen=True):
     """Wait for the replica's pipeline. → PipelineTaken, TakenAlong, Invalidated."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuildPipeline:
+class BuildPipeline(msgspec.Struct, frozen=True):
     """Replace the held pipeline by one of the resolved route, whose peers have the whole local spool. →
     PipelineBuilt, Invalidated; SyncAnswered if a peer cannot be brought up to date.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBackPipeline:
+class GiveBackPipeline(msgspec.Struct, frozen=True):
     """Give the held pipeline, or the lack of one, to the next append that waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class TearDownPipeline:
+class TearDownPipeline(msgspec.Struct, frozen=True):
     """Shut the held pipeline down on the side, and let the next append build another."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakPipeline:
+class BreakPipeline(msgspec.Struct, frozen=True):
     """Break the pipeline that was handed over: its present holder and later appends must fail too."""
 
     error: GazetteError
 
 
-@dataclass(frozen=True, slots=True)
-class SendSync:
+class SendSync(msgspec.Struct, frozen=True):
     """Propose to all replicas. ``opening``: the pipeline's first proposal. → SyncSent, SendFailed."""
 
     proposal: Fragment
@@ -372,38 +340,32 @@ class SendSync:
     opening: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GatherSync:
+class GatherSync(msgspec.Struct, frozen=True):
     """Gather the answers. → SyncAnswered; Invalidated if a peer failed and has since left the route."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutAssignments:
+class PutAssignments(msgspec.Struct, frozen=True):
     """Store the route in all assignments, if none of them has changed. → EtcdWritten."""
 
     route: Route
 
 
-@dataclass(frozen=True, slots=True)
-class PutSuspend:
+class PutSuspend(msgspec.Struct, frozen=True):
     """Change the specification's suspension, if nothing of the journal has changed. → EtcdWritten."""
 
     level: SuspendLevel
     offset: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReadiness:
+class CheckReadiness(msgspec.Struct, frozen=True):
     """Look at the index, the first store, the known head and the session. → ReadinessSeen."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadHead:
+class LoadHead(msgspec.Struct, frozen=True):
     """Read the known head from etcd, and look again. → ReadinessSeen."""
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitReadiness:
+class AwaitReadiness(msgspec.Struct, frozen=True):
     """Wait for a change of index or store, until a monotonic time at most, and look again. →
     ReadinessSeen, Invalidated.
     """
@@ -411,28 +373,24 @@ class AwaitReadiness:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class BeginTenure:
+class BeginTenure(msgspec.Struct, frozen=True):
     """End uploads for former primaries at ``end``, list the stores, and look again. → ReadinessSeen."""
 
     end: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitAcks:
+class AwaitAcks(msgspec.Struct, frozen=True):
     """Wait until earlier appends have gathered their answers. → AllAcknowledged, SendFailed, Abandoned."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendRoll:
+class SendRoll(msgspec.Struct, frozen=True):
     """Propose to all replicas, which need not answer. → RollSent, SendFailed."""
 
     proposal: Fragment
     registers: LabelSet
 
 
-@dataclass(frozen=True, slots=True)
-class ReadContent:
+class ReadContent(msgspec.Struct, frozen=True):
     """Read the next message of the caller's stream, for at most ``ticks``; None: for ever.
     → ContentRead, ContentLate, StreamEnded, StreamFailed.
     """
@@ -440,8 +398,7 @@ class ReadContent:
     ticks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HoldContent:
+class HoldContent(msgspec.Struct, frozen=True):
     """Hold the last content back for ``ticks``, or until the resolution is superseded.
     → ContentHeld, StreamFailed.
     """
@@ -449,29 +406,25 @@ class HoldContent:
     ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendContent:
+class SendContent(msgspec.Struct, frozen=True):
     """Send content to all replicas. → SendFailed, or nothing."""
 
     content: bytes
     delta: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendFinal:
+class SendFinal(msgspec.Struct, frozen=True):
     """Propose to commit or to roll back. → SendFailed, or nothing."""
 
     proposal: Fragment
     registers: LabelSet
 
 
-@dataclass(frozen=True, slots=True)
-class HandOver:
+class HandOver(msgspec.Struct, frozen=True):
     """Queue for the pipeline's answers, and give its sending half to the next append that waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatherAcks:
+class GatherAcks(msgspec.Struct, frozen=True):
     """Gather the answers to the final proposal. → AcksGathered, GatherFailed."""
 
 
@@ -515,8 +468,7 @@ class Ending(Enum):
     PROXY = "proxy"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The result of an append.
 
     ``commit`` is the span of this append alone. ``uncertain``: the content was proposed for commit, and may

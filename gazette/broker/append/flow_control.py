@@ -9,8 +9,9 @@ Time is given as ticks of a monotonic clock, and is never read here. Credit is c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gazette.errors import Broken
 from gazette.protocol.content import TOO_SLOW
@@ -40,8 +41,7 @@ def too_slow(rate_min: int) -> Broken:
     )
 
 
-@dataclass(slots=True)
-class RateBalance:
+class RateBalance(msgspec.Struct):
     """The bytes that a replica's appends may send now, with at most ``rate`` bytes/s (0: no limit).
 
     Appends may run into debt by their last chunk, of any size. The next chunk waits until the debt is paid.
@@ -74,8 +74,7 @@ class RateBalance:
             self.credit -= length * TICKS_PER_S
 
 
-@dataclass(slots=True)
-class AppendFlow:
+class AppendFlow(msgspec.Struct):
     """The flow of one append, from its first wait for content on.
 
     ``rate_min`` is in bytes/s; zero means no minimum. Only time spent waiting for the client counts against

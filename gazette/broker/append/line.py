@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.flow_control import too_slow
@@ -120,8 +121,7 @@ class ContentAhead:
         return ended or full or self._error is not None
 
 
-@dataclass(slots=True, eq=False)
-class SmallAppend:
+class SmallAppend(msgspec.Struct, eq=False):
     """A small append that waits in line.
 
     ``lead`` is called when it is its turn to take the pipeline; its owner calls ``Line.leave`` once it has

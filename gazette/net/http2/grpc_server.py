@@ -11,11 +11,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 import grpc
 import grpc.aio
+import msgspec
 
 from gazette.errors import Closed, GazetteError
 from gazette.net.graceful_http import FIRST_REQUEST_S
@@ -56,8 +56,7 @@ _NOT_GRPC: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Method:
+class _Method(msgspec.Struct, frozen=True):
     """A method as it is served: its handler, wrapped so that calls are counted.
 
     ``take`` is offered its whole calls; None: there is no such function.
@@ -73,8 +72,7 @@ class _Method:
     take: TakeWhole | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """The method, encoding and time limit of a request, or the status that refuses it."""
 
     encoding: str
