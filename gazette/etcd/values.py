@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from gazette.errors import Broken, Conflict, Invalid
 
 Key: TypeAlias = str | bytes
@@ -64,8 +66,7 @@ class ResponseHeader:
     raft_term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
+class KeyValue(msgspec.Struct, frozen=True):
     """A key as of its last write.
 
     Invariants: ``create_revision <= mod_revision``; ``version`` counts writes since creation, from 1.
@@ -80,8 +81,7 @@ class KeyValue:
     lease: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RangeResult:
+class RangeResult(msgspec.Struct, frozen=True):
     """Keys in ascending order. All of them were read at ``header.revision``."""
 
     header: ResponseHeader
@@ -90,19 +90,16 @@ class RangeResult:
     """Number of keys in the whole range, for any limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(msgspec.Struct, frozen=True):
     header: ResponseHeader
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteResult:
+class DeleteResult(msgspec.Struct, frozen=True):
     header: ResponseHeader
     deleted: int
 
 
-@dataclass(frozen=True, slots=True)
-class TxnResult:
+class TxnResult(msgspec.Struct, frozen=True):
     """The result of a transaction. ``results`` has one entry per operation of
     the branch that ran, in order.
     """
@@ -115,8 +112,7 @@ class TxnResult:
 OpResult: TypeAlias = RangeResult | PutResult | DeleteResult | TxnResult
 
 
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
+class MemberStatus(msgspec.Struct, frozen=True):
     """The status that a member reports about itself."""
 
     header: ResponseHeader
@@ -136,8 +132,7 @@ class Target(Enum):
     LEASE = "lease"
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(msgspec.Struct, frozen=True):
     """A condition of a transaction. An absent key has version, revisions and lease 0."""
 
     target: Target
@@ -172,28 +167,24 @@ class Compare:
         return Compare(Target.LEASE, key_bytes(key), relation, lease)
 
 
-@dataclass(frozen=True, slots=True)
-class PutOp:
+class PutOp(msgspec.Struct, frozen=True):
     key: bytes
     value: bytes
     lease: int = 0
     ignore_lease: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOp:
+class DeleteOp(msgspec.Struct, frozen=True):
     key: bytes
     range_end: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class GetOp:
+class GetOp(msgspec.Struct, frozen=True):
     key: bytes
     range_end: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class TxnOp:
+class TxnOp(msgspec.Struct, frozen=True):
     compares: tuple[Compare, ...]
     success: tuple[Operation, ...]
     failure: tuple[Operation, ...]
@@ -255,8 +246,7 @@ def has_reads(operations: tuple[Operation, ...]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(msgspec.Struct, frozen=True):
     """A put, or the deletion of a key (then only its key and ``mod_revision`` have a meaning)."""
 
     kv: KeyValue

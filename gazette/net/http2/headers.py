@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import hpack
-import msgspec
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
@@ -97,7 +97,8 @@ def _write_text(out: bytearray, text: bytes) -> None:
     out += text
 
 
-class RequestHead(msgspec.Struct):
+@dataclass(slots=True)
+class RequestHead:
     """The fields of a request: those that name its target, and the others in order.
 
     Requests with the same header block share one. ``plan`` is for a server that wants to keep what it has
