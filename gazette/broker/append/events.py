@@ -1,8 +1,8 @@
 """The parts of an append: its terms, the events it receives, the effects it asks for, its outcome.
 
 This is the vocabulary between `broker/append/fsm`, which decides, and `broker/append/driver`, which performs.
-All parts are values. An append makes some thirty, so they are structs: making a frozen dataclass takes nine times
-as long. Offsets are bytes of the journal; times are Unix seconds.
+All parts are values. An append makes some thirty, so they are structs: making a frozen dataclass takes nine
+times as long. Offsets are bytes of the journal; times are Unix seconds.
 """
 
 from __future__ import annotations
