@@ -275,12 +275,22 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._methods: dict[str, MeasuredMethod] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def wait_idle(self) -> None:
+        """Return once all calls that have come here are over, and answered."""
+        while self._calls:
+            await asyncio.wait(self._calls)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        task = asyncio.current_task()  # gRPC serves each call by a task, up to its status.
+        if task is not None:
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

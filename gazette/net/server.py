@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ KEEPALIVE_S: Final = 10.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
 _HANDSHAKE_S: Final = 10.0
 _IDLE_S: Final = 600.0
+_ARRIVING_S: Final = 0.1
+"""Seconds after the last call in which one that had arrived before the stop may begin."""
 STREAM_WINDOW_BYTES: Final = 1 << 22
 """Bytes that a client may send ahead of an acknowledgement. A round trip of 1 ms then permits 4
 GB/s, one of 100 ms 40 MB/s.
@@ -156,8 +158,10 @@ class Server:
 
     def __init__(self, clock: Clock, settings: ServerSettings) -> None:
         self.settings = settings
+        self._clock = clock
         self._limits = settings.limits or ConnectionLimits.of_process()
         self._http2: GrpcServer | None = None
+        self._interceptor = MetricsInterceptor(clock)
         self.grpc: Any = None
         """The server of the transport. It takes handlers until ``start_grpc``."""
         if settings.transport == HTTP2:
@@ -167,7 +171,7 @@ class Server:
         else:
             self.grpc = grpc.aio.server(
                 options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
-                interceptors=[MetricsInterceptor(clock)],
+                interceptors=[self._interceptor],
             )
         self.endpoint = ""
         """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
@@ -271,11 +275,34 @@ class Server:
         grace = self.settings.graceful_stop_s if grace_s is None else grace_s
         scope = TaskScope("server-stop")
         async with scope:
-            scope.spawn(self.grpc.stop(grace), name="grpc")
+            stopping = self.grpc.stop(grace)
+            if self._http2 is None:
+                stopping = self._stop_grpcio(stopping)
+            scope.spawn(stopping, name="grpc")
             if self._http is not None:
                 scope.spawn(self._stop_http(self._http, grace), name="http")
             elif self._http_socket is not None:
                 self._http_socket.close()
+
+    async def _stop_grpcio(self, stopping: Coroutine[Any, Any, None]) -> None:
+        """Wait for ``stopping``. End calls early that were never served, when no others are left.
+
+        Of calls that come just when it stops, the package grpcio neither serves nor ends some. Their
+        callers, and the stop, would wait for all of the grace.
+        """
+
+        async def end_unserved() -> None:
+            await self._interceptor.wait_idle()
+            await self._clock.sleep(_ARRIVING_S)
+            await self._interceptor.wait_idle()
+            await self.grpc.stop(None)
+
+        async with TaskScope("grpcio-stop") as scope:
+            scope.spawn(end_unserved(), name="unserved")
+            try:
+                await stopping
+            finally:
+                scope.cancel()
 
     async def _stop_http(self, http: HttpServer, grace_s: float) -> None:
         if self._http2 is not None:
