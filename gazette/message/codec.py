@@ -127,8 +127,7 @@ class MessageCodec(ABC, Generic[M]):
         """Representation of the UUID. None if messages of the type have no UUID."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
-        attribute of type text, no code of the application runs when it is set or the message is encoded,
-        and a payload has no newline.
+        attribute of type text, setting it runs no code of the application, and a payload has no newline.
         """
 
     @abstractmethod
