@@ -14,7 +14,7 @@ import pytest
 
 from gazette import Application
 from gazette.broker.main import print_config, schema
-from gazette.config.files import ini_entries
+from gazette.config.ini_file import ini_entries
 from gazette.config.schema import Loaded, Schema
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS, shared_schema

@@ -27,6 +27,7 @@ from gazette.bench.report import Target as Bound
 from gazette.bench.sides import ORIGINAL, Side, addresses_of, sides
 from gazette.client.append.appender import AppendParams
 from gazette.dev.processes import await_ready
+from gazette.errors import Unavailable
 from gazette.net.http2.messages import prefixed
 from gazette.net.server import HTTP2
 from gazette.protocol.content import CHUNK_BYTES
@@ -46,6 +47,10 @@ _SETTLE_S: Final = 135.0
 _WARM_S: Final = 0.2
 _READY_TIMEOUT_S: Final = 120.0
 _STOP_S: Final = 60.0
+_SETTLE_WINDOWS: Final = 60
+_SETTLE_WINDOW_S: Final = 1.0
+_SETTLED_SHARE: Final = 0.1
+"""Share of a processor that brokers at rest may use, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +314,10 @@ async def many(bench: Bench) -> list[Figure]:
 
 
 async def _start_again(bench: Bench, side: Side) -> float:
-    """Stop a broker and start it again. Return the seconds until it is ready."""
+    """Stop a broker and start it again. Return the seconds until it is ready.
+
+    Return when the brokers of this side have settled: what they still do would slow the start of the next.
+    """
     broker = side.cluster.brokers[-1]
     await broker.process.stop(_STOP_S)
     began = bench.clock.monotonic()
@@ -317,4 +325,19 @@ async def _start_again(bench: Bench, side: Side) -> float:
     await await_ready(
         broker.process, broker.http_port, bench.clock, _READY_TIMEOUT_S, host=broker.host
     )
-    return bench.clock.monotonic() - began
+    seconds = bench.clock.monotonic() - began
+    await _settled(bench, side)
+    return seconds
+
+
+async def _settled(bench: Bench, side: Side) -> None:
+    """Return when the brokers of a side have used little of a processor for a while.
+
+    Raise ``Unavailable`` if they stay busy.
+    """
+    for _ in range(_SETTLE_WINDOWS):
+        before = cpu_seconds(side.pids)
+        await bench.clock.sleep(_SETTLE_WINDOW_S)
+        if cpu_seconds(side.pids) - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
+            return
+    raise Unavailable(f"the brokers of {side.name} do not come to rest")

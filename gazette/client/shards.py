@@ -23,7 +23,8 @@ from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.route import Header, Route
-from gazette.protocol.rpc import (
+from gazette.protocol.shard import ReplicaStatus, ShardSpec
+from gazette.protocol.shard_checks import (
     validate_get_hints_request,
     validate_get_hints_response,
     validate_shard_apply_request,
@@ -34,7 +35,6 @@ from gazette.protocol.rpc import (
     validate_stat_response,
     validate_unassign_request,
 )
-from gazette.protocol.shard import ReplicaStatus, ShardSpec
 from gazette.protocol.status import ShardStatus
 from gazette.protocol.stored import stored_status
 

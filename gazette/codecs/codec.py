@@ -20,7 +20,6 @@ import zlib
 from abc import ABC, abstractmethod
 from typing import Final, Protocol
 
-import cramjam
 import zstandard
 
 from gazette.codecs.zstd_blocks import ZstdBlocks
@@ -190,6 +189,8 @@ class _SnappyCompressor:
     __slots__ = ("_held", "_stream")
 
     def __init__(self) -> None:
+        import cramjam  # Takes a thirtieth of a broker's start, and few journals need it.
+
         self._stream = cramjam.snappy.Compressor()
         self._held = 0
 
@@ -415,6 +416,8 @@ class _SnappyDecompressor(_SlicedDecompressor):
     def _decode(self, run: list[bytes]) -> bytes:
         if len(run) == 1:
             return b""
+        import cramjam
+
         try:
             return bytes(cramjam.snappy.decompress(b"".join(run)))
         except cramjam.DecompressionError as error:

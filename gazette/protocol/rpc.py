@@ -1,35 +1,41 @@
-"""Checks of requests and responses, on receipt and before sending.
+"""Checks of requests and responses of the Journal service, on receipt and before sending.
 
 Every function takes a generated message. It raises ``Invalid`` with a path
-that names the field. It never changes the message. The Journal service comes first, then the Shard
-service.
+that names the field. It never changes the message. `shard_checks` has those of the Shard service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from gazette.errors import Invalid
 from gazette.labels import META_PREFIX
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
-from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import (
     NAME_BYTES_MAX,
     validate_journal_name,
-    validate_offsets,
     validate_path_component,
-    validate_shard_id,
 )
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
-from gazette.protocol.pb import broker_pb2, consumer_pb2
+from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route, valid_header
-from gazette.protocol.shard import ShardSpec
-from gazette.protocol.status import ShardStatus, Status
+from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
+
+if TYPE_CHECKING:
+    from gazette.protocol.pb.consumer_pb2 import StatRequest
+
+    _Routed: TypeAlias = (
+        broker_pb2.ReadRequest
+        | broker_pb2.ReadResponse
+        | broker_pb2.AppendRequest
+        | broker_pb2.ReplicateResponse
+        | broker_pb2.FragmentsRequest
+        | StatRequest
+    )
 
 PAGE_LIMIT_MAX: Final = 10_000
 
@@ -41,7 +47,7 @@ _SUSPEND_VALUES: Final = {
 
 
 def validate_read_request(pb: broker_pb2.ReadRequest) -> None:
-    _optional_header(pb)
+    check_optional_header(pb)
     _journal(pb.journal)
     if pb.offset < _WRITE_HEAD:
         raise Invalid(f"invalid Offset ({pb.offset}; expected -1 <= Offset <= MaxInt64)")
@@ -54,7 +60,7 @@ def validate_read_response(pb: broker_pb2.ReadResponse) -> None:
         _read_content(pb)
         return
     status = _status(pb.status)
-    _optional_header(pb)
+    check_optional_header(pb)
     if pb.write_head < 0:
         raise Invalid(f"invalid WriteHead ({pb.write_head}; expected >= 0)")
     if pb.HasField("fragment"):
@@ -93,7 +99,7 @@ def _read_fragment(pb: broker_pb2.ReadResponse) -> None:
 
 def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
     """Check the first message of an Append stream. The messages that follow are chunks."""
-    _optional_header(pb)
+    check_optional_header(pb)
     _journal(pb.journal)
     if pb.offset < 0:
         raise Invalid(f"invalid Offset ({pb.offset}; expected >= 0)")
@@ -135,7 +141,7 @@ def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
 
 def validate_append_response(pb: broker_pb2.AppendResponse) -> None:
     status = _status(pb.status)
-    _header(pb.header)
+    check_header(pb.header)
     if status is Status.OK and not pb.HasField("commit"):
         raise Invalid("expected Commit")
     if status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
@@ -159,7 +165,7 @@ def validate_replicate_request(
         _replicate_content(pb)
         return None
     if pb.HasField("header"):
-        _header(pb.header)
+        check_header(pb.header)
         if not pb.acknowledge:
             raise Invalid("expected Acknowledge with Header")
     with within("Proposal"):
@@ -205,7 +211,7 @@ def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
     status = _status(pb.status)
     if status is Status.WRONG_ROUTE and not pb.HasField("header"):
         raise Invalid("expected Header")
-    _optional_header(pb)
+    check_optional_header(pb)
     if status is Status.PROPOSAL_MISMATCH:
         if not pb.HasField("fragment"):
             raise Invalid("expected Fragment")
@@ -217,7 +223,7 @@ def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
 
 
 def validate_list_request(pb: broker_pb2.ListRequest) -> None:
-    selector = _selector(pb.selector)
+    selector = check_selector(pb.selector)
     for context, labels in (("Include", selector.include), ("Exclude", selector.exclude)):
         for value in labels.values_of(META_PREFIX):
             if not value.endswith("/"):
@@ -231,14 +237,14 @@ def validate_list_response(pb: broker_pb2.ListResponse) -> None:
     applied them.
     """
     _status(pb.status)
-    _header(pb.header)
+    check_header(pb.header)
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
     """Require valid facts of the broker about a journal. Do not check the specification, which any
     process may have applied.
     """
-    _mod_revision_and_route(pb.mod_revision, pb.route)
+    check_listed(pb.mod_revision, pb.route)
 
 
 def validate_apply_request(pb: broker_pb2.ApplyRequest) -> None:
@@ -249,22 +255,22 @@ def validate_apply_request(pb: broker_pb2.ApplyRequest) -> None:
                     raise Invalid("both Upsert and Delete are set (expected exactly one)")
                 with within("Upsert"):
                     JournalSpec.from_pb(change.upsert).validate()
-                _upsert_revision(change.expect_mod_revision)
+                check_upsert_revision(change.expect_mod_revision)
             elif change.delete:
                 with within("Delete"):
                     validate_journal_name(change.delete)
-                _delete_revision(change.expect_mod_revision)
+                check_delete_revision(change.expect_mod_revision)
             else:
                 raise Invalid("neither Upsert nor Delete are set (expected exactly one)")
 
 
 def validate_apply_response(pb: broker_pb2.ApplyResponse) -> None:
     _status(pb.status)
-    _header(pb.header)
+    check_header(pb.header)
 
 
 def validate_fragments_request(pb: broker_pb2.FragmentsRequest) -> None:
-    _optional_header(pb)
+    check_optional_header(pb)
     _journal(pb.journal)
     if pb.end_mod_time != 0 and pb.end_mod_time < pb.begin_mod_time:
         raise Invalid(f"invalid EndModTime ({pb.end_mod_time} must be after {pb.begin_mod_time})")
@@ -281,7 +287,7 @@ def validate_fragments_request(pb: broker_pb2.FragmentsRequest) -> None:
 
 def validate_fragments_response(pb: broker_pb2.FragmentsResponse) -> None:
     _status(pb.status)
-    _header(pb.header)
+    check_header(pb.header)
     for index, fragment in enumerate(pb.fragments):
         with within(f"Fragments[{index}]"):
             with within("Spec"):
@@ -308,112 +314,15 @@ def validate_health_request(pb: broker_pb2.FragmentStoreHealthRequest) -> None:
 
 def validate_health_response(pb: broker_pb2.FragmentStoreHealthResponse) -> None:
     _status(pb.status)
-    _header(pb.header)
+    check_header(pb.header)
 
 
-def validate_stat_request(pb: consumer_pb2.StatRequest) -> None:
-    _optional_header(pb)
-    _shard(pb.shard)
-    _offsets("ReadThrough", pb.read_through)
-
-
-def validate_stat_response(pb: consumer_pb2.StatResponse) -> None:
-    _shard_status(pb.status)
-    _header(pb.header)
-    _offsets("ReadThrough", pb.read_through)
-    _offsets("PublishAt", pb.publish_at)
-
-
-def validate_shard_list_request(pb: consumer_pb2.ListRequest) -> None:
-    _selector(pb.selector)
-
-
-def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
-    _shard_status(pb.status)
-    _header(pb.header)
-    for index, shard in enumerate(pb.shards):
-        with within(f"Shards[{index}]"):
-            validate_list_response_shard(shard)
-
-
-def validate_list_response_shard(pb: consumer_pb2.ListResponse.Shard) -> None:
-    """Require valid facts of the member about a shard. Do not check the specification, which any
-    process may have applied.
-    """
-    _mod_revision_and_route(pb.mod_revision, pb.route)
-    if len(pb.route.members) != len(pb.status):
-        raise Invalid(
-            "length of Route.Members and Status are not equal "
-            f"({len(pb.route.members)} vs {len(pb.status)})"
-        )
-
-
-def validate_shard_apply_request(pb: consumer_pb2.ApplyRequest) -> None:
-    for index, change in enumerate(pb.changes):
-        with within(f"Changes[{index}]"):
-            _shard_change(change)
-
-
-def _shard_change(pb: consumer_pb2.ApplyRequest.Change) -> None:
-    if pb.HasField("upsert"):
-        if pb.delete:
-            raise Invalid("both Upsert and Delete are set (expected exactly one)")
-        with within("Upsert"):
-            ShardSpec.from_pb(pb.upsert).validate()
-        _upsert_revision(pb.expect_mod_revision)
-        if pb.HasField("primary_hints"):
-            with within("PrimaryHints"):
-                FSMHints.from_pb(pb.primary_hints).validate()
-    elif pb.delete:
-        with within("Delete"):
-            validate_shard_id(pb.delete)
-        _delete_revision(pb.expect_mod_revision)
-        if pb.HasField("primary_hints"):
-            raise Invalid("hints may be set only with an upsert, not a delete")
-    else:
-        raise Invalid("neither Upsert nor Delete are set (expected exactly one)")
-
-
-def validate_shard_apply_response(pb: consumer_pb2.ApplyResponse) -> None:
-    _shard_status(pb.status)
-    _header(pb.header)
-
-
-def validate_get_hints_request(pb: consumer_pb2.GetHintsRequest) -> None:
-    _shard(pb.shard)
-
-
-def validate_get_hints_response(pb: consumer_pb2.GetHintsResponse) -> None:
-    _shard_status(pb.status)
-    if pb.primary_hints.HasField("hints"):
-        with within("primary hints"):
-            FSMHints.from_pb(pb.primary_hints.hints).validate()
-    for backup in pb.backup_hints:
-        if backup.HasField("hints"):
-            with within("backup hints"):
-                FSMHints.from_pb(backup.hints).validate()
-
-
-def validate_unassign_request(pb: consumer_pb2.UnassignRequest) -> None:
-    _shards(pb.shards)
-
-
-_Routed = (
-    broker_pb2.ReadRequest
-    | broker_pb2.ReadResponse
-    | broker_pb2.AppendRequest
-    | broker_pb2.ReplicateResponse
-    | broker_pb2.FragmentsRequest
-    | consumer_pb2.StatRequest
-)
-
-
-def _optional_header(pb: _Routed) -> None:
+def check_optional_header(pb: _Routed) -> None:
     if pb.HasField("header"):
-        _header(pb.header)
+        check_header(pb.header)
 
 
-def _header(pb: broker_pb2.Header) -> None:
+def check_header(pb: broker_pb2.Header) -> None:
     with within("Header"):
         valid_header(pb)
 
@@ -423,52 +332,31 @@ def _status(value: int) -> Status:
         return Status.from_pb(value)
 
 
-def _shard_status(value: int) -> ShardStatus:
-    with within("Status"):
-        return ShardStatus.from_pb(value)
-
-
 def _journal(name: str) -> None:
     with within("Journal"):
         validate_journal_name(name)
 
 
-def _shard(shard_id: str) -> None:
-    with within("Shard"):
-        validate_shard_id(shard_id)
-
-
-def _shards(shard_ids: Iterable[str]) -> None:
-    for index, shard_id in enumerate(shard_ids):
-        with within(f"Shards[{index}]"):
-            validate_shard_id(shard_id)
-
-
-def _offsets(context: str, offsets: Mapping[str, int]) -> None:
-    with within(context):
-        validate_offsets(offsets)
-
-
-def _selector(pb: broker_pb2.LabelSelector) -> LabelSelector:
+def check_selector(pb: broker_pb2.LabelSelector) -> LabelSelector:
     selector = LabelSelector.from_pb(pb)
     with within("Selector"):
         selector.validate()
     return selector
 
 
-def _mod_revision_and_route(mod_revision: int, route: broker_pb2.Route) -> None:
+def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
     if mod_revision <= 0:
         raise Invalid(f"invalid ModRevision ({mod_revision}; expected > 0)")
     with within("Route"):
         Route.from_pb(route).validate()
 
 
-def _upsert_revision(revision: int) -> None:
+def check_upsert_revision(revision: int) -> None:
     if revision < 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
 
 
-def _delete_revision(revision: int) -> None:
+def check_delete_revision(revision: int) -> None:
     if revision <= 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
 

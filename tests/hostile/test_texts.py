@@ -10,7 +10,8 @@ import pytest
 
 from gazette.auth import Claims, KeyedAuth
 from gazette.broker.http.ranges import Unsatisfiable, parse_range, parse_tags
-from gazette.config.files import ini_entries, yaml_entries
+from gazette.config.ini_file import ini_entries
+from gazette.config.yaml_file import yaml_entries
 from gazette.errors import GazetteError, NotAllowed
 from gazette.net.http_guard import is_loopback
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from gazette.errors import Invalid
-from gazette.protocol import rpc
+from gazette.protocol import rpc, shard_checks
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
 from gazette.protocol.ids import ProcessId
@@ -493,7 +493,7 @@ def test_stat_requests_and_responses() -> None:
     offsets = {"a/journal;meta": 0}
     negative = "Offsets[a/journal]: invalid offset (-1; expected >= 0)"
     check_all(
-        rpc.validate_stat_request,
+        shard_checks.validate_stat_request,
         [
             (c.StatRequest(shard="shard-0001", header=HEADER, read_through=offsets), ""),
             (c.StatRequest(shard="shard-0001", header=BAD_HEADER), BAD_REVISION),
@@ -505,7 +505,7 @@ def test_stat_requests_and_responses() -> None:
         ],
     )
     check_all(
-        rpc.validate_stat_response,
+        shard_checks.validate_stat_response,
         [
             (c.StatResponse(header=HEADER, read_through=offsets, publish_at=offsets), ""),
             (c.StatResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
@@ -533,7 +533,7 @@ def test_shard_lists() -> None:
         return c.ListResponse(header=HEADER, shards=[c.ListResponse.Shard(**(values | fields))])
 
     check_all(
-        rpc.validate_shard_list_request,
+        shard_checks.validate_shard_list_request,
         [
             (c.ListRequest(), ""),
             (
@@ -543,7 +543,7 @@ def test_shard_lists() -> None:
         ],
     )
     check_all(
-        rpc.validate_shard_list_response,
+        shard_checks.validate_shard_list_response,
         [
             (response(), ""),
             (c.ListResponse(header=BAD_HEADER), BAD_REVISION),
@@ -570,7 +570,7 @@ def test_shard_applies() -> None:
 
     spec = SHARD.to_pb()
     check_all(
-        rpc.validate_shard_apply_request,
+        shard_checks.validate_shard_apply_request,
         [
             (c.ApplyRequest(), ""),
             (request(upsert=spec, primary_hints=HINTS, expect_mod_revision=-1), ""),
@@ -604,7 +604,7 @@ def test_shard_applies() -> None:
         ],
     )
     check_all(
-        rpc.validate_shard_apply_response,
+        shard_checks.validate_shard_apply_response,
         [
             (c.ApplyResponse(header=HEADER), ""),
             (c.ApplyResponse(status=STRANGE, header=HEADER), "Status: invalid status (77)"),
@@ -616,14 +616,14 @@ def test_shard_applies() -> None:
 def test_hint_requests_and_responses() -> None:
     hints = c.GetHintsResponse.ResponseHints
     check_all(
-        rpc.validate_get_hints_request,
+        shard_checks.validate_get_hints_request,
         [
             (c.GetHintsRequest(shard="shard-0001"), ""),
             (c.GetHintsRequest(shard="x"), f"Shard: {BAD_NAME}"),
         ],
     )
     check_all(
-        rpc.validate_get_hints_response,
+        shard_checks.validate_get_hints_response,
         [
             (c.GetHintsResponse(), ""),
             (
@@ -647,7 +647,7 @@ def test_hint_requests_and_responses() -> None:
 
 def test_unassign_requests() -> None:
     check_all(
-        rpc.validate_unassign_request,
+        shard_checks.validate_unassign_request,
         [
             (c.UnassignRequest(shards=["shard-0001"]), ""),
             (c.UnassignRequest(shards=["shard-0001", "x"]), f"Shards[1]: {BAD_NAME}"),

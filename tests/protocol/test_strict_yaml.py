@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gazette.config.files import yaml_entries
+from gazette.config.yaml_file import yaml_entries
 from gazette.errors import Invalid
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.shard_list import ShardList

@@ -27,14 +27,14 @@ from gazette.protocol.hints import FSMHints, encode_hints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.protocol.route import Header
-from gazette.protocol.rpc import (
+from gazette.protocol.shard import ReplicaCode, ShardSpec
+from gazette.protocol.shard_checks import (
     validate_get_hints_request,
     validate_shard_apply_request,
     validate_shard_list_request,
     validate_stat_request,
     validate_unassign_request,
 )
-from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.status import ShardStatus
 
 MAX_TXN_OPS: Final = 128

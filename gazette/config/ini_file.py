@@ -1,14 +1,11 @@
-"""Read files of settings: (``section.key``, text) of each entry, in INI or YAML."""
+"""Read and write files of settings in INI: (``section.key``, text) of each entry."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 
-import yaml
-
 from gazette.errors import Invalid
-from gazette.protocol.text import strict_yaml
 
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
@@ -50,21 +47,3 @@ def ini_value(text: str) -> str:
     """Return text that ``ini_entries`` and go-flags read as ``text``."""
     plain = text and text == text.strip() and text[0] != '"' and text.isprintable()
     return text if plain else json.dumps(text, ensure_ascii=False)
-
-
-def yaml_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of a YAML file; values are text as written. Raise ``Invalid``."""
-    root = strict_yaml.compose(text)
-    if root is not None and not strict_yaml.is_null(root):
-        yield from _flattened("", root)
-
-
-def _flattened(prefix: str, node: yaml.Node) -> Iterator[tuple[str, str]]:
-    for key, value in strict_yaml.entries(node).items():
-        path = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, yaml.MappingNode):
-            yield from _flattened(path, value)
-        elif isinstance(value, yaml.SequenceNode):
-            yield path, ",".join(strict_yaml.text_of(one) for one in value.value)
-        elif not strict_yaml.is_null(value):
-            yield path, strict_yaml.text_of(value)
