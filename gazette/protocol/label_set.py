@@ -243,6 +243,8 @@ class LabelSelector:
 
     def matches(self, labels: LabelSet) -> bool:
         """Return True if the labels match."""
+        if not self.include.labels and not self.exclude.labels:
+            return True  # Each append asks this, mostly with claims to all journals.
         values: dict[str, list[str]] = {}
         for label in labels.labels:
             values.setdefault(label.name, []).append(label.value)

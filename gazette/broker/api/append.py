@@ -41,8 +41,14 @@ from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailabl
 from gazette.net.error_codes import protocol_code_of
 from gazette.net.http2.whole_call import WholeCall
 from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
-from gazette.protocol.content import COMMIT, AppendMessage, append_content, decode_append
-from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
+from gazette.protocol.content import (
+    COMMIT,
+    AppendMessage,
+    append_commit,
+    append_content,
+    decode_append,
+)
+from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
@@ -55,6 +61,8 @@ _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
 _OPENING_BYTES_MAX: Final = 1 << 10
 """Bytes of the first request of a small append."""
+_KEPT_REGISTERS_MAX: Final = 4
+"""Registers of a response that is kept in its encoded form."""
 _EXPIRED: Final = "authorization expired during the append"
 
 
@@ -351,9 +359,7 @@ class _Whole:
             self._call.refuse(*_failure_of(ended))
             return
         count("Append", ended.status)
-        response = _response(ended, None, flow)
-        # Fields of a message may be encoded in any order.
-        self._call.answer(self._at.append_header + response.SerializeToString())
+        self._call.answer(_encoded(ended, self._at.append_header, flow))
         _note_head(ended)
 
     def _interrupt(self) -> None:
@@ -365,7 +371,10 @@ class _Whole:
 
 def _note_head(ended: Outcome) -> None:
     if ended.ending is Ending.COMMITTED and ended.commit is not None and not ended.repeated:
-        WRITE_HEAD.labels(ended.commit.journal).set(ended.commit.end)
+        _head_of(ended.commit.journal).set(ended.commit.end)
+
+
+_head_of: Final = lru_cache(maxsize=1 << 10)(WRITE_HEAD.labels)
 
 
 class _NoMore:
@@ -473,24 +482,38 @@ def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
     assert driver.resolution is not None
-    return _response(ended, driver.resolution.header_pb, driver.flow)
+    return broker_pb2.AppendResponse.FromString(
+        _encoded(ended, driver.resolution.append_header, driver.flow)
+    )
 
 
-def _response(
-    ended: Outcome, header: broker_pb2.Header | None, flow: AppendFlow | None
-) -> broker_pb2.AppendResponse:
-    status = ended.status
-    commit = ended.commit if status is Status.OK else None
+def _encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
+    """Return the response to an append that has not failed. Its fields may be encoded in any order."""
+    chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
+    usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
+    encode = _kept_rest if usual else _rest
+    response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
+    if ended.commit is not None and ended.status is Status.OK:
+        response += append_commit(ended.commit)
+    return response
+
+
+def _rest(
+    status: Status, registers: LabelSet, store_error: str, total_chunks: int, delayed_chunks: int
+) -> bytes:
+    """Encode a response without its header and its commit."""
     with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
     return broker_pb2.AppendResponse(
         status=status.value,  # type: ignore[arg-type]
-        header=header,
-        commit=None if commit is None else commit.to_pb(),
-        registers=(ended.registers or EMPTY_LABELS).to_pb() if with_registers else None,
-        store_health_error=ended.store_error,
-        total_chunks=0 if flow is None else flow.total_chunks,
-        delayed_chunks=0 if flow is None else flow.delayed_chunks,
-    )
+        registers=registers.to_pb() if with_registers else None,
+        store_health_error=store_error,
+        total_chunks=total_chunks,
+        delayed_chunks=delayed_chunks,
+    ).SerializeToString()
+
+
+_kept_rest: Final = lru_cache(maxsize=1 << 8)(_rest)
+"""Keeps what it has encoded: those of one journal are often alike."""
 
 
 def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
