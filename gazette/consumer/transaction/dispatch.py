@@ -22,6 +22,7 @@ from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.errors import Aborted, GazetteError
 from gazette.message.envelope import Envelope
+from gazette.message.uuid import ACK_TXN
 
 _TRANSIENT: Final = (
     "The message is not to blame, but the system that it was written to: see the cause, and "
@@ -98,8 +99,8 @@ class Dispatcher:
         let through.
         """
         delivered = batch
-        if not self._application.deliver_acks and any(one.is_ack for one in batch):
-            delivered = [one for one in batch if not one.is_ack]
+        if not self._application.deliver_acks:
+            delivered = [one for one in batch if one.flags != ACK_TXN]
             if not delivered:
                 return
         due = False

@@ -45,7 +45,7 @@ _FIXED_HEADER: Final = struct.Struct("<4sI")
 _NEWLINE: Final = 0x0A
 _EACH_BYTES: Final = 1 << 10
 """Lines of so few bytes are decoded one by one, if they cannot be decoded in one step."""
-_CLOSING: Final = {ord("{"): b"}", ord("["): b"]"}
+_CLOSING: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 
 
 class JSONLinesFraming(Framing[M]):
@@ -105,10 +105,11 @@ class JSONLinesFraming(Framing[M]):
         except DECODE_ERRORS:
             return None
         count = len(messages)
-        if not self.codec.exact_lines and not _one_on_each_line(lines, count):
-            return None
-        ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE)
+        symbols = np.frombuffer(lines, np.uint8)
+        ends = np.flatnonzero(symbols == _NEWLINE)
         if len(ends) != count:
+            return None
+        if not self.codec.exact_lines and not _one_on_each_line(symbols, ends):
             return None
         ends += base_offset + 1
         end_list: list[int] = ends.tolist()
@@ -184,14 +185,18 @@ class JSONLinesFraming(Framing[M]):
         return payload + b"\n"
 
 
-def _one_on_each_line(lines: bytes, count: int) -> bool:
-    """Return True if each line holds exactly one of ``count`` JSON objects or arrays.
+def _one_on_each_line(symbols: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bool:
+    """Return True if each line holds exactly one JSON object or array, of as many as there are lines.
 
     A closing brace, a newline and an opening brace cannot follow each other within a JSON value. So
-    no value spans lines. If there are as many values as lines, no line has two.
+    no value spans lines. If there are as many values as lines, no line has two. ``ends`` are the
+    places of newlines in ``symbols``.
     """
-    closing = _CLOSING.get(lines[0])
-    return closing is not None and lines.count(closing + b"\n" + lines[:1]) == count - 1
+    opening, inner = symbols[0], ends[:-1]
+    closing = _CLOSING.get(int(opening))
+    if closing is None:
+        return False
+    return bool((symbols[inner - 1] == closing).all() and (symbols[inner + 1] == opening).all())
 
 
 class FixedFraming(Framing[M]):
