@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import threading
+from binascii import unhexlify
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -279,10 +280,10 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
         dashes = "-" * count
         if all(joined[at::_TEXT_CHARS] == dashes for at in _DASHES):
             try:
-                parsed = bytes.fromhex(joined.replace("-", ""))
+                parsed = unhexlify(joined.encode().translate(None, b"-"))
             except ValueError:
                 parsed = b""
-            # The result is too short if dashes or blanks stand in place of digits.
+            # The result is too short if dashes stand in place of digits.
             if len(parsed) == count * UUID_BYTES:
                 return parsed
     return b"".join([parse_text(text) if text else NIL_UUID for text in texts])
