@@ -27,6 +27,7 @@ from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope, sleep_unless
+from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _CHECK_AGAIN_S: Final = 1.0
 early check.
 """
 _SIGNING_HUNG_AFTER_S: Final = 15.0
+_UNUSED_AT_ONCE: Final = 4
+"""Most checks at a time of stores that are not in use. Those that hang count."""
 _SIGNED_AT_ONCE: Final = 16
 """URLs that are signed in one step of the event loop: some milliseconds."""
 
@@ -264,6 +267,8 @@ class BlobStores:
         self._busy = asyncio.Event()
         """Set while calls are in progress that must be watched."""
         self._closing = threading.Event()
+        self._unused_pool = pools("checks of stores that are not in use", _UNUSED_AT_ONCE)
+        self._unused_room = asyncio.Semaphore(_UNUSED_AT_ONCE)
 
     def get(self, url: str) -> ActiveStore:
         """Return the store of ``url``, made on first use. Never raises: see ``ActiveStore.store``.
@@ -275,7 +280,7 @@ class BlobStores:
             active._marked = True
             return active
         try:
-            store = self._make(url)
+            store = self._make(url, counted=True)
         except GazetteError as error:
             return ActiveStore(url, error, self._clock)
         active = self._stores[url] = ActiveStore(url, store, self._clock, self._make_threads(url))
@@ -283,6 +288,54 @@ class BlobStores:
         self._news.set()
         metrics.ACTIVE.set(len(self._stores))
         return active
+
+    def in_use(self, url: str) -> ActiveStore | None:
+        """Return the store of ``url``, but only if ``get`` has made it."""
+        return self._stores.get(url)
+
+    async def check_unused(self, url: str, delete_prefix: str | None, timeout_s: float) -> str:
+        """Check a store that is not in use, once. Return its error; empty if it is healthy.
+
+        With a ``delete_prefix``, also write and remove an object below it. No thread, metric or line of the
+        log remains of the store: a caller may name any number of them. Raise ``Unavailable`` if too many such
+        checks are in progress for ``timeout_s`` seconds. Cancellation: the check goes on, and counts.
+        """
+        try:
+            store = self._make(url, counted=False)
+        except GazetteError as error:
+            return str(error)
+
+        def check() -> None:
+            health.check(store)
+            if delete_prefix is not None:
+                health.probe_delete(store, delete_prefix)
+
+        try:
+            async with timeout(timeout_s):
+                await self._unused_room.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "as many other stores are checked as may be at a time, and no check ends",
+                store=url,
+                at_once=_UNUSED_AT_ONCE,
+                hint="Try again later, or ask another broker.",
+            ) from None
+        try:
+            checking = self._unused_pool.submit(check)
+        except BaseException:
+            self._unused_room.release()
+            raise
+        loop = asyncio.get_running_loop()
+
+        def leave(_: concurrent.futures.Future[None]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._unused_room.release)
+
+        checking.add_done_callback(leave)
+        if not await ended(checking, timeout_s):
+            return f"health check failed: no outcome within {timeout_s:.0f} s"
+        failure = checking.exception()
+        return "" if failure is None else str(failure)
 
     def sweep(self) -> int:
         """Forget the stores that were not used since the last sweep. Return their number.
@@ -325,6 +378,7 @@ class BlobStores:
         at once. Does not wait for them.
         """
         self._closing.set()
+        self._unused_pool.close()
         for active in self._stores.values():
             assert active._threads is not None
             active._threads.close()
@@ -351,13 +405,15 @@ class BlobStores:
             self._pools(f"check {url}", 1),
         )
 
-    def _make(self, url: str) -> RetryingStore:
+    def _make(self, url: str, *, counted: bool) -> RetryingStore:
         parsed = FragmentStoreUrl.parse(url)
         constructor = self._constructors.get(extras.kind_of(parsed.scheme))
         if constructor is None:
             raise extras.not_installed(parsed.scheme)
-        counted = InstrumentedStore(constructor(parsed), url, self._clock.monotonic)
-        return RetryingStore(counted, self._rng, self._closing.wait)
+        store = constructor(parsed)
+        if counted:
+            store = InstrumentedStore(store, url, self._clock.monotonic)
+        return RetryingStore(store, self._rng, self._closing.wait)
 
     async def _sweep_hourly(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from gazette.blobs.registry import SWEEP_INTERVAL_S, BlobSettings, BlobStores
 from gazette.blobs.thread_call import ended
 from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.runtime.metrics import render
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
@@ -307,3 +308,48 @@ async def test_ended_outlasts_no_call(pool: BlockingPool) -> None:
         assert await task
     assert call.result() is True
     assert await ended(call, 0.0)
+
+
+async def test_nothing_stays_of_stores_that_are_checked_and_not_used(
+    clock: ManualClock, switch: Switch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller may name any number of them."""
+    stores = BlobStores(BlobSettings(), clock, constructors={"s3": lambda _: switch})
+    assert await stores.check_unused("s3://one/", None, 10.0) == ""
+    assert await stores.check_unused("s3://one/", "a/b/", 10.0) == ""
+    assert "no blob store for gs://" in await stores.check_unused("gs://one/", None, 10.0)
+    threads = threading.active_count()
+    for index in range(50):
+        switch.error = NotAllowed("no permission")
+        error = await stores.check_unused(f"s3://named-{index}/", None, 10.0)
+        assert error == "health check PUT failed: no permission"
+    assert threading.active_count() <= threads + 3
+    assert stores.in_use("s3://named-1/") is None
+    assert b"named-" not in render()
+    assert not caplog.records
+    used = stores.get("s3://one/")
+    assert stores.in_use("s3://one/") is used
+    stores.close()
+
+
+async def test_few_stores_that_are_not_used_are_checked_at_a_time(
+    clock: ManualClock, switch: Switch
+) -> None:
+    stores = BlobStores(BlobSettings(), clock, constructors={"s3": lambda _: switch})
+    switch.gate.clear()
+    try:
+        async with TaskScope("test") as scope:
+            hung = [
+                scope.spawn(stores.check_unused(f"s3://hangs-{index}/", None, 0.01), name="hung")
+                for index in range(4)
+            ]
+            for one in hung:
+                assert await one == "health check failed: no outcome within 0 s"
+            with raises(Unavailable, store="s3://fifth/", at_once=4):
+                await stores.check_unused("s3://fifth/", None, 0.01)
+            assert switch.puts == 4
+            switch.gate.set()
+            assert await stores.check_unused("s3://fifth/", None, 10.0) == ""
+    finally:
+        switch.gate.set()
+        stores.close()

@@ -28,9 +28,9 @@ class HealthApi:
     ) -> broker_pb2.FragmentStoreHealthResponse:
         """Return whether this broker can use a store, by the latest check of the store.
 
-        If the store is not in use yet, this call begins to check it, and waits for the first
-        result. With ``check_delete``, an object is also written and removed below
-        ``check_delete_prefix``. Only callers that may see all journals may call.
+        A store that no journal here uses is checked for this call alone. With ``check_delete``, an
+        object is also written and removed below ``check_delete_prefix``. Only callers that may see
+        all journals may call.
         """
         context = self._context
         with counted("FragmentStoreHealth") as outcome:
@@ -54,7 +54,13 @@ class HealthApi:
 
     async def _check(self, request: broker_pb2.FragmentStoreHealthRequest) -> str:
         """Return the error of the store; empty if it is healthy."""
-        active = self._context.blob_stores.get(request.fragment_store)
+        stores, url = self._context.blob_stores, request.fragment_store
+        active = stores.in_use(url)
+        if active is None:
+            prefix = request.check_delete_prefix if request.check_delete else None
+            return await stores.check_unused(
+                url, prefix, self._context.settings.store_check_timeout_s
+            )
         status = active.health
         if not status.checks:
             status = await active.wait_health_change(status)
