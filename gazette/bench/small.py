@@ -283,14 +283,18 @@ def _tailer_figures(
 
 
 async def many(bench: Bench) -> list[Figure]:
-    """Measure three idle brokers with 1,000 journals, and the start of one of them."""
+    """Measure three idle brokers with 1,000 journals, and the start of one of them.
+
+    It starts when the others are at rest, and while they still take over its journals.
+    """
     specs = [
         journal_spec(f"bench/many/{index:04}", refresh_s=3600)
         for index in range(bench.scaled(JOURNALS))
     ]
     seconds = max(1.0, min(_IDLE_S, _IDLE_S * bench.settings.seconds))
     cpu: dict[str, list[float]] = {}
-    start: dict[str, list[float]] = {}
+    at_rest: dict[str, list[float]] = {}
+    at_once: dict[str, list[float]] = {}
     async with sides(bench) as running:
         for side in running:
             await side.apply(specs)
@@ -303,41 +307,48 @@ async def many(bench: Bench) -> list[Figure]:
                 cpu.setdefault(side.name, []).append(100 * spent / seconds / len(side.pids))
         for _ in range(bench.settings.rounds):
             for side in running:
-                start.setdefault(side.name, []).append(await _start_again(bench, side))
+                for start in (at_rest, at_once):
+                    taken = await _start_again(bench, side, at_rest=start is at_rest)
+                    start.setdefault(side.name, []).append(taken)
     figures = []
-    for title, unit, taken, target in (
-        (f"CPU of an idle broker, {len(specs)} journals", "%", cpu, value_at_most(0.3, "%")),
-        (f"start of a broker, {len(specs)} journals", "s", start, value_at_most(0.8, "s")),
+    count, soon = f"{len(specs)} journals", value_at_most(0.8, "s")
+    for title, unit, values, target in (
+        (f"CPU of an idle broker, {count}", "%", cpu, value_at_most(0.3, "%")),
+        (f"start of a broker, {count}", "s", at_rest, soon),
+        (f"start of a broker, {count}, while others take over", "s", at_once, soon),
     ):
-        figures += _beside("many", title, unit, taken, target)
+        figures += _beside("many", title, unit, values, target)
     return figures
 
 
-async def _start_again(bench: Bench, side: Side) -> float:
-    """Stop a broker and start it again. Return the seconds until it is ready.
+async def _start_again(bench: Bench, side: Side, *, at_rest: bool) -> float:
+    """Stop a broker and start it again, at once or when the others are at rest.
 
-    Return when the brokers of this side have settled: what they still do would slow the start of the next.
+    Return the seconds until it was ready, when the brokers of this side have come to rest: what they still
+    do would slow the start of the next.
     """
-    broker = side.cluster.brokers[-1]
+    *others, broker = side.cluster.brokers
     await broker.process.stop(_STOP_S)
+    if at_rest:
+        await _settled(bench, side.name, [one.process.pid for one in others])
     began = bench.clock.monotonic()
     await broker.process.start()
     await await_ready(
         broker.process, broker.http_port, bench.clock, _READY_TIMEOUT_S, host=broker.host
     )
     seconds = bench.clock.monotonic() - began
-    await _settled(bench, side)
+    await _settled(bench, side.name, side.pids)
     return seconds
 
 
-async def _settled(bench: Bench, side: Side) -> None:
-    """Return when the brokers of a side have used little of a processor for a while.
+async def _settled(bench: Bench, name: str, pids: Sequence[int]) -> None:
+    """Return when brokers have used little of a processor for a while.
 
     Raise ``Unavailable`` if they stay busy.
     """
     for _ in range(_SETTLE_WINDOWS):
-        before = cpu_seconds(side.pids)
+        before = cpu_seconds(pids)
         await bench.clock.sleep(_SETTLE_WINDOW_S)
-        if cpu_seconds(side.pids) - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
+        if cpu_seconds(pids) - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
             return
-    raise Unavailable(f"the brokers of {side.name} do not come to rest")
+    raise Unavailable(f"the brokers of {name} do not come to rest")
