@@ -307,8 +307,8 @@ async def many(bench: Bench) -> list[Figure]:
                 cpu.setdefault(side.name, []).append(100 * spent / seconds / len(side.pids))
         for _ in range(bench.settings.rounds):
             for side in running:
-                for start in (at_rest, at_once):
-                    taken = await _start_again(bench, side, at_rest=start is at_rest)
+                for rests, start in ((True, at_rest), (False, at_once)):
+                    taken = await _start_again(bench, side, at_rest=rests)
                     start.setdefault(side.name, []).append(taken)
     figures = []
     count, soon = f"{len(specs)} journals", value_at_most(0.8, "s")
@@ -351,4 +351,8 @@ async def _settled(bench: Bench, name: str, pids: Sequence[int]) -> None:
         await bench.clock.sleep(_SETTLE_WINDOW_S)
         if cpu_seconds(pids) - before < _SETTLED_SHARE * _SETTLE_WINDOW_S:
             return
-    raise Unavailable(f"the brokers of {name} do not come to rest")
+    raise Unavailable(
+        f"the brokers of {name} do not come to rest",
+        seconds=_SETTLE_WINDOWS * _SETTLE_WINDOW_S,
+        hint="Repeat it with --seconds 0.2: then there are fewer journals.",
+    )

@@ -290,7 +290,7 @@ class BlobStores:
         return active
 
     def in_use(self, url: str) -> ActiveStore | None:
-        """Return the store of ``url``, but only if ``get`` has made it."""
+        """Return the store of ``url`` if ``get`` has made it, otherwise None. This call is no use of it."""
         return self._stores.get(url)
 
     async def check_unused(self, url: str, delete_prefix: str | None, timeout_s: float) -> str:
@@ -335,7 +335,7 @@ class BlobStores:
         if not await ended(checking, timeout_s):
             return f"health check failed: no outcome within {timeout_s:.0f} s"
         failure = checking.exception()
-        return "" if failure is None else str(failure)
+        return "" if failure is None else _reason(failure)
 
     def sweep(self) -> int:
         """Forget the stores that were not used since the last sweep. Return their number.
@@ -438,12 +438,13 @@ class BlobStores:
                 return
             metrics.HEALTH_CHECKS.labels(active.url, "error" if error else "ok").inc()
             failures = failures + 1 if error else 0
-            if failures and (failures == 1 or str(error) != active.health.error):
+            reason = None if error is None else _reason(error)
+            if failures and (failures == 1 or reason != active.health.error):
                 log.warning(
                     "blob store %(store)s is unhealthy: %(error)s",
-                    {"store": active.url, "error": error},
+                    {"store": active.url, "error": reason},
                 )
-            active.set_health(str(error) if error else None)
+            active.set_health(reason)
             checked, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
             if await sleep_unless(self._clock, next_s, active._recheck):
                 due = checked + min(next_s, _CHECK_AGAIN_S)
@@ -467,6 +468,11 @@ class BlobStores:
             )
         checked, active._checking = active._checking, None
         return checked.exception()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error, and never an empty one: that would say that a store is healthy."""
+    return str(error) or repr(error)
 
 
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:

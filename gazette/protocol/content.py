@@ -139,6 +139,7 @@ def append_commit(commit: Fragment) -> bytes:
     A commit is in no store. So it has neither a backing store nor a time of modification.
     """
     digest = commit.sum  # Its parts are big-endian in the digest, and little-endian in a message.
+    # Fields 1 to 5 of a Fragment: journal, begin, end, sum with three parts, and codec.
     fields = b"".join(
         (
             _journal_field(commit.journal),

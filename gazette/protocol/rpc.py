@@ -345,6 +345,7 @@ def check_selector(pb: broker_pb2.LabelSelector) -> LabelSelector:
 
 
 def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
+    """Require a valid revision and route of a listed journal or shard."""
     if mod_revision <= 0:
         raise Invalid(f"invalid ModRevision ({mod_revision}; expected > 0)")
     with within("Route"):
@@ -352,11 +353,13 @@ def check_listed(mod_revision: int, route: broker_pb2.Route) -> None:
 
 
 def check_upsert_revision(revision: int) -> None:
+    """Require a revision that an upsert may expect: 0 for one that creates, -1 for any."""
     if revision < 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
 
 
 def check_delete_revision(revision: int) -> None:
+    """Require a revision that a deletion may expect: -1 for any."""
     if revision <= 0 and revision != _ANY_REVISION:
         raise Invalid(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
 

@@ -1,6 +1,6 @@
 """Checks of requests and responses of the Shard service, as `rpc` has those of the Journal service.
 
-Brokers do not load this module, nor what it imports.
+Brokers do not load this module: only shards have hints and specifications of shards.
 """
 
 from __future__ import annotations

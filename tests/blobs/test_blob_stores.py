@@ -323,6 +323,8 @@ async def test_nothing_stays_of_stores_that_are_checked_and_not_used(
         switch.error = NotAllowed("no permission")
         error = await stores.check_unused(f"s3://named-{index}/", None, 10.0)
         assert error == "health check PUT failed: no permission"
+    switch.error = TimeoutError()  # Its text is empty.
+    assert await stores.check_unused("s3://named-50/", None, 10.0) == "TimeoutError()"
     assert threading.active_count() <= threads + 3
     assert stores.in_use("s3://named-1/") is None
     assert b"named-" not in render()

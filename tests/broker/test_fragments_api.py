@@ -222,6 +222,21 @@ async def test_what_is_wrong_with_a_store_is_said(broker: BrokerFixture) -> None
         await health(broker, STORE, check_delete_prefix="a/")
 
 
+async def test_a_store_that_no_journal_uses_stays_out_of_use(broker: BrokerFixture) -> None:
+    stores = broker.service.context.blob_stores
+    for check_delete in (False, True):
+        response = await health(broker, STORE, check_delete=check_delete)
+        assert (response.status, response.store_health_error) == (Status.OK, "")
+        assert stores.in_use(STORE) is None
+    # Case: one that is in use. The answer is its latest check.
+    await broker.create(journal_spec(JOURNAL))
+    used = stores.get(STORE)
+    await used.wait_healthy()
+    used.set_health("no permission")
+    response = await health(broker, STORE)
+    assert response.store_health_error == "no permission"
+
+
 async def test_a_failing_delete_probe_is_unhealthy(broker: BrokerFixture) -> None:
     assert (await health(broker, STORE)).status == Status.OK
     (broker.file_root / "fragments" / "blocked").write_text("a file where a directory must be")

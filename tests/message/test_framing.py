@@ -95,10 +95,10 @@ line = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(line, max_size=12), st.sampled_from([b"", b'{"word"', b"{}"]))
-@example(
-    [b'{"unknown":', b"{}}", b'{"word":"x"}{"word":"y"}'], b""
-)  # Each line begins as an object.
-@example([b'{"unknown":{}', b"}", b'{"word":"x"}{"word":"y"}'], b"")  # Each line ends as an object.
+# Each line begins as an object.
+@example([b'{"unknown":', b"{}}", b'{"word":"x"}{"word":"y"}'], b"")
+# Each line ends as an object.
+@example([b'{"unknown":{}', b"}", b'{"word":"x"}{"word":"y"}'], b"")
 def test_each_line_is_one_message_whatever_is_on_the_others(
     lines: list[bytes], rest: bytes
 ) -> None:

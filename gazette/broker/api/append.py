@@ -375,6 +375,7 @@ def _note_head(ended: Outcome) -> None:
 
 
 _head_of: Final = lru_cache(maxsize=1 << 10)(WRITE_HEAD.labels)
+"""Gauges by journal. The library takes longer to find a gauge than to set it."""
 
 
 class _NoMore:

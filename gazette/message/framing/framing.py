@@ -186,10 +186,10 @@ class JSONLinesFraming(Framing[M]):
 
 
 def _one_on_each_line(symbols: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bool:
-    """Return True if each line holds exactly one JSON object or array, of as many as there are lines.
+    """Return True if each line holds exactly one JSON object or array.
 
-    A closing brace, a newline and an opening brace cannot follow each other within a JSON value. So
-    no value spans lines. If there are as many values as lines, no line has two. ``ends`` are the
+    The caller has found as many values as lines. A closing brace, a newline and an opening brace cannot
+    follow each other within a JSON value. So no value spans lines, and no line has two. ``ends`` are the
     places of newlines in ``symbols``.
     """
     opening, inner = symbols[0], ends[:-1]
