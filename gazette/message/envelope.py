@@ -76,20 +76,31 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         return _EPOCH + timedelta(microseconds=clock_unix_ns(self.clock) // 1000)
 
 
+class EnvelopeBatch(list[Envelope[M]]):
+    """Envelopes of one journal, in order. Do not change it."""
+
+    is_run = False
+    """True if all are of one producer, outside of transactions, with rising clocks. False: perhaps not."""
+
+
 def build_envelopes(
     journal: JournalName, begins: list[Offset], ends: list[Offset], messages: list[M], uuids: bytes
-) -> list[Envelope[M]]:
+) -> EnvelopeBatch[M]:
     """Return the envelopes of messages of one journal. ``uuids`` holds 16 bytes for each message.
 
     Empty ``uuids`` mean that the messages have no UUIDs.
     """
     if not uuids:
-        return [
+        return EnvelopeBatch(
             Envelope(journal, begin, end, message, NIL_PRODUCER, 0, 0)
             for begin, end, message in zip(begins, ends, messages, strict=True)
-        ]
+        )
     if len(uuids) != len(messages) * UUID_BYTES:
         raise ValueError("one UUID per message")
-    producers, clocks, flags = parse_columns(uuids)
+    producers, clocks, flags, is_run = parse_columns(uuids)
     # `map` loops in C, since this is the hot path of every consumer.
-    return list(map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags))
+    batch: EnvelopeBatch[M] = EnvelopeBatch(
+        map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags)
+    )
+    batch.is_run = is_run
+    return batch

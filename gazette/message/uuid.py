@@ -62,6 +62,7 @@ _FLAG_NAMES: Final = {
 _CANONICAL = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _BARE = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 _TEXT_CHARS: Final = 36
+_TEXT_STEP: Final = _TEXT_CHARS + 1
 _DASHES: Final = (8, 13, 18, 23)
 # For fewer UUIDs, a loop over the plain functions is faster than setting up arrays.
 _COLUMNS_MIN: Final = 6
@@ -85,6 +86,8 @@ class UuidColumns(NamedTuple):
     producers: list[ProducerId]
     clocks: list[int]
     flags: list[int]
+    is_run: bool = False
+    """True if all are of one producer, outside of transactions, with rising clocks. False: perhaps not."""
 
 
 class UuidArrays(NamedTuple):
@@ -275,12 +278,18 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
     Raise `Invalid`, without an index, if one of them is not a UUID.
     """
     count = len(texts)
-    joined = "".join(texts)
-    if len(joined) == count * _TEXT_CHARS and set(map(len, texts)) == {_TEXT_CHARS}:
+    joined = ",".join(texts)
+    commas = "," * (count - 1)
+    # If there are no other commas than these, each text has as many characters as a UUID.
+    if (
+        len(joined) == count * _TEXT_STEP - 1
+        and joined[_TEXT_CHARS::_TEXT_STEP] == commas
+        and joined.count(",") == count - 1
+    ):
         dashes = "-" * count
-        if all(joined[at::_TEXT_CHARS] == dashes for at in _DASHES):
+        if all(joined[at::_TEXT_STEP] == dashes for at in _DASHES):
             try:
-                parsed = unhexlify(joined.encode().translate(None, b"-"))
+                parsed = unhexlify(joined.encode().translate(None, b"-,"))
             except ValueError:
                 parsed = b""
             # The result is too short if dashes stand in place of digits.
@@ -308,9 +317,12 @@ def parse_columns(uuids: bytes) -> UuidColumns:
     producers, clocks, flags = parse_arrays(uuids)
     if bool((producers == producers[0]).all()):
         names = [int(producers[0]).to_bytes(PRODUCER_BYTES, "big")] * len(producers)
+        rising = clocks[0] and (clocks[1:] > clocks[:-1]).all()
+        is_run = bool(rising and not flags.any())
     else:
         names = list(map(_Producers().__getitem__, producers.tolist()))
-    return UuidColumns(names, clocks.tolist(), flags.tolist())
+        is_run = False
+    return UuidColumns(names, clocks.tolist(), flags.tolist(), is_run)
 
 
 def parse_arrays(uuids: bytes) -> UuidArrays:

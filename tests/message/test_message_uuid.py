@@ -241,7 +241,7 @@ def test_columns_equal_one_by_one(many: Any, same_producer: bool) -> None:
     if same_producer:
         many = [one[:10] + PRODUCER for one in many]
     columns = parse_columns(b"".join(many))
-    assert list(zip(*columns, strict=True)) == [tuple(parse_uuid(one)) for one in many]
+    assert list(zip(*columns[:3], strict=True)) == [tuple(parse_uuid(one)) for one in many]
     if same_producer and len(many) > 10:
         assert len(set(map(id, columns.producers))) == 1
     assert texts_to_bytes([uuid_text(one) for one in many]) == b"".join(many)

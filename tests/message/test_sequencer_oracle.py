@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette.message.envelope import Envelope
+from gazette.message.envelope import Envelope, EnvelopeBatch, build_envelopes
 from gazette.message.sequencer.sequencer import Sequencer
-from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"
@@ -193,6 +193,43 @@ def test_batches_are_queued_as_single_messages_are(
         Envelope(f"a/journal/{n * journals // 7 % journals}", e.begin, e.end, n, *_uuid(e))
         for n, e in enumerate(history)
     ]
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(history)), len(history)]
+    assert_queued_alike(history, bounds, ring, limit)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(any_item, max_size=12),
+    first=st.integers(0, 14),
+    steps=st.lists(st.integers(1, 2), min_size=5, max_size=12),
+    odd=st.dictionaries(st.integers(1, 12), st.sampled_from([CONTINUE_TXN, ACK_TXN]), max_size=2),
+    after=st.lists(any_item, max_size=12),
+    limit=st.integers(1, 20),
+)
+def test_a_run_is_queued_as_its_messages_are(
+    before: list[Item],
+    first: int,
+    steps: list[int],
+    odd: dict[int, int],
+    after: list[Item],
+    limit: int,
+) -> None:
+    """Whatever of the run was seen before, and whatever its producer has pending. Transactions in the
+    middle end it.
+    """
+    clocks = itertools.accumulate(steps, initial=first)
+    run = [Item(1, clock, odd.get(at, OUTSIDE_TXN)) for at, clock in enumerate(clocks)]
+    history = history_of([*before, *run, *after])
+    bounds = [0, len(before), len(history) - len(after), len(history)]
+    outside = not any(item.flags for item in run)
+    assert decoded(history[bounds[1] : bounds[2]]).is_run == (first > 0 and outside)
+    assert_queued_alike(history, bounds, 5, limit)
+
+
+def assert_queued_alike(
+    history: list[Envelope[Any]], bounds: list[int], ring: int, limit: int
+) -> None:
+    """Assert that batches between ``bounds`` have the effect of single messages."""
     slow, fast = Sequencer[Any]({}, ring), Sequencer[Any]({}, ring)
     by_one: list[Envelope[Any]] = []
     ranges: list[object] = []
@@ -204,9 +241,8 @@ def test_batches_are_queued_as_single_messages_are(
             by_one.append(step)
     by_batch: list[Envelope[Any]] = []
     fast_ranges: list[object] = []
-    bounds = [0, *sorted(cut for cut in cuts if cut < len(history)), len(history)]
     for begin, end in itertools.pairwise(bounds):
-        batch, index = history[begin:end], 0
+        batch, index = decoded(history[begin:end]), 0
         while index < len(batch):
             index = fast.queue_batch(batch, index)
             fast_ranges += [fast.replay_range] if fast.replay_range else []
@@ -219,6 +255,17 @@ def test_batches_are_queued_as_single_messages_are(
     assert (fast.rewinds, fast.clobbers) == (slow.rewinds, slow.clobbers)
     assert fast.has_pending == slow.has_pending
     assert fast.checkpoint() == slow.checkpoint()
+
+
+def decoded(batch: list[Envelope[Any]]) -> EnvelopeBatch[Any]:
+    """Return the batch as decoders give it, whose batches know a run. They read one journal each."""
+    if len({e.journal for e in batch}) != 1:
+        return EnvelopeBatch(batch)
+    uuids = b"".join(build_uuid(*_uuid(e)) for e in batch)
+    begins, ends = [e.begin for e in batch], [e.end for e in batch]
+    found = build_envelopes(batch[0].journal, begins, ends, [e.message for e in batch], uuids)
+    assert found == batch
+    return found
 
 
 def _uuid(envelope: Envelope[Any]) -> tuple[bytes, int, int]:

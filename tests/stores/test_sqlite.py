@@ -139,16 +139,35 @@ def test_savepoints_are_the_applications(world: World) -> None:
     assert world.recovered() == [(2, "kept")]
 
 
+def test_sql_that_was_seen_before_begins_a_transaction(world: World) -> None:
+    """Also behind a savepoint of the connection, whose end commits if it is the outermost."""
+    store = world.open()
+    insert = "INSERT INTO t VALUES (?, 'a')"
+    for key in range(0, 30, 10):
+        store.execute(insert, (key,))
+        assert store.connection.in_transaction
+        commit(store)
+        store.connection.execute("SAVEPOINT s")
+        store.execute(insert, (key + 1,))
+        store.connection.execute("RELEASE s")
+        store.execute(insert, (key + 2,))
+        assert store.connection.in_transaction
+        commit(store)
+    assert [key for key, _ in world.recovered()] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+
+
 def test_a_rollback_by_an_error_is_not_passed_over(world: World) -> None:
     """An application that catches it would go on with half a transaction."""
     store = world.open()
-    store.execute("INSERT INTO t VALUES (1, 'lost')")
+    insert = "INSERT INTO t VALUES (?, 'lost')"
+    for key in (1, 2):
+        store.execute(insert, (key,))
     with pytest.raises(apsw.ConstraintError):
         store.execute("INSERT OR ROLLBACK INTO t VALUES (1, 'again')")
     end = len(world.log.data)
-    for _ in range(2):
+    for sql in ("INSERT INTO t VALUES (3, 'next')", insert):
         with raises(GazetteError, advises="SAVEPOINT"):
-            store.execute("INSERT INTO t VALUES (2, 'next')")
+            store.execute(sql, (3,) if sql == insert else ())
         with raises(GazetteError, advises="SAVEPOINT"):
             commit(store)
     assert len(world.log.data) == end
@@ -431,6 +450,37 @@ def test_a_function_of_sql_may_execute_sql_itself(world: World) -> None:
         stores[0].execute("INSERT INTO t VALUES (also(?), 'b')", (key,))
     commit(stores[0])
     assert [key for key, _ in world.recovered()] == [*range(5), *range(100, 105)]
+
+
+def test_a_caller_may_close_what_execute_returns(world: World) -> None:
+    store = world.open()
+    for key in range(4):
+        store.execute("INSERT INTO t VALUES (?, 'a')", (key,)).close()
+    commit(store)
+    assert [key for key, _ in world.recovered()] == [0, 1, 2, 3]
+
+
+def test_an_error_of_a_function_about_another_cursor_is_the_callers(world: World) -> None:
+    def register(connection: apsw.Connection) -> None:
+        connection.create_scalar_function("fail", fail, 1)
+
+    def fail(*keys: Any) -> Any:
+        called.append(keys[0])
+        if keys[0]:
+            closed.execute("SELECT 1")
+        return keys[0]
+
+    called: list[Any] = []
+    closed = apsw.Connection(":memory:").cursor()
+    closed.close()
+    store = world.open(prepare_connection=register)
+    insert = "INSERT INTO t VALUES (fail(?), 'a')"
+    store.execute(insert, (0,))
+    with pytest.raises(apsw.CursorClosedError):
+        store.execute(insert, (1,))
+    assert called == [0, 1]
+    commit(store)
+    assert [key for key, _ in world.recovered()] == [0]
 
 
 def test_the_tracer_of_a_connection_sees_each_statement(world: World) -> None:

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 from gazette.errors import Bug
-from gazette.message.envelope import Envelope
+from gazette.message.envelope import Envelope, EnvelopeBatch
 from gazette.message.sequencer.drain import Drain, ReplayRange, RunDrain, SpanDrain
 from gazette.message.sequencer.ring import PartialSequence, Ring
 from gazette.message.uuid import (
@@ -303,7 +303,13 @@ class Sequencer(Generic[M]):
         partials = self._partials[journal]
         newest: dict[ProducerId, int] = {}
         clock, stop = self._run_clock(partials, newest, envelopes[start]), start
-        for index in range(start, len(envelopes)):
+        if (
+            isinstance(envelopes, EnvelopeBatch)
+            and envelopes.is_run
+            and envelopes[start].clock > clock
+        ):
+            stop = len(envelopes)
+        for index in range(stop, len(envelopes)):
             envelope = envelopes[index]
             if envelope.flags or envelope.journal != journal:
                 break

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import getrefcount
+from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 import apsw
@@ -81,9 +82,10 @@ _OF_THE_DISK: Final = (
 )
 
 
-_UNSHARED: Final = 2
-"""References to an object that one local variable holds, as ``getrefcount`` counts them."""
+_UNSHARED: Final = 3
+"""References to a cursor that a store and one local variable hold, as ``getrefcount`` counts them."""
 _TEXTS_KEPT: Final = 256
+_NOT_BEGUN: Final[Mapping[str, bool]] = MappingProxyType({})
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
 _OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 
@@ -155,10 +157,10 @@ class SQLiteStore(Store):
         self._querying = False
         self._rolled_back = False
         self._destroyed = False
-        self._cursor: apsw.Cursor | None = None
-        """Cursor of the last call of ``execute`` whose SQL never returns rows."""
         self._returns_none: dict[str, bool] = {}
         """By SQL, True if it is one statement that never returns rows."""
+        self._begun: Mapping[str, bool] = _NOT_BEGUN
+        """`_returns_none` while a transaction runs that `_begin` has begun, or else nothing."""
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
         self._readers = ReadPool(
             self._recording.path, readers, setup, attached=self._recording.attached
@@ -167,6 +169,8 @@ class SQLiteStore(Store):
             with self._disk_errors("open the database"):
                 self.connection = self._recording.open()
             """The writing connection, for what this class does not offer (tracing, blobs …)."""
+            self._cursor = self.connection.cursor()
+            """Cursor of the last call of ``execute`` whose SQL never returns rows."""
             self.connection.execute(f"PRAGMA cache_size=-{cache_bytes >> 10}").fetchall()
             setup.set_pragmas(self.connection)
             self.connection.authorizer = self._authorize
@@ -212,6 +216,7 @@ class SQLiteStore(Store):
         store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
         store._directory = copy.path.parent
         store._thread = None
+        store._begun = _NOT_BEGUN
         store.connection = cast("apsw.Connection", _NoConnection())
         if not store.query(_HAS_SCHEMA):
             store.close_reading()
@@ -221,6 +226,7 @@ class SQLiteStore(Store):
     def _transaction(self, statement: str) -> None:
         # Do not cache it: an application's own COMMIT would find the statement and pass unchecked.
         self._ours = True
+        self._begun = _NOT_BEGUN
         try:
             with self._disk_errors(statement):
                 self.connection.execute(statement, can_cache=False)
@@ -254,6 +260,7 @@ class SQLiteStore(Store):
     def _begin(self) -> None:
         self._require_transaction()
         self._transaction("BEGIN IMMEDIATE")
+        self._begun = self._returns_none
 
     def _require_transaction(self) -> None:
         """Require that the changes of the running transaction are still there."""
@@ -269,6 +276,7 @@ class SQLiteStore(Store):
             self._transaction("COMMIT")
 
     def _on_rollback(self) -> None:
+        self._begun = _NOT_BEGUN
         self._rolled_back = self._rolled_back or not self._ours
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -300,25 +308,28 @@ class SQLiteStore(Store):
         refuses. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
         ``apsw.Error`` for faults of the SQL.
         """
-        connection = self.connection
-        if not connection.in_transaction:
-            self._begin()
-        returns_none = self._returns_none.get(sql)
         try:
-            if returns_none is None:
+            if self._begun.get(sql):
+                # A new cursor costs a third of a small statement. So take that of the last call, unless
+                # its caller kept it, or this call is within that one, by a function of SQL.
+                cursor = self._cursor
+                if getrefcount(cursor) > _UNSHARED:
+                    self._cursor = cursor = self.connection.cursor()
+                return cursor.execute(sql, bindings)
+            connection = self.connection
+            if not connection.in_transaction:
+                self._begin()
+            if sql not in self._returns_none:
                 return self._first_execution(sql, bindings)
-            if not returns_none:
-                return connection.execute(sql, bindings)
-            # A new cursor costs a third of a small statement. So take that of the last call, unless its
-            # caller kept it. A call within this one, by a function of SQL, finds none.
-            cursor, self._cursor = self._cursor, None
-            if cursor is None or getrefcount(cursor) > _UNSHARED:
-                cursor = connection.cursor()
-            cursor.execute(sql, bindings)
+            return connection.execute(sql, bindings)
+        except apsw.CursorClosedError:
+            if not _is_closed(self._cursor):
+                raise
+            # The caller of the last call has closed what it got.
+            self._cursor = self.connection.cursor()
+            return self.execute(sql, bindings)
         except _OF_THE_DISK as error:
             raise self._disk_error("run a statement", error) from error
-        self._cursor = cursor
-        return cursor
 
     def _first_execution(self, sql: str, bindings: Bindings) -> apsw.Cursor:
         """Execute SQL, and note if it is one statement that never returns rows."""
@@ -481,9 +492,18 @@ class SQLiteStore(Store):
     def destroy(self) -> None:
         """End running queries (``Closed``); do not wait for them."""
         self._destroyed = True
+        self._begun = _NOT_BEGUN
         self._readers.close()
         self._ours = True
         self._recording.close()
+
+
+def _is_closed(cursor: apsw.Cursor) -> bool:
+    try:
+        cursor.get_connection()
+    except apsw.CursorClosedError:
+        return True
+    return False
 
 
 def _only_if_reading(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
