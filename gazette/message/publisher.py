@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gazette.client.append.appender import AppendParams, AppendResult
@@ -90,7 +91,8 @@ class _Form(NamedTuple):
     stamp: Stamper[Any]
 
 
-class _Route(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Route:
     """Form and line of messages of one type in one partition, and the function that commits one at once."""
 
     form: _Form
@@ -224,10 +226,11 @@ class Publisher:
     ) -> list[tuple[_Form, _Line, list[M]]]:
         groups: dict[tuple[int, int], tuple[_Form, _Line, list[M]]] = {}
         for message in messages:
-            form, line, _ = self._route(mapping, message)
-            group = groups.get((id(line), id(form)))
+            route = self._route(mapping, message)
+            key = id(route.line), id(route.form)
+            group = groups.get(key)
             if group is None:
-                group = groups[id(line), id(form)] = (form, line, [])
+                group = groups[key] = (route.form, route.line, [])
             group[2].append(message)
         return list(groups.values())
 
@@ -326,7 +329,8 @@ class Publisher:
         `publish_committed` raises, and `Invalid` for a type without a UUID. After an error nothing
         is published.
         """
-        (framing, stamp), line, _ = self._route(mapping, message)
+        route = self._route(mapping, message)
+        (framing, stamp), line = route.form, route.line
         with self._lock:
             self._observe_time()
             begin, is_new = len(line.buffer), line.acknowledgement is None

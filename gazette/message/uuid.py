@@ -165,15 +165,14 @@ class UuidMint:
 
     def text(self, flags: int) -> str:
         clock = self._clock
-        # A tick, as `Clock._tick` does it.
-        clock._value = value = (clock._value + TICK) & CLOCK_MAX
-        digits = _THREE_DIGITS.get(value - self._base)
-        if digits is None:
-            return self._new_text(value, flags)
+        # Clocks of which only these digits change are not beyond the last one.
+        value = clock._value + TICK
         try:
-            return f"{self._head}{digits}{self._tails[flags]}"
+            text = f"{self._head}{_THREE_DIGITS[value - self._base]}{self._tails[flags]}"
         except KeyError:
-            return self._new_text(value, flags)
+            return self._new_text(clock._tick(), flags)
+        clock._value = value
+        return text
 
     def _new_text(self, value: int, flags: int) -> str:
         text = uuid_text(build_uuid(self.producer, value, flags))

@@ -129,17 +129,20 @@ def test_content_is_made_in_place_only_in_a_batch_that_takes_it() -> None:
     other = AppendParams(A.journal, union_registers=LabelSet.of(("owner", "another")))
     store.enqueue(queue, other, NO_DEPS, b"x", None)
     assert in_place(b"f;") is None
-    # Case: the batch is as long as a batch may be.
+    # Case: the batch is as long as a batch may be, when a segment of it is complete.
     later = appends.enqueue(b"y")
     assert in_place(b"z") is later
+    rest = bytes(SEGMENT_BYTES - len(b"yzg"))
+    assert appends.enqueue(rest) is later
     assert queue.tail is not None
     queue.tail.segments_bytes = BATCH_BYTES_MAX
-    assert in_place(b"g;") is None
-    queue.tail.segments_bytes = 0
-    assert content_of(store, queue) == b"xyz"
+    assert in_place(b"g") is later
+    assert in_place(b"h;") is None
+    queue.tail.segments_bytes = SEGMENT_BYTES
+    assert content_of(store, queue) == b"xyz" + rest + b"g"
     # Case: the journal has failed.
     store.fail(queue, Closed("gone"))
-    assert in_place(b"h;") is None
+    assert in_place(b"i;") is None
 
 
 def test_content_that_is_made_in_place_fills_segments_and_the_backlog() -> None:

@@ -94,6 +94,7 @@ class JournalAppends:
         """
         backlog, queue = self._backlog, self._queue
         acquire, release = backlog.mutex.acquire, backlog.mutex.release
+        backlog_max, size_max = self._backlog_max, min(SEGMENT_BYTES, length_max + 1)
 
         def enqueue_item(item: Any) -> OpFuture[AppendResult] | None:
             acquire()
@@ -103,23 +104,23 @@ class JournalAppends:
                     return None
                 buffer = batch.buffer
                 begin = len(buffer)
-                if batch.segments_bytes + begin > BATCH_BYTES_MAX:
-                    return None
                 try:
                     write(item, flags, buffer)
                 except BaseException:
                     del buffer[begin:]
                     raise
                 size = len(buffer)
-                length = size - begin
-                if length > length_max:
-                    del buffer[begin:]
-                    return None
-                backlog.bytes = waiting = backlog.bytes + length
-                if size >= SEGMENT_BYTES:
-                    self._filled.append(queue.cut(batch))
-                    self.must_wait = True
-                elif waiting > self._backlog_max:
+                if size >= size_max:
+                    if size - begin > length_max:
+                        del buffer[begin:]
+                        return None
+                    if size >= SEGMENT_BYTES:
+                        self._filled.append(queue.cut(batch))
+                        self.must_wait = True
+                        # Ask again, before the next item, if the batch takes more.
+                        self._batch = None
+                backlog.bytes = waiting = backlog.bytes + size - begin
+                if waiting > backlog_max:
                     self.must_wait = True
                 return batch.future
             finally:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gazette.client.append.appender import AppendParams, AppendResult
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes after which no append joins a batch any more."""
+"""Bytes after which no append joins a batch any more. What is made in place may exceed it by a segment."""
 
 
 class Batch:
