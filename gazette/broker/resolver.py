@@ -108,21 +108,11 @@ class Resolution:
 
 @dataclass(slots=True)
 class _Held:
-    """A local replica, and the facts it was last resolved with."""
+    """A local replica, and the assignments it was last resolved with."""
 
     replica: Replica
-    life: Revision
-    """The revision at which the journal was created."""
-    assignment: tuple[str, Revision]
-    """The key of this broker's assignment, and the revision at which it was created."""
-    is_primary: bool
-    assignments: tuple[tuple[str, int], ...]
-    stores: tuple[str, ...]
+    local: LocalItem
     invalidated: asyncio.Event = field(default_factory=asyncio.Event)
-    members: frozenset[tuple[str, int]] = frozenset()
-    """The keys of all assignments, each with its creation revision. They identify the replicas that
-    were in step.
-    """
     reassigned: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -334,39 +324,29 @@ class Resolver:
         replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
         which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
         """
-        is_primary = local.assignment.decoded.slot == 0
-        life = local.item.raw.create_revision
-        assignments = tuple((kv.key, kv.raw.mod_revision) for kv in local.assignments)
-        members = frozenset((kv.key, kv.raw.create_revision) for kv in local.assignments)
-        stores: tuple[str, ...] = local.item.decoded.value.spec.fragment.stores
-
-        if held is not None and (
-            held.life != life
-            or (held.is_primary and not is_primary)
-            or not _is_same(held.assignment, local.assignment)
-        ):
+        if held is not None and held.local == local:
+            # Most are as they were. Their entries are the same objects, so this comparison is fast.
+            return held
+        if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)
             held = None
-        if held is None or held.stores != stores:
+        stores = _stores(local)
+        if held is None or _stores(held.local) != stores:
             for url in stores:
                 self._open_store(url)
         if held is None:
-            replica = self._new_replica(journal, life)
+            replica = self._new_replica(journal, local.item.raw.create_revision)
             replica.start(self._scope)
-            assignment = _created(local.assignment)
-            return _Held(
-                replica, life, assignment, is_primary, assignments, stores, members=members
-            )
-        if held.stores != stores:
+            return _Held(replica, local)
+        before, held.local = held.local, local
+        if _stores(before) != stores:
             held.replica.list_again()
-        if held.assignments != assignments or held.stores != stores:
+        if _writes(before) != _writes(local) or _stores(before) != stores:
             held.invalidated.set()
             held.invalidated = asyncio.Event()
-        if held.members != members:
+        if _members(before) != _members(local):
             held.reassigned.set()
             held.reassigned = asyncio.Event()
-        held.is_primary, held.assignments, held.stores = is_primary, assignments, stores
-        held.assignment, held.members = _created(local.assignment), members
         return held
 
     def relies_on(self, fragment: Fragment) -> bool:
@@ -420,20 +400,34 @@ class Resolver:
             )
 
 
-def _created(assignment: DecodedKV) -> tuple[str, Revision]:
-    return assignment.key, assignment.raw.create_revision
+def _is_continued(before: LocalItem, now: LocalItem) -> bool:
+    """Return True if a replica that was made for ``before`` may serve ``now``."""
+    if before.item.raw.create_revision != now.item.raw.create_revision:
+        return False
+    if before.assignment.decoded.slot == 0 and now.assignment.decoded.slot != 0:
+        return False
+    if before.assignment.key == now.assignment.key:
+        return before.assignment.raw.create_revision == now.assignment.raw.create_revision
+    # A move to another slot creates another key, and carries the value over. An assignment that was removed
+    # and added again in one step of the key space is fresh: its value is empty.
+    return bool(now.assignment.raw.value)
 
 
-def _is_same(before: tuple[str, Revision], now: DecodedKV) -> bool:
-    """Return True if an assignment of this broker has stayed, or was only moved to another slot.
+def _stores(local: LocalItem) -> tuple[str, ...]:
+    stores: tuple[str, ...] = local.item.decoded.value.spec.fragment.stores
+    return stores
 
-    A move creates another key and carries the value over. An assignment that was removed and added again in
-    one step of the key space is fresh: its value is empty, or its key was created again.
+
+def _writes(local: LocalItem) -> list[tuple[str, Revision]]:
+    """Return the keys of all assignments, each with the revision of its last write."""
+    return [(kv.key, kv.raw.mod_revision) for kv in local.assignments]
+
+
+def _members(local: LocalItem) -> set[tuple[str, Revision]]:
+    """Return the keys of all assignments, each with its creation revision. They identify the replicas that
+    were in step.
     """
-    key, created = before
-    if key == now.key:
-        return created == now.raw.create_revision
-    return bool(now.raw.value)
+    return {(kv.key, kv.raw.create_revision) for kv in local.assignments}
 
 
 def _status(
