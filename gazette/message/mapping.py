@@ -53,6 +53,10 @@ class Partitions:
             for spec in sorted(specs, key=lambda spec: spec.name)
         )
 
+    def at(self, key_hash: int) -> Partition:
+        """Return the partition whose place is the hash of the key, modulo their number."""
+        return self.all[key_hash % len(self.all)]
+
     def choose(self, key_hash: int) -> Partition:
         """Return the partition whose name, hashed, is greatest when combined with the hash of the
         key.
@@ -94,6 +98,41 @@ class _KeyHashes(dict[bytes | str, int]):
 _key_hashes: Final = _KeyHashes()
 
 
+class _Choices(dict[bytes | str, Partition]):
+    """Partitions of recent keys, all of one snapshot. Any thread may use it."""
+
+    __slots__ = ("_choose", "partitions")
+
+    def __init__(
+        self, partitions: Partitions, choose: Callable[[Partitions, int], Partition]
+    ) -> None:
+        self.partitions = partitions
+        self._choose = choose
+
+    def __missing__(self, key: bytes | str) -> Partition:
+        if not self.partitions.all:
+            raise no_partitions()
+        if len(self) >= _CHOICES_KEPT:
+            self.clear()
+        self[key] = partition = self._choose(self.partitions, _key_hashes[key])
+        return partition
+
+
+def _mapping_by_key(
+    partitions: PartitionsFunc, key: Key[M], choose: Callable[[Partitions, int], Partition]
+) -> Mapping[M]:
+    choices = _Choices(Partitions(()), choose)
+
+    def mapping(message: M) -> Partition:
+        nonlocal choices
+        known, current = choices, partitions()
+        if known.partitions is not current:
+            choices = known = _Choices(current, choose)
+        return known[key(message)]
+
+    return mapping
+
+
 def fixed_mapping(journal: JournalName, content_type: str) -> Mapping[Any]:
     """Map every message to one journal."""
     partition = Partition(journal, content_type)
@@ -118,37 +157,14 @@ def modulo_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
     Then nearly every key moves. Use this where a consumer joins the n-th partitions of several
     topics that have the same number of partitions.
     """
-
-    def mapping(message: M) -> Partition:
-        current = partitions().all
-        if not current:
-            raise no_partitions()
-        key_hash = _key_hashes[key(message)]
-        return current[key_hash % len(current)]
-
-    return mapping
+    return _mapping_by_key(partitions, key, Partitions.at)
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
     """Map messages with equal keys to the same partition. A new partition takes only its even share
     of keys.
     """
-    memo: tuple[Partitions, dict[int, Partition]] | None = None
-
-    def mapping(message: M) -> Partition:
-        nonlocal memo
-        current, known = partitions(), memo
-        if known is None or known[0] is not current or len(known[1]) > _CHOICES_KEPT:
-            if not current.all:
-                raise no_partitions()
-            memo = known = (current, {})
-        key_hash = _key_hashes[key(message)]
-        partition = known[1].get(key_hash)
-        if partition is None:
-            known[1][key_hash] = partition = current.choose(key_hash)
-        return partition
-
-    return mapping
+    return _mapping_by_key(partitions, key, Partitions.choose)
 
 
 def no_partitions() -> NotFound:

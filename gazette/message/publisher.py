@@ -139,8 +139,8 @@ class Publisher:
         self._appends = appends
         self._mint = UuidMint(producer, clock)
         self._now = None if wall_clock is None else wall_clock.now
-        self._observed = self._stale = math.inf
-        """Wall times in seconds: to which the clock was moved last, and from which it is moved again."""
+        self._stale = -math.inf
+        """Wall time in seconds from which on the clock is moved again. It never goes back."""
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
         """Lock that guards everything below, and the order of clocks. It is the innermost lock: its holder
@@ -293,7 +293,7 @@ class Publisher:
                 if buffer or self._held is not None:
                     future = self._enqueue_committed(stamp, line, (message,))
                 else:
-                    if now_of is not None and not self._observed <= (now := now_of()) < self._stale:
+                    if now_of is not None and (now := now_of()) >= self._stale:
                         self._observe(now)
                     future = enqueue_in_place(message)
                     if future is None:
@@ -516,13 +516,13 @@ class Publisher:
 
     def _observe_time(self) -> None:
         """Move the clock to the wall time, if it is too far behind. The caller holds the lock."""
-        if self._now is not None and not self._observed <= (now := self._now()) < self._stale:
+        if self._now is not None and (now := self._now()) >= self._stale:
             self._observe(now)
 
     def _observe(self, now: float) -> None:
         """Move the clock to a wall time. The caller holds the lock."""
         self._mint.observe(now)
-        self._observed, self._stale = now, now + OBSERVE_S
+        self._stale = now + OBSERVE_S
 
     def _too_long(self, length: int) -> Invalid:
         return Invalid("message is too long", length=length, length_max=self._frame_bytes_max)
