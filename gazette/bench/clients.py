@@ -110,6 +110,9 @@ class _NoAppends:
 
     must_wait = False
 
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
     def journal(self, _: AppendParams, /) -> Self:
         return self
 
@@ -117,16 +120,11 @@ class _NoAppends:
         return _DROPPED
 
     def in_place(
-        self, write: Callable[[Any, int, bytearray], None], flags: int, _: int, /
-    ) -> Callable[[Any], OpFuture[AppendResult]]:
-        buffer = bytearray()
-
-        def enqueue_item(item: Any) -> OpFuture[AppendResult]:
-            write(item, flags, buffer)
-            buffer.clear()
-            return _DROPPED
-
-        return enqueue_item
+        self, write: Callable[[Any, int, bytearray], None], item: Any, flags: int, _: int, /
+    ) -> OpFuture[AppendResult]:
+        write(item, flags, self._buffer)
+        self._buffer.clear()
+        return _DROPPED
 
     def await_room(self) -> None:
         pass

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gazette.client.append.appender import AppendParams, AppendResult
@@ -56,8 +55,8 @@ class JournalAppends(Protocol):
 
     def enqueue(self, content: bytearray, /) -> OpFuture[AppendResult]: ...
     def in_place(
-        self, write: Stamper[Any], flags: int, length_max: int, /
-    ) -> Callable[[Any], OpFuture[AppendResult] | None]: ...
+        self, write: Stamper[Any], item: Any, flags: int, length_max: int, /
+    ) -> OpFuture[AppendResult] | None: ...
     def await_room(self) -> None: ...
 
 
@@ -65,10 +64,6 @@ class Appends(Protocol):
     """The method of `gazette.client.append.service.AppendService` that publishing uses."""
 
     def journal(self, params: AppendParams, /) -> JournalAppends: ...
-
-
-def _not_in_place(_message: Any) -> None:
-    """Enqueue nothing."""
 
 
 class _Line:
@@ -91,13 +86,58 @@ class _Form(NamedTuple):
     stamp: Stamper[Any]
 
 
-@dataclass(frozen=True, slots=True)
 class _Route:
-    """Form and line of messages of one type in one partition, and the function that commits one at once."""
+    """The way of messages of one type to one partition."""
 
-    form: _Form
-    line: _Line
-    commit: Callable[[Any], OpFuture[AppendResult]]
+    __slots__ = (
+        "_appends",
+        "_buffer",
+        "_is_plain",
+        "_length_max",
+        "_lock",
+        "_now",
+        "_publisher",
+        "_stamp",
+        "form",
+        "line",
+    )
+
+    def __init__(self, publisher: Publisher, form: _Form, line: _Line) -> None:
+        self.form = form
+        self.line = line
+        # What `commit` uses, since each further attribute takes time.
+        self._appends = line.appends
+        self._buffer = line.buffer
+        # Code of the application may do anything, which a lock of appends must not wait for.
+        self._is_plain = form.framing.codec.plain_encode_into is not None
+        self._length_max = publisher._frame_bytes_max
+        self._lock = publisher._lock
+        self._now = publisher._now
+        self._publisher = publisher
+        self._stamp = form.stamp
+
+    def commit(self, message: Any) -> OpFuture[AppendResult]:
+        """Do what `Publisher._append_committed` does, for one message.
+
+        This is most of what publishing one by one costs. So the lock is taken without a `with`, which costs
+        half as much, and a message is encoded where it waits to be sent. `Publisher._enqueue_committed`
+        handles what is unusual.
+        """
+        publisher, lock = self._publisher, self._lock
+        future: OpFuture[AppendResult] | None = None
+        lock.acquire()
+        try:
+            if self._is_plain and not self._buffer and publisher._held is None:
+                if self._now is not None and (now := self._now()) >= publisher._stale:
+                    publisher._observe(now)
+                future = self._appends.in_place(self._stamp, message, OUTSIDE_TXN, self._length_max)
+            if future is None:
+                future = publisher._enqueue_committed(self._stamp, self.line, (message,))
+        finally:
+            lock.release()
+        if self._appends.must_wait:
+            self._appends.await_room()
+        return future
 
 
 class _Kind:
@@ -269,42 +309,6 @@ class Publisher:
         if passes:
             self._passed = f"a committed message followed it in journal {line.journal}"
         return future
-
-    def _committer(self, form: _Form, line: _Line) -> Callable[[M], OpFuture[AppendResult]]:
-        """Return a function that does what `_append_committed` does for one message.
-
-        This is most of what publishing one by one costs. So names are bound once, the lock is taken without
-        a `with`, which costs half as much, and a message is encoded where it waits to be sent.
-        `_enqueue_committed` handles what is unusual.
-        """
-        acquire, release, now_of = self._lock.acquire, self._lock.release, self._now
-        buffer, appends = line.buffer, line.appends
-        stamp = form.stamp
-        # Code of the application may do anything, which a lock of appends must not wait for.
-        plain = form.framing.codec.plain_encode_into is not None
-        enqueue_in_place = (
-            appends.in_place(stamp, OUTSIDE_TXN, self._frame_bytes_max) if plain else _not_in_place
-        )
-
-        def commit(message: M) -> OpFuture[AppendResult]:
-            future: OpFuture[AppendResult] | None
-            acquire()
-            try:
-                if buffer or self._held is not None:
-                    future = self._enqueue_committed(stamp, line, (message,))
-                else:
-                    if now_of is not None and (now := now_of()) >= self._stale:
-                        self._observe(now)
-                    future = enqueue_in_place(message)
-                    if future is None:
-                        future = self._enqueue_committed(stamp, line, (message,))
-            finally:
-                release()
-            if appends.must_wait:
-                appends.await_room()
-            return future
-
-        return commit
 
     def _passes_held(self, line: _Line) -> bool:
         """Return True if the line has messages of a hold. Raise ``NotAllowed`` if the hold is strict."""
@@ -512,7 +516,7 @@ class Publisher:
         if line is None:
             line = _Line(journal, self._appends.journal(AppendParams(journal)))
             line = self._lines.setdefault(name, line)
-        return kind.routes.setdefault(partition, _Route(form, line, self._committer(form, line)))
+        return kind.routes.setdefault(partition, _Route(self, form, line))
 
     def _observe_time(self) -> None:
         """Move the clock to the wall time, if it is too far behind. The caller holds the lock."""

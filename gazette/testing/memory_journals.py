@@ -213,16 +213,16 @@ class MemoryJournalAppends:
         return txn.release()
 
     def in_place(
-        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int
-    ) -> Callable[[Any], OpFuture[AppendResult] | None]:
+        self,
+        write: Callable[[Any, int, bytearray], None],
+        item: Any,
+        flags: int,
+        length_max: int,
+    ) -> OpFuture[AppendResult] | None:
         """See `gazette.client.append.journal_appends.JournalAppends.in_place`."""
-
-        def enqueue_item(item: Any) -> OpFuture[AppendResult] | None:
-            content = bytearray()
-            write(item, flags, content)
-            return None if len(content) > length_max else self.enqueue(content)
-
-        return enqueue_item
+        content = bytearray()
+        write(item, flags, content)
+        return None if len(content) > length_max else self.enqueue(content)
 
     def await_room(self) -> None:
         """Return: memory has room."""

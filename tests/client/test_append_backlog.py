@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_content_is_made_in_place_only_in_a_batch_that_takes_it() -> None:
     store, _ = backlog()
     queue = store.queue(A)
     appends = JournalAppends(store, queue, A)
-    in_place = appends.in_place(add, 7, 4)
+    in_place = partial(appends.in_place, add, flags=7, length_max=4)
     # Case: there is no batch yet.
     assert in_place(b"none") is None
     future = appends.enqueue(b"a;")
@@ -149,7 +150,7 @@ def test_content_that_is_made_in_place_fills_segments_and_the_backlog() -> None:
     store, _ = backlog(backlog_max=2 * SEGMENT_BYTES)
     queue = store.queue(A)
     appends = JournalAppends(store, queue, A)
-    in_place = appends.in_place(add, 7, 1 << 20)
+    in_place = partial(appends.in_place, add, flags=7, length_max=1 << 20)
     appends.enqueue(b"x")
     line = bytes(SEGMENT_BYTES // 2)
     assert in_place(line) is not None

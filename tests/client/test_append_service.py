@@ -530,13 +530,12 @@ async def test_many_threads_make_content_in_place_while_it_is_sent(
         buffer += b"%d\n" % item[1]
 
     appends = service.journal(A)
-    in_place = appends.in_place(write, 0, 100)
     copied = 0
 
     def work(thread: int) -> None:
         nonlocal copied
         for i in range(20_000):
-            if in_place((thread, i)) is None:
+            if appends.in_place(write, (thread, i), 0, 100) is None:
                 copied += 1
                 appends.enqueue(b"%d %d\n" % (thread, i))
 

@@ -132,14 +132,11 @@ class _Journal:
         return resolved(None)
 
     def in_place(
-        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int
-    ) -> Callable[[Any], OpFuture[None] | None]:
-        def enqueue_item(item: Any) -> OpFuture[None] | None:
-            content = bytearray()
-            write(item, flags, content)
-            return None if len(content) > length_max else self.enqueue(content)
-
-        return enqueue_item
+        self, write: Callable[[Any, int, bytearray], None], item: Any, flags: int, length_max: int
+    ) -> OpFuture[None] | None:
+        content = bytearray()
+        write(item, flags, content)
+        return None if len(content) > length_max else self.enqueue(content)
 
     def await_room(self) -> None:
         self.must_wait = False

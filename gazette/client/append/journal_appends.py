@@ -81,52 +81,50 @@ class JournalAppends:
         return future
 
     def in_place(
-        self, write: Callable[[Any, int, bytearray], None], flags: int, length_max: int
-    ) -> Callable[[Any], OpFuture[AppendResult] | None]:
-        """Return a function that enqueues what ``write(item, flags, buffer)`` appends to ``buffer``.
+        self,
+        write: Callable[[Any, int, bytearray], None],
+        item: Any,
+        flags: int,
+        length_max: int,
+    ) -> OpFuture[AppendResult] | None:
+        """Enqueue what ``write(item, flags, buffer)`` appends to ``buffer``: as `enqueue`, without a copy.
 
-        It does what `enqueue` does, without a copy. It enqueues nothing, and returns None, if there is no
-        batch to join, or if the content is longer than ``length_max`` bytes. It raises what ``write`` raises,
-        and then has enqueued nothing.
+        Return None, and enqueue nothing, if there is no batch to join, or if the content is longer than
+        ``length_max`` bytes. Raise what ``write`` raises, and then enqueue nothing.
 
         ``write`` runs under the service's mutex. So it must be short, wait for nothing, and call no code that
         may append.
         """
-        backlog, queue = self._backlog, self._queue
-        acquire, release = backlog.mutex.acquire, backlog.mutex.release
-        backlog_max, size_max = self._backlog_max, min(SEGMENT_BYTES, length_max + 1)
-
-        def enqueue_item(item: Any) -> OpFuture[AppendResult] | None:
-            acquire()
+        backlog = self._backlog
+        mutex = backlog.mutex
+        mutex.acquire()
+        try:
+            batch = self._queue.tail
+            if batch is None or (batch is not self._batch and not self._may_join(batch)):
+                return None
+            buffer = batch.buffer
+            begin = len(buffer)
             try:
-                batch = queue.tail
-                if batch is None or (batch is not self._batch and not self._may_join(batch)):
-                    return None
-                buffer = batch.buffer
-                begin = len(buffer)
-                try:
-                    write(item, flags, buffer)
-                except BaseException:
-                    del buffer[begin:]
-                    raise
-                size = len(buffer)
-                if size >= size_max:
-                    if size - begin > length_max:
-                        del buffer[begin:]
-                        return None
-                    if size >= SEGMENT_BYTES:
-                        self._filled.append(queue.cut(batch))
-                        self.must_wait = True
-                        # Ask again, before the next item, if the batch takes more.
-                        self._batch = None
-                backlog.bytes = waiting = backlog.bytes + size - begin
-                if waiting > backlog_max:
-                    self.must_wait = True
-                return batch.future
-            finally:
-                release()
-
-        return enqueue_item
+                write(item, flags, buffer)
+            except BaseException:
+                del buffer[begin:]
+                raise
+            size = len(buffer)
+            length = size - begin
+            if length > length_max:
+                del buffer[begin:]
+                return None
+            if size >= SEGMENT_BYTES:
+                self._filled.append(self._queue.cut(batch))
+                self.must_wait = True
+                # Ask again, before the next item, if the batch takes more.
+                self._batch = None
+            backlog.bytes = waiting = backlog.bytes + length
+            if waiting > self._backlog_max:
+                self.must_wait = True
+            return batch.future
+        finally:
+            mutex.release()
 
     def _may_join(self, batch: Batch) -> bool:
         accepts = batch.accepts(self._params, _NOTHING)
