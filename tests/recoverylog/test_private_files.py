@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,14 @@ def open_umask() -> Iterator[None]:
 
 def exposed(directory: Path) -> list[str]:
     """Return what others than the owner may use, of a directory and all below it."""
-    return [
-        f"{path} {stat.S_IMODE(path.lstat().st_mode):o}"
-        for path in (directory, *sorted(directory.rglob("*")))
-        if path.lstat().st_mode & 0o077
-    ]
+    found = []
+    for path in (directory, *sorted(directory.rglob("*"))):
+        # A compaction of RocksDB may have removed the file meanwhile: it exposes nothing then.
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o077:
+                found.append(f"{path} {mode:o}")
+    return found
 
 
 def has_default_acls(directory: Path) -> bool:

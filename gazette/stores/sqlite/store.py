@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import getrefcount
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 import apsw
@@ -82,8 +82,15 @@ _OF_THE_DISK: Final = (
 )
 
 
-_UNSHARED: Final = 3
-"""References to a cursor that a store and one local variable hold, as ``getrefcount`` counts them."""
+def _count_unshared() -> int:
+    # As `SQLiteStore.execute` counts.
+    holder = SimpleNamespace(held=object())
+    held = holder.held
+    return getrefcount(held)
+
+
+_UNSHARED: Final = _count_unshared()
+"""References to an object that an attribute and a local variable hold, as this version of Python counts."""
 _TEXTS_KEPT: Final = 256
 _NOT_BEGUN: Final[Mapping[str, bool]] = MappingProxyType({})
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
