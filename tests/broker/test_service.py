@@ -670,8 +670,8 @@ async def test_a_process_whose_store_hangs_ends_and_names_what_it_could_not_pers
     assert (lost["level"], lost["journal"]) == ("error", JOURNAL)
     assert lost["fragment"].startswith("0000000000000000-0000000000000007-")
     (left,) = [line for line in lines if "threads do not end" in line["msg"]]
-    # The health check of the store may hang beside the upload.
-    assert "store fsspec+hanging://host/fragments/_0" in left["threads"]
+    # One of the threads of the store, or two: a health check may hang beside the upload.
+    assert "store fsspec+hanging://host/fragments/_" in left["threads"]
     assert any(line["level"] == "fatal" for line in lines)
 
 
