@@ -424,8 +424,9 @@ def _writes(local: LocalItem) -> list[tuple[str, Revision]]:
 
 
 def _members(local: LocalItem) -> set[tuple[str, Revision]]:
-    """Return the keys of all assignments, each with its creation revision. They identify the replicas that
-    were in step.
+    """Return the keys of all assignments, each with its creation revision.
+
+    These pairs identify the replicas that were in step.
     """
     return {(kv.key, kv.raw.create_revision) for kv in local.assignments}
 

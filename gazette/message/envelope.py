@@ -77,10 +77,17 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
 
 class EnvelopeBatch(list[Envelope[M]]):
-    """Envelopes of one journal, in order. Do not change it."""
+    """Envelopes of one journal, in order, as they were decoded."""
 
-    is_run = False
-    """True if all are of one producer, outside of transactions, with rising clocks. False: perhaps not."""
+    run_length = 0
+    """Number of envelopes that were decoded, if they are known to be of one producer, outside of
+    transactions, with rising clocks. 0: not known.
+    """
+
+    @property
+    def is_run(self) -> bool:
+        """True if it is known to be a run, and its owner has added and removed nothing."""
+        return self.run_length == len(self)
 
 
 def build_envelopes(
@@ -102,5 +109,6 @@ def build_envelopes(
     batch: EnvelopeBatch[M] = EnvelopeBatch(
         map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags)
     )
-    batch.is_run = is_run
+    if is_run:
+        batch.run_length = len(batch)
     return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -84,6 +85,20 @@ def test_rendezvous_equals_its_definition_and_moves_little() -> None:
     current = after
     moved = [(a, b) for a, b in zip(first, map(mapping, keys), strict=True) if a != b]
     assert {b.journal for _, b in moved} == {"a/topic/part-020"}
+
+
+def test_mappings_remember_a_bounded_number_of_keys() -> None:
+    """And follow another snapshot, whatever they remember."""
+    current = partitions_of(3)
+    for make in (modulo_mapping, rendezvous_mapping):
+        mapping = make(lambda: current, by_text)
+        for number in range(1 << 17):
+            mapping(b"%d" % number)
+        assert len(inspect.getclosurevars(mapping).nonlocals["choices"]) <= 1 << 16
+    before, mapping = current, modulo_mapping(lambda: current, by_text)
+    assert mapping(b"seems") is before.all[fnv32a(b"seems") % 3]
+    current = partitions_of(4)
+    assert mapping(b"seems") is current.all[fnv32a(b"seems") % 4]
 
 
 def test_random_maps_evenly() -> None:

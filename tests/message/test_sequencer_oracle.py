@@ -257,6 +257,18 @@ def assert_queued_alike(
     assert fast.checkpoint() == slow.checkpoint()
 
 
+def test_a_batch_to_which_messages_were_added_is_no_run() -> None:
+    """Even a repeated message: as a run, it would be delivered twice."""
+    run = decoded(history_of([Item(1, clock, OUTSIDE_TXN) for clock in range(5, 15)]))
+    assert run.is_run
+    run += run[-2:]
+    assert not run.is_run
+    assert_queued_alike([*run], [0, len(run)], 5, 20)
+    sequencer = Sequencer[Any]({}, 5)
+    assert sequencer.queue_batch(run) == 10
+    assert len(sequencer.dequeue(100)) == 10
+
+
 def decoded(batch: list[Envelope[Any]]) -> EnvelopeBatch[Any]:
     """Return the batch as decoders give it, whose batches know a run. They read one journal each."""
     if len({e.journal for e in batch}) != 1:

@@ -173,6 +173,20 @@ def test_a_rollback_by_an_error_is_not_passed_over(world: World) -> None:
     assert len(world.log.data) == end
 
 
+def test_a_rollback_by_an_interrupt_is_not_passed_over(world: World) -> None:
+    """SQLite then rolls the whole transaction back, not only the statement."""
+    store = world.open()
+    insert = "INSERT INTO t VALUES (?, 'lost')"
+    for key in (1, 2):
+        store.execute(insert, (key,))
+    store.connection.set_progress_handler(lambda: True, 1)
+    with pytest.raises(apsw.InterruptError):
+        store.execute(insert, (3,))
+    store.connection.set_progress_handler(None)
+    with raises(GazetteError, advises="SAVEPOINT"):
+        store.execute(insert, (4,))
+
+
 def test_vacuum(world: World) -> None:
     """Between transactions, and recorded with the next."""
     store = world.open()
