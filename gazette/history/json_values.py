@@ -44,8 +44,14 @@ _NOT_FINITE: Final = {
     "-INF": "-inf",
     "-Infinity": "-inf",
 }
-_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-_DECIMAL_CONTEXT: Final = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]([+-]?0*\d{1,10}))?", re.ASCII)
+_DECIMALS: Final = decimal.Context(
+    prec=decimal.MAX_PREC,
+    Emin=decimal.MIN_EMIN,
+    Emax=decimal.MAX_EMAX,
+    rounding=decimal.ROUND_HALF_UP,
+)
+"""Context of all arithmetic with decimals. The context of a thread would round to 28 digits."""
 _EXPONENT_MAX: Final = 400
 """Greatest exponent of a decimal that is expanded. Beyond it, the value is zero or fits no column."""
 
@@ -213,29 +219,22 @@ def _single(raw: bytes, misfits: list[str]) -> float:
 
 
 def _decimal(precision: int, scale: int) -> Convert:
-    unit = decimal.Decimal(1).scaleb(-scale)
-    limit = decimal.Decimal(10) ** (precision - scale)
+    unit = decimal.Decimal((0, (1,), -scale))
 
     def convert(raw: bytes, _: list[str]) -> decimal.Decimal:
-        if _is_number(raw):
-            text = raw.decode()
-        elif _is_text(raw):
-            text = _text(raw).replace(",", "")
-        else:
+        text = _text(raw).replace(",", "") if _is_text(raw) else raw.decode()
+        found = _DECIMAL.fullmatch(text)
+        if found is None or int(found[1] or 0) not in _INT32:
             raise _misfit(raw, "a number")
-        if not _DECIMAL.fullmatch(text):
-            raise _misfit(raw, "a number")
-        try:
-            value = decimal.Decimal(text)
-        except decimal.InvalidOperation as error:  # The exponent has more than 18 digits.
-            raise _misfit(raw, f"a decimal({precision},{scale})") from error
+        value = _DECIMALS.create_decimal(text)
         exponent = value.adjusted()
         if not value or exponent < -_EXPONENT_MAX:
             value = decimal.Decimal(0)
         elif exponent > precision:
             raise _misfit(raw, f"a decimal({precision},{scale})")
-        value = value.quantize(unit, context=_DECIMAL_CONTEXT) + 0
-        if abs(value) >= limit:
+        # Zero has no sign in a column.
+        value = _DECIMALS.plus(value.quantize(unit, context=_DECIMALS))
+        if value and value.adjusted() >= precision - scale:
             raise _misfit(raw, f"a decimal({precision},{scale})")
         return value
 

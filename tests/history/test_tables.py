@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import decimal
 import gc
 import itertools
 import random
@@ -28,6 +29,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history import in_order
+from gazette.history.json_values import JsonRow
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import Unfit
 from gazette.history.snapshot import Piece
@@ -43,6 +45,7 @@ from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
 from tests.fuzzing import examples
+from tests.history.decimal_lines import DIGITS_MAX, columns, samples, units_found
 from tests.history.test_histories import Item, histories, sequenced
 
 STORE, JOURNAL = "file:///fragments/", "a/journal"
@@ -256,6 +259,35 @@ def test_what_cannot_be_right_is_named(
     given = {"journals": JOURNAL, "store": store_of(tmp_path), **options}
     with raises(Invalid, path=path, says=says):
         gazette.read_table(given.pop("journals"), **given)
+
+
+def test_decimals_of_all_digits_and_scales(tmp_path: Path) -> None:
+    """Both paths: the compiled pass reads small numbers, unless many lines are misfits."""
+    rng = random.Random(0)
+    every = range(1, DIGITS_MAX + 1)
+    for precision, filler in [(digits, 0) for digits in every] + [(19, 20), (12, 20), (1, 20)]:
+        given = samples(precision, rng)
+        content = b"".join(sample.line + b"{}\n" * filler for sample in given)
+        journal = f"decimals/{precision}-{filler}"
+        write_journal(tmp_path, STORE, journal, [content])
+        table = gazette.read_table(
+            journal,
+            store=store_of(tmp_path),
+            fields=columns(precision),
+            columns=[f"c{scale}" for scale in range(precision + 1)],
+            misfits="null",
+        )
+        assert units_found(given, table.to_pylist()[:: filler + 1]) == given
+
+
+def test_decimals_know_no_context_of_a_thread() -> None:
+    """Whatever an application has set for its own arithmetic."""
+    read = JsonRow(pa.schema([("a", pa.decimal128(38, 9))])).read
+    with decimal.localcontext(prec=3, rounding=decimal.ROUND_UP, Emax=5, Emin=-5) as context:
+        context.traps[decimal.Inexact] = True
+        values, misfits = read(b'{"a":12345678901234567890123456789.1234567885}')
+    assert not misfits
+    assert str(values[0]) == "12345678901234567890123456789.123456789"
 
 
 def test_a_journal_that_is_not_there(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gazette.history.infer import infer_json
 from gazette.history.json_values import JsonRow
 from gazette.spark.source.schema import _encode_variant
 from gazette.testing.stored import write_journal
+from tests.history.decimal_lines import DIGITS_MAX, columns, samples, units_found
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -323,6 +325,17 @@ def test_inferred_columns_do_not_lose_values(spark: Any, tmp_path: Path) -> None
     whole = reader.load("topic/short")
     assert whole.schema["a"].dataType.simpleString() == "double"
     assert whole.where("a = 12.75").count() == 1
+
+
+def test_decimals_of_all_digits_and_scales(spark: Any, tmp_path: Path) -> None:
+    """The numbers that `tests/history` expects are those of Spark."""
+    rng = random.Random(0)
+    for precision in range(1, DIGITS_MAX + 1):
+        given = samples(precision, rng)
+        path = tmp_path / f"{precision}.json"
+        path.write_bytes(b"".join(sample.line for sample in given))
+        rows = spark.read.schema(columns(precision)).json(str(path)).collect()
+        assert units_found(given, [row.asDict() for row in rows]) == given
 
 
 def test_days_agree_with_the_calendar() -> None:
