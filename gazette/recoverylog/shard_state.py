@@ -14,6 +14,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -26,11 +27,12 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.recoverylog.rocksdb.keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
+    after,
     decode_offset,
     journal_of,
 )
 from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, native_errors
-from gazette.recoverylog.rocksdb.scan import Pinned, Scan, after, bounds
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, joined, spans
 from gazette.recoverylog.sqlite.redo import materialize
 from gazette.recoverylog.sqlite.wal import require_whole_wal
 
@@ -269,8 +271,8 @@ class ShardState:
         Gazette's own keys, in the default family, are left out. Raise ``Corrupt`` for a damaged
         file.
         """
-        low, high = bounds(prefix, None, None, column_family)
-        return self._scan(column_family, low, high)
+        found = spans(prefix, None, None, column_family)
+        return joined(found, partial(self._scan, column_family), reverse=False)
 
     def _scan(
         self, column_family: str, low: bytes, high: bytes | None

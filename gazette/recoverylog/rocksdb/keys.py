@@ -1,15 +1,16 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
-Keys that begin with a zero byte are ours. They are the checkpoint, and a mark per source with its
-offset, which older Go binaries read. Timers are not a part of the original's form: it ignores them.
-Pure.
+The checkpoint is one, and a mark for each source with its offset, which older Go binaries read. Timers
+are not a part of the original's form: it ignores them. All other keys are the application's, also those
+that begin with a zero byte. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gazette.errors import Corrupt
+from gazette.errors import Corrupt, Invalid
 
 CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 MARK_PREFIX: Final = b"\x00\x12mark\x00\x01"
@@ -18,7 +19,6 @@ TIMER_AT_PREFIX: Final = b"\x00\x12timer-at\x00\x01"
 TIMER_KEY_PREFIX: Final = b"\x00\x12timer-key\x00\x01"
 """Before the domain of a timer (a byte), and its key."""
 EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
-FIRST_USER_KEY: Final = b"\x01"
 
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
@@ -28,6 +28,70 @@ length in bytes.
 """
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
+
+Span = tuple[bytes, bytes | None]
+"""The first key, and the key behind the last. None stands for the end of all keys."""
+
+
+def after(prefix: bytes) -> bytes | None:
+    """Return the least key that is greater than every key with a prefix, or None without such a
+    key.
+    """
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
+
+
+_RESERVED: Final[Mapping[bytes, str]] = {
+    CHECKPOINT_KEY: "the checkpoint",
+    MARK_PREFIX: "the offset of a source",
+    TIMER_AT_PREFIX: "a timer by its time",
+    EVENT_TIME_KEY: "the event time of timers",
+    TIMER_KEY_PREFIX: "a timer by its key",
+}
+"""What the keys with each prefix hold, in the order of keys."""
+RESERVED_END: Final = b"\x00\x13"
+"""All reserved keys are before this one."""
+
+
+def reserved_for(key: bytes) -> str | None:
+    """Return what a key of the default column family is reserved for, or None for an application's."""
+    return next((what for prefix, what in _RESERVED.items() if key.startswith(prefix)), None)
+
+
+def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
+    """Yield the parts of a span of the default column family that have no reserved keys, in order."""
+    for prefix in _RESERVED:
+        end = after(prefix)
+        assert end is not None
+        if end <= low:
+            continue
+        if high is not None and high <= prefix:
+            break
+        if low < prefix:
+            yield low, prefix
+        low = end
+    if high is None or low < high:
+        yield low, high
+
+
+def require_bytes(key: object, value: object) -> None:
+    """Raise ``Invalid`` unless both are bytes."""
+    if type(key) is not bytes or type(value) is not bytes:
+        raise Invalid(
+            "keys and values are bytes", key=type(key).__name__, value=type(value).__name__
+        )
+
+
+def require_writable(key: bytes, value: bytes, is_default: bool) -> None:
+    """Raise ``Invalid`` for what is not bytes, and for a reserved key of the default column family."""
+    if type(key) is not bytes or type(value) is not bytes:
+        require_bytes(key, value)
+    if key < RESERVED_END and is_default and (what := reserved_for(key)) is not None:
+        raise Invalid(
+            f"the key is reserved for {what}",
+            key=key.hex(),
+            hint="Put a prefix before your keys, or use your own column family.",
+        )
 
 
 def mark_key(journal: str) -> bytes:

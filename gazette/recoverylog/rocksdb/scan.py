@@ -6,37 +6,38 @@ iterator, from any thread.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 from gazette.errors import Closed, Invalid
-from gazette.recoverylog.rocksdb.keys import FIRST_USER_KEY
+from gazette.recoverylog.rocksdb.keys import RESERVED_END, Span, after, application_spans
 from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
 
+Items: TypeAlias = Iterator[tuple[bytes, bytes]]
 
-def bounds(
-    prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str
-) -> tuple[bytes, bytes | None]:
-    """Return the bounds of a scan without reserved keys: (the first key, the key behind the
-    last).
-    """
+
+def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str) -> list[Span]:
+    """Return the spans of an application's keys with a prefix between two bounds, in order: mostly one."""
     low, high = prefix, after(prefix)
-    if column_family == DEFAULT:
-        low = max(low, FIRST_USER_KEY)
     if begin is not None:
         low = max(low, begin)
     if end is not None:
         high = end if high is None else min(high, end)
-    return low, high
+    if low >= RESERVED_END or column_family != DEFAULT:
+        return [(low, high)]
+    return list(application_spans(low, high))
 
 
-def after(prefix: bytes) -> bytes | None:
-    """Return the least key that is greater than every key with a prefix, or None without such a
-    key.
-    """
-    stem = prefix.rstrip(b"\xff")
-    return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
+def joined(
+    found: list[Span], scan: Callable[[bytes, bytes | None], Items], *, reverse: bool
+) -> Items:
+    """Return the items of several spans, scanned one behind the other. All scans are made now."""
+    if len(found) == 1:
+        return scan(*found[0])
+    ordered = reversed(found) if reverse else found
+    return itertools.chain.from_iterable([scan(low, high) for low, high in ordered])
 
 
 def no_family(name: str) -> Invalid:

@@ -24,8 +24,12 @@ MANIFEST_BYTES: Final = 128 << 10
 WAL_BYTES: Final = 64 << 20
 """Limit of all WALs: it bounds what a new owner replays, beside the log's horizon."""
 
+FORMAT_VERSION: Final = 5
+"""Form of new tables. Debian's RocksDB 7.8 reads it. It does not read form 6, the binding's default."""
+
 _OPTIONS_FILE: Final = re.compile(r"OPTIONS-\d+")
 _BLOOM_FILTER: Final = re.compile(r"filter_policy=bloomfilter\b.*")
+_DEFAULT_FORMAT: Final = re.compile(r"\bformat_version=6\b")
 
 _RECORDABLE: Final = {
     "allow_mmap_writes": "false",
@@ -48,8 +52,8 @@ class RocksDBOptions:
     """Options of a column family. They may differ at each opening.
 
     ``tune`` is called with the ``rocksdict.Options``, for options that have no name here. Options
-    that recording relies on are set after it, or refused (``Invalid``). Raise ``Invalid`` for
-    values out of range.
+    that recording relies on are set after it, or refused (``Invalid``). New tables have the
+    form `FORMAT_VERSION`. Raise ``Invalid`` for values out of range.
     """
 
     write_buffer_bytes: int = 16 << 20
@@ -131,6 +135,8 @@ def recorded_options(native: Any, path: str, cache: Any) -> OpenedWith | None:
     with tempfile.TemporaryDirectory(prefix="options-", dir=Path(path).parent) as scratch:
         # RocksDB reads its own text of a filter as no filter: write the default bits instead.
         text = _BLOOM_FILTER.sub(f"filter_policy=bloomfilter:{bits:g}:false", newest.read_text())
+        # Former versions left the form of tables at the binding's default.
+        text = _DEFAULT_FORMAT.sub(f"format_version={FORMAT_VERSION}", text)
         Path(scratch, newest.name).write_text(text)
         shutil.copyfile(config, Path(scratch, CONFIG_FILE))
         return OpenedWith(*native.Options.load_latest(scratch, native.Env(), True, cache))
@@ -180,6 +186,7 @@ def native_options(native: Any, options: RocksDBOptions) -> Any:
     result.set_compression_type(getattr(native.DBCompressionType, options.compression)())
     table = native.BlockBasedOptions()
     table.set_block_cache(native.Cache(options.cache_bytes))
+    table.set_format_version(FORMAT_VERSION)
     if options.bloom_bits_per_key:
         table.set_bloom_filter(options.bloom_bits_per_key, False)
     result.set_block_based_table_factory(table)

@@ -24,13 +24,17 @@ from gazette.recoverylog.rocksdb.keys import (
     CHECKPOINT_KEY,
     MARK_PREFIX,
     TIMER_AT_PREFIX,
+    after,
+    application_spans,
     decode_offset,
     encode_offset,
     journal_of,
     mark_key,
+    require_bytes,
+    require_writable,
 )
 from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, map_errors, native_errors
-from gazette.recoverylog.rocksdb.scan import Pinned, Scan, after, bounds, no_family
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, joined, no_family, spans
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.double_buffer import DoubleBuffer
 from gazette.stores.rocksdb.follower import FollowedRocksDB
@@ -50,7 +54,11 @@ from gazette.stores.rocksdb.view import (
     FamilyView,
     RocksDBView,
 )
-from gazette.stores.rocksdb.write_buffer import Pending, PendingSavepoint, merged
+from gazette.stores.rocksdb.write_buffer import (
+    Pending,
+    PendingSavepoint,
+    merged,
+)
 
 _BATCH_OPS: Final = 8192
 _STALL_FLUSHES: Final = 3
@@ -67,7 +75,8 @@ class RocksDBStore(Store):
     to its running transaction. The transaction sees its own writes, which are held in memory until
     the commit. Other threads read by ``view``, which shows the last local commit.
 
-    In the default column family, keys must not be empty nor begin with a zero byte (``Invalid``).
+    In the default column family a few keys are Gazette's: see `recoverylog/rocksdb/keys`. To write
+    them is refused (``Invalid``), iterations leave them out, and ``delete_range`` passes over them.
     """
 
     def __init__(
@@ -183,19 +192,26 @@ class RocksDBStore(Store):
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
         """Set a key. Raise ``Invalid`` for a reserved one."""
-        self._check(key, value, column_family)
+        require_writable(key, value, column_family == DEFAULT)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
         """Remove a key, if it exists. Raise ``Invalid`` for a reserved one."""
-        self._check(key, b"", column_family)
+        require_writable(key, b"", column_family == DEFAULT)
         self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
         """Remove every key from ``begin`` up to, and without, ``end``."""
-        self._check(begin, end, column_family)
-        if begin < end:
-            self._pending_of(column_family).delete_range(begin, end)
+        require_bytes(begin, end)
+        pending = self._pending_of(column_family)
+        if begin >= end:
+            return
+        if column_family != DEFAULT:
+            pending.delete_range(begin, end)
+            return
+        for low, high in application_spans(begin, end):
+            assert high is not None
+            pending.delete_range(low, high)
 
     def iterate(
         self,
@@ -211,15 +227,18 @@ class RocksDBStore(Store):
         It shows the running transaction at the time of this call, without later writes. It ends
         with the transaction: after a commit, the rest of it is undefined.
         """
-        low, high = bounds(prefix, begin, end, column_family)
         pending = self._pending_of(column_family)
-        ours = pending.between(low, high, reverse=reverse)
         pinned = Pinned(self._native, self._families[column_family], self._path)
-        scan = Scan(pinned, low, high, reverse=reverse)
-        self._scans.add(scan)
-        if not ours and not pending.ranges:
-            return scan
-        return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
+
+        def scan_span(low: bytes, high: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+            ours = pending.between(low, high, reverse=reverse)
+            scan = Scan(pinned, low, high, reverse=reverse)
+            self._scans.add(scan)
+            if not ours and not pending.ranges:
+                return scan
+            return merged(scan, ours, Pending(dict(ours), list(pending.ranges)), reverse)
+
+        return joined(spans(prefix, begin, end, column_family), scan_span, reverse=reverse)
 
     def timer_table(self, shard: Shard) -> TimerTable:
         return RocksDBTimers(self.get, self._pending_of(DEFAULT).set, self._scan_reserved)
@@ -257,18 +276,6 @@ class RocksDBStore(Store):
         except KeyError:
             raise no_family(column_family) from None
 
-    def _check(self, key: bytes, value: bytes, column_family: str) -> None:
-        if type(key) is not bytes or type(value) is not bytes:
-            raise Invalid(
-                "keys and values are bytes", key=type(key).__name__, value=type(value).__name__
-            )
-        if column_family == DEFAULT and (not key or key[0] == 0):
-            raise Invalid(
-                "keys that are empty or begin with a zero byte are reserved",
-                key=key.hex(),
-                hint="Put a prefix before your keys, or use your own column family.",
-            )
-
     @property
     def column_families(self) -> tuple[str, ...]:
         """Names of all column families, including those that only former versions named."""
@@ -296,7 +303,7 @@ class RocksDBStore(Store):
             size = 0
             with native_errors("ingest keys", self._path):
                 for key, value in items:
-                    self._check(key, value, column_family)
+                    require_writable(key, value, column_family == DEFAULT)
                     if last is not None and key <= last:
                         raise Invalid(
                             "keys must be in ascending order, each once",

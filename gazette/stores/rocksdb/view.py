@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, Self
 
 from gazette.errors import Closed
 from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
-from gazette.recoverylog.rocksdb.scan import Pinned, Scan, bounds, closed_error, no_family
+from gazette.recoverylog.rocksdb.scan import Pinned, Scan, closed_error, joined, no_family, spans
 from gazette.stores.rocksdb.batch import folded, lookup
 from gazette.stores.rocksdb.follower import FollowedFamily
 from gazette.stores.rocksdb.write_buffer import Pending, merged
@@ -177,9 +178,10 @@ class RocksDBView:
 
         Raise ``Closed``, also when the view is closed meanwhile, or ``Corrupt``.
         """
-        low, high = bounds(prefix, begin, end, column_family)
+        found = spans(prefix, begin, end, column_family)
         with self._lock:
-            return self._family(column_family).scan(low, high, reverse=reverse)
+            scan = partial(self._family(column_family).scan, reverse=reverse)
+            return joined(found, scan, reverse=reverse)
 
     @property
     def column_families(self) -> tuple[str, ...]:
