@@ -373,6 +373,112 @@ def test_the_application_cannot_end_the_transaction(engine: Any) -> None:
     assert counts(engine) == {"a": 1}
 
 
+_ENDINGS = [
+    "COMMIT",
+    "end",
+    "ROLLBACK",
+    "ROLLBACK AND CHAIN",
+    "COMMIT AND CHAIN",
+    "ABORT",
+    "BEGIN",
+    "START TRANSACTION",
+    "/* a */ COMMIT",
+    "-- a\n ; COMMIT",
+    "UPDATE counts SET n = n; ROLLBACK",
+    "SELECT 'it''s'; COMMIT; BEGIN",
+    "SELECT $q$ ' $q$; COMMIT",
+    "PREPARE TRANSACTION 'a'",
+]
+
+
+@pytest.mark.parametrize("sql", _ENDINGS)
+def test_a_statement_that_ends_the_transaction_is_refused(engine: Any, sql: str) -> None:
+    """However the words arrive. What the transaction did before is still there, and is committed."""
+    store = opened(engine)
+    add(store, "a")
+    for execute in (
+        store.execute,
+        store.transaction().exec_driver_sql,
+        lambda sql: store.transaction().execute(sa.DDL(sql.replace("%", "%%"))),
+    ):
+        with raises(NotAllowed, advises="begin_nested()"):
+            execute(sql)
+        assert counts(engine) == {}
+    add(store, "b")
+    commit(store, 1)
+    assert counts(engine) == {"a": 1, "b": 1}
+    store.destroy()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ROLLBACK TO SAVEPOINT mine",
+        "SELECT CASE WHEN true THEN 1 END",
+        "SELECT '; COMMIT' AS \"END\"",
+        "SELECT 1 -- ; COMMIT",
+        "/* ; COMMIT; */ SELECT 1",
+    ],
+)
+def test_words_that_end_nothing_are_allowed(engine: Any, sql: str) -> None:
+    store = opened(engine)
+    add(store, "a")
+    store.execute("SAVEPOINT mine")
+    store.execute(sql)
+    add(store, "b")
+    commit(store, 1)
+    assert counts(engine) == {"a": 1, "b": 1}
+    store.destroy()
+
+
+def test_a_body_is_no_statement_of_the_transaction(postgres_engine: Any) -> None:
+    store = opened(postgres_engine)
+    store.execute(
+        "CREATE OR REPLACE FUNCTION one() RETURNS int BEGIN ATOMIC SELECT CASE WHEN true THEN 1 END; END"
+    )
+    add(store, "a", store.execute("SELECT one()").scalar_one())
+    for sql in ("/* a /* b */ */ COMMIT", "/* COMMIT; /* b */ */ END"):
+        with raises(NotAllowed):
+            store.execute(sql)
+    store.execute("SAVEPOINT mine; /* a /* b */ ; COMMIT */ ROLLBACK WORK TO mine")
+    # PostgreSQL itself refuses to end the transaction of a caller.
+    with store.transaction().begin_nested() as nested:
+        with pytest.raises(sa.exc.DBAPIError):
+            store.execute("DO $$ BEGIN COMMIT; END $$")
+        nested.rollback()
+    commit(store, 1)
+    assert counts(postgres_engine) == {"a": 1}
+    store.destroy()
+
+
+def test_a_commit_that_no_text_shows_fails_the_next_commit(engine: Any) -> None:
+    """As a procedure of some databases makes it: the checkpoint stays where it was."""
+    store = opened(engine)
+    add(store, "a")
+    driver: Any = store.transaction().connection.driver_connection
+    driver.cursor().execute("COMMIT")
+    if engine.dialect.name == "sqlite":
+        driver.cursor().execute("BEGIN IMMEDIATE")
+    add(store, "b")
+    with raises(Broken):
+        commit(store, 1)
+    store.destroy()
+    store = opened(engine)
+    assert not store.restore_checkpoint(SHARD).sources
+    store.destroy()
+
+
+def test_rows_that_a_statement_returns_need_not_be_fetched(engine: Any) -> None:
+    store = opened(engine)
+    insert = "INSERT INTO counts VALUES ('a', 1), ('b', 2), ('c', 3) RETURNING word"
+    unread = store.execute(insert)
+    store.execute("INSERT INTO counts VALUES (:w, 4)", [{"w": "d"}, {"w": "e"}])
+    commit(store, 1)
+    assert len(counts(engine)) == 5
+    unread.close()
+    store.destroy()
+
+
 def test_destroy_does_not_wait_for_a_commit(engine: Any) -> None:
     store = opened(engine)
     add(store, "a")

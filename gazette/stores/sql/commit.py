@@ -6,7 +6,8 @@ import contextlib
 import enum
 import threading
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -14,6 +15,7 @@ from sqlalchemy import event, exc
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, NotAllowed, Unavailable
 from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import BlockingPool, OpFuture
+from gazette.stores.sql.transaction_words import ending_words
 
 
 class Translating(Protocol):
@@ -40,20 +42,82 @@ class SQLSavepoint:
             self._nested.rollback()
 
 
-class RunningTransaction:
-    """A connection with a transaction that only the store may end."""
+_POSTGRES_BEGUN: Final = sa.text(
+    "SELECT txid_current(), set_config('application_name',"
+    " coalesce(nullif(:name, ''), current_setting('application_name')), true)"
+)
+_MARK: Final = "gazette_transaction"
+"""Savepoint that is there for as long as the transaction."""
 
-    def __init__(self, connection: sa.Connection) -> None:
+
+class RunningTransaction:
+    """A connection with a transaction that only the store may end.
+
+    A statement that would end it is refused. What its text does not show, such as a procedure that
+    commits, is noticed at the commit: PostgreSQL numbers transactions, and for other databases a
+    savepoint is gone.
+    """
+
+    def __init__(self, connection: sa.Connection, session_name: str = "") -> None:
+        """Begin a transaction. PostgreSQL calls its session ``session_name`` for as long as it runs."""
         self.connection = connection
         self._ours = False
+        self._number: int | None = None
+        self._cursors: WeakSet[Any] = WeakSet()
+        """Cursors of the driver whose rows may not have been fetched."""
         self.rolled_back = False
         try:
             self.transaction = connection.begin()
             event.listen(connection, "commit", self._on_commit)
             event.listen(connection, "rollback", self._on_rollback)
+            event.listen(connection, "before_cursor_execute", self._on_statement)
+            if connection.dialect.name == "postgresql":
+                begun = connection.execute(_POSTGRES_BEGUN, {"name": session_name}).one()
+                self._number = int(begun[0])
+            else:
+                connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
+                event.listen(connection, "after_cursor_execute", self._on_executed)
         except BaseException:
             connection.close()
             raise
+
+    def _on_statement(
+        self, connection: sa.Connection, _cursor: object, statement: str, *_: object
+    ) -> None:
+        words = ending_words(statement, connection.dialect.name)
+        # After a rollback SQLAlchemy begins a transaction itself. The commit refuses it.
+        if words is not None and not self.rolled_back:
+            raise NotAllowed(
+                f"only the runtime ends a store's transaction: {words} is refused",
+                hint="Leave it out; use begin_nested() for what you may want to undo.",
+            )
+
+    def _on_executed(self, _connection: sa.Connection, cursor: Any, *_: object) -> None:
+        self._cursors.add(cursor)
+
+    def execute_last(self, statement: sa.Update) -> int:
+        """Execute the statement before the commit. Return the number of rows that it changed.
+
+        Raise ``Broken``, and change nothing, if this is not the transaction that was begun. Raise
+        ``GazetteError`` if the application rolled back: its earlier changes are lost.
+        """
+        self._require_whole()
+        if self._number is None:
+            try:
+                # SQLite ends no savepoint while a statement has rows that were not fetched.
+                for cursor in list(self._cursors):
+                    cursor.close()
+                self.connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise
+                raise _ended_by_a_statement() from error
+            return self.connection.execute(statement).rowcount
+        number = sa.func.txid_current()
+        changed = self.connection.execute(statement.where(number == self._number)).rowcount
+        if changed == 0 and self.connection.execute(sa.select(number)).scalar() != self._number:
+            raise _ended_by_a_statement()
+        return changed
 
     def _on_commit(self, _connection: sa.Connection) -> None:
         if not self._ours:
@@ -66,14 +130,15 @@ class RunningTransaction:
         self.rolled_back = self.rolled_back or not self._ours
 
     def commit(self) -> None:
-        """Commit. Raise ``GazetteError`` if the application rolled back: its earlier changes are lost."""
         self._ours = True
+        self.transaction.commit()
+
+    def _require_whole(self) -> None:
         if self.rolled_back or not self.transaction.is_active:
             raise GazetteError(
                 "the application rolled the transaction back, and its earlier changes are lost",
                 hint="Use begin_nested() for what may fail, and let other errors end the shard.",
             )
-        self.transaction.commit()
 
     def give_up(self) -> None:
         """Roll back, and give the connection back."""
@@ -90,6 +155,14 @@ class RunningTransaction:
         if not self.connection.closed and not self.connection.invalidated:
             self.connection.invalidate()
         self.connection.close()
+
+
+def _ended_by_a_statement() -> Broken:
+    return Broken(
+        "a statement of the application ended the store's transaction before its commit",
+        hint="Leave commits to the runtime, in procedures too. Statements before it may have been"
+        " committed without the checkpoint, and are applied again: check the rows of the last messages.",
+    )
 
 
 class _Step(enum.Enum):
@@ -180,7 +253,7 @@ class SQLCommit:
             "running and reachable."
         )
         with self._translating("commit", hint):
-            if self._running.connection.execute(self._statement).rowcount == 0:
+            if self._running.execute_last(self._statement) == 0:
                 raise self._why_none()
             hit("sql.committing", self._fqn)
             self._running.commit()

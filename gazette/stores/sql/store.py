@@ -40,7 +40,6 @@ from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, tim
 
 _RESTORE_ATTEMPTS: Final = 10
 
-_NAME_SESSION: Final = sa.text("SELECT set_config('application_name', :name, true)")
 _END_FORMER: Final = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
     " AND usename = current_user AND datname = current_database()"
@@ -117,9 +116,7 @@ class SQLStore(Store):
                 raise Closed("the store was destroyed")
             self._await_commit()
             with self._translating("begin a transaction"):
-                self._running = RunningTransaction(self.engine.connect())
-                if self._session_name:
-                    self._running.connection.execute(_NAME_SESSION, {"name": self._session_name})
+                self._running = RunningTransaction(self.engine.connect(), self._session_name)
             if self._claimed is not None:
                 self._require_claimed(self._claimed)
         return self._running.connection
@@ -148,8 +145,8 @@ class SQLStore(Store):
     ) -> sa.CursorResult[Any]:
         """Run a statement in the running transaction; a string is SQL with ``:name`` parameters.
 
-        Raise ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults
-        of the statement.
+        Raise ``NotAllowed`` for one that ends the transaction, such as COMMIT. Raise ``Unavailable``
+        when the database is lost, and SQLAlchemy's errors for faults of the statement.
         """
         connection = self.transaction()
         if isinstance(statement, str):

@@ -26,6 +26,7 @@ from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.double_buffer import DoubleBuffer
+from gazette.stores.sqlite.buffered_cursor import BufferedCursor
 from gazette.stores.sqlite.connections import (
     ConnectionSetup,
     PragmaValue,
@@ -165,7 +166,7 @@ class SQLiteStore(Store):
         self._rolled_back = False
         self._destroyed = False
         self._returns_none: dict[str, bool] = {}
-        """By SQL, True if it is one statement that never returns rows."""
+        """By SQL of one statement: True if it never returns rows, False if it reads."""
         self._begun: Mapping[str, bool] = _NOT_BEGUN
         """`_returns_none` while a transaction runs that `_begin` has begun, or else nothing."""
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
@@ -310,10 +311,10 @@ class SQLiteStore(Store):
     def execute(self, sql: str, bindings: Bindings = ()) -> apsw.Cursor:
         """Run SQL in the running transaction. Rows are read from the returned cursor.
 
-        Several statements separated by semicolons run one after the other as rows are fetched. So
-        call ``fetchall`` unless the SQL returns none. Raise ``NotAllowed`` for SQL that the class
-        refuses. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
-        ``apsw.Error`` for faults of the SQL.
+        SQL that writes runs to its end, all its statements, before this returns; its rows are kept in
+        memory. The rows of a single statement that only reads are read as they are fetched. Raise
+        ``NotAllowed`` for SQL that the class refuses. Raise ``Unavailable`` for a full disk,
+        ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the SQL.
         """
         try:
             if self._begun.get(sql):
@@ -327,7 +328,7 @@ class SQLiteStore(Store):
             if not connection.in_transaction:
                 self._begin()
             if sql not in self._returns_none:
-                return self._first_execution(sql, bindings)
+                return self._run_to_end(sql, bindings)
             return connection.execute(sql, bindings)
         except apsw.CursorClosedError:
             if not _is_closed(self._cursor):
@@ -338,32 +339,44 @@ class SQLiteStore(Store):
         except _OF_THE_DISK as error:
             raise self._disk_error("run a statement", error) from error
 
-    def _first_execution(self, sql: str, bindings: Bindings) -> apsw.Cursor:
-        """Execute SQL, and note if it is one statement that never returns rows."""
-        if self.connection.exec_trace is not None:
-            return self.connection.execute(sql, bindings)
-        statements: list[bool] = []
+    def _run_to_end(self, sql: str, bindings: Bindings) -> apsw.Cursor:
+        """Run SQL to its end, unless it is one statement that reads.
+
+        Note the SQL if it is one statement that reads, or that returns no rows. All other SQL comes
+        here at each call.
+        """
+        connection = self.connection
+        if connection.exec_trace is not None:
+            return BufferedCursor.of(connection.execute(sql, bindings))
+        simple: list[tuple[str, bool]] = []
 
         def trace(cursor: apsw.Cursor, statement: str, _: object) -> bool:
-            statements.append(statement == sql and not cursor.get_description())
+            returns_rows = bool(cursor.get_description())
+            if cursor.is_readonly or not returns_rows:
+                simple.append((statement, not returns_rows))
             return True
 
-        cursor = self.connection.cursor()
+        cursor = connection.cursor()
         cursor.exec_trace = trace
         cursor.execute(sql, bindings)
         cursor.exec_trace = None
+        if len(simple) != 1 or simple[0][0] != sql:
+            return BufferedCursor.of(cursor)
         if len(self._returns_none) >= _TEXTS_KEPT:
             self._returns_none.clear()
-        self._returns_none[sql] = statements == [True]
+        self._returns_none[sql] = simple[0][1]
         return cursor
 
     def executemany(self, sql: str, rows: Collection[Bindings] | Iterator[Bindings]) -> apsw.Cursor:
-        """Run SQL once for each row of bindings, in the running transaction."""
+        """Run SQL once for each row of bindings, in the running transaction. Raise as ``execute``.
+
+        All rows are written before this returns. What they return is kept in memory.
+        """
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
         try:
-            return connection.executemany(sql, rows)
+            return BufferedCursor.of(connection.executemany(sql, rows))
         except _OF_THE_DISK as error:
             raise self._disk_error("run a statement", error) from error
 

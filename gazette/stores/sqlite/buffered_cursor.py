@@ -1,0 +1,55 @@
+"""Rows of SQL that has run to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import apsw
+
+
+class BufferedCursor(apsw.Cursor):
+    """A cursor of SQL that has run to its end, with the rows that it returned.
+
+    SQLite runs a further statement, or a further row of bindings, only when the rows of the one before
+    have been fetched. A cursor that is left unread would leave them out.
+    """
+
+    _columns: tuple[tuple[str, str], ...] = ()
+    _rows: Iterator[Any] = iter(())
+
+    @classmethod
+    def of(cls, cursor: apsw.Cursor) -> apsw.Cursor:
+        """Run the SQL of a cursor to its end. Return a cursor with the rows that are left."""
+        try:
+            columns = cursor.get_description()
+        except apsw.ExecutionCompleteError:
+            return cursor
+        kept = cls(cursor.get_connection())
+        kept._columns, kept._rows = columns, iter(cursor.fetchall())
+        return kept
+
+    def __iter__(self) -> BufferedCursor:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._rows)
+
+    def fetchone(self) -> Any | None:
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Any]:
+        return list(self._rows)
+
+    @property
+    def get(self) -> Any:
+        """The rows that are left, with the least structure: as ``apsw.Cursor.get``."""
+        rows = [row[0] if len(row) == 1 else row for row in self._rows]
+        return None if not rows else rows[0] if len(rows) == 1 else rows
+
+    def get_description(self) -> tuple[tuple[str, str], ...]:
+        return self._columns
+
+    @property
+    def description(self) -> Any:  # type: ignore[override]
+        return tuple((*column, None, None, None, None, None) for column in self._columns)
