@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
 
 setup: $(DEV_STAMP)
 
@@ -121,6 +121,13 @@ fuzz-spark: $(DEV_STAMP)
 WINDOW_FUZZ ?= 60
 fuzz-windows: $(DEV_STAMP)
 	GAZETTE_FUZZ_HISTORIES=$(WINDOW_FUZZ) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 -k equal_their_oracle tests/windows $(ARGS)
+
+# Random histories of timers in each store, in batches of up to 64 that set and cancel each other, against a model without batches.
+# TIMER_FUZZ (85) times as much as in `make test`: 20,400 histories.
+TIMER_FUZZ ?= 85
+fuzz-timers: $(DEV_STAMP)
+	GAZETTE_FUZZ_HISTORIES=$(TIMER_FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 \
+	    tests/stores/test_timer_histories.py $(ARGS)
 
 # A member dies at each point of a transaction, with each kind of store, GAZETTE_REPEATS (10) times: 20 to 40 minutes.
 crash-matrix: $(DEV_STAMP)

@@ -257,3 +257,34 @@ def test_a_state_in_a_database_is_replaced_with_its_timers(tmp_path: Path) -> No
             sql = "SELECT fence FROM gazette_checkpoints WHERE shard_fqn = '/test/items/shard-one'"
             ((fence,),) = connection.exec_driver_sql(sql).all()
     engine.dispose()
+
+
+class Chains(Application[SQLiteStore]):
+    """Sets many timers for one time. Each sets the following one again, for the same time."""
+
+    message_type = Word
+    event_time = EventTime()
+
+    def new_store(self, shard: Any, recorder: Any) -> SQLiteStore:
+        return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS fired (line TEXT)")
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        for number in range(70):
+            for domain in TimeDomain:
+                shard.schedule(f"{number:02}", envelope.time, domain=domain)
+
+    def on_timer(self, shard: Any, store: Any, timer: Timer, publisher: Any) -> None:
+        store.execute("INSERT INTO fired VALUES (?)", (f"{timer.key} {timer.domain.name}",))
+        if timer.key < "69":
+            following = f"{int(timer.key) + 1:02}"
+            shard.schedule(following, timer.at, b"again", domain=timer.domain)
+
+
+def test_a_replay_fires_timers_that_others_of_their_batch_set_again(tmp_path: Path) -> None:
+    with builder(tmp_path, Chains()) as built:
+        replay(Chains(), built.shard, built.store, iter([[envelope("a/source", 1)]]))
+        built.finish(Checkpoint())
+        fired = [line for (line,) in built.store.execute("SELECT line FROM fired").fetchall()]
+        assert sorted(fired) == sorted(
+            f"{n:02} {one.name}" for n in range(70) for one in TimeDomain
+        )

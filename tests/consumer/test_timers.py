@@ -292,6 +292,31 @@ def test_a_pass_never_repeats_a_timer(tmp_path: Path) -> None:
         assert {one.timers for one in driver.transactions[1:]} == {1}
 
 
+@pytest.mark.parametrize("call", ["at", "event"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_timer_that_another_one_of_its_batch_sets_again_fires(
+    tmp_path: Path, kind: str, call: str
+) -> None:
+    """Check that each fires once, in batches of 1 to 64, if the one before sets it again for its own time."""
+    if kind == "rocksdb":
+        pytest.importorskip("rocksdict")
+    many = 130
+    with driven(tmp_path, kind) as driver:
+
+        def again(shard: Any, store: Any, timer: Timer) -> None:
+            following = int(timer.key) + 1
+            if following < many:
+                shard.schedule(f"{following:03}", timer.at, b"again", domain=timer.domain)
+
+        driver.application.on_fired = again  # type: ignore[attr-defined]
+        say(driver, f"[{call}('%03d' % n, 1) for n in range({many})]")
+        driver.advance(1)
+        say(driver, "add('end')")
+        letter = "P" if call == "at" else "E"
+        expected = [f"{n:03} {letter} again" for n in range(1, many)]
+        assert published(driver) == [f"000 {letter}", *expected]
+
+
 def test_many_due_timers_take_turns_with_messages(tmp_path: Path) -> None:
     """Check that transactions are bounded after a promotion, and that messages do not wait for all."""
     many = 2 * FIRED_MAX + 5

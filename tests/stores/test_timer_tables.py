@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,16 @@ from gazette.consumer.timers.timer import BEFORE_ALL, TimeDomain, TimerRow, Time
 from gazette.dev.postgres import PostgresServer
 from gazette.errors import Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
-from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine, create_timer_table
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.recovery import MemoryLog, take_over
 from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from tests.facts import raises
+from tests.stores.timer_stores import KINDS, SHARD, Named, Open, opened, recorded
 
 KEYS = ("a", "b", "ab", "é", "\U0001f600", "z\0z", "x" * 1024)
 TIMES = (-(10**15), -1, 0, 1, 5, 6, 10**15, 10**15 + 1)
 DOMAINS = tuple(TimeDomain)
-
-
-class Named:
-    """A shard, as far as stores need it."""
-
-    id = "shard-one"
-    fqn = "/test/items/shard-one"
 
 
 class Other(Named):
@@ -39,20 +30,7 @@ class Other(Named):
     fqn = "/test/items/shard-two"
 
 
-SHARD: Any = Named()
 OTHER: Any = Other()
-Open = Callable[[], Any]
-
-
-def recorded(tmp_path: Path, make: Callable[[Recorder], Any]) -> Open:
-    """Return a function that makes the next owner of one log."""
-    log, rng = MemoryLog(), random.Random(1)
-
-    def open_store() -> Any:
-        directory = tmp_path / f"owner-{rng.getrandbits(40)}"
-        return make(take_over(log, directory, rng))
-
-    return open_store
 
 
 @pytest.fixture(scope="module")
@@ -62,36 +40,18 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "vfs", "rocksdb", "json", "sql", "postgres", "remote"])
+@pytest.fixture(params=[*KINDS, "postgres"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    match request.param:
-        case "sqlite":
-            yield recorded(tmp_path, SQLiteStore)
-        case "vfs":
-            yield recorded(tmp_path, lambda recorder: SQLiteStore(recorder, mode="vfs"))
-        case "rocksdb":
-            pytest.importorskip("rocksdict")
-            yield recorded(tmp_path, RocksDBStore)
-        case "json":
-            yield recorded(tmp_path, lambda recorder: JSONFileStore(recorder, dict))
-        case "sql":
-            engine = create_engine(f"sqlite:///{tmp_path}/state.db")
-            create_checkpoint_table(engine)
-            create_timer_table(engine)
-            yield lambda: SQLStore(engine)
-            engine.dispose()
-        case "postgres":
-            engine = create_engine(request.getfixturevalue("postgres").url)
-            with engine.begin() as connection:
-                for table in ("gazette_checkpoints", "gazette_timers"):
-                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
-            create_checkpoint_table(engine)
-            create_timer_table(engine)
-            yield lambda: SQLStore(engine)
-            engine.dispose()
-        case "remote":
-            database = RemoteDatabase()
-            yield lambda: RemoteStore(database, SHARD)
+    kind, url = request.param, ""
+    if kind == "postgres":
+        kind, url = "sql", request.getfixturevalue("postgres").url
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            for table in ("gazette_checkpoints", "gazette_timers"):
+                connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
+        engine.dispose()
+    with opened(kind, tmp_path, url) as open_store:
+        yield open_store
 
 
 class Model:

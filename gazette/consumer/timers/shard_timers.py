@@ -43,40 +43,37 @@ _TICK_S: Final = 0.001
 class _Queue:
     """Timers of one domain, and how far the present pass over them has come.
 
-    ``ahead`` and ``behind`` are at or before the first time of the timers behind and before
-    ``cursor``. None: there are none.
+    ``cursor`` is the position of the last timer that fired. ``ahead`` and ``behind`` are at or before
+    the first timer of the table behind and before it. None: there are none.
     """
 
     def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
         self.domain = domain
         self.table = table
         self.cursor: Position = BEFORE_ALL
-        self.ahead = table.first(domain, BEFORE_ALL)
-        self.behind: int | None = None
-        self.batch_end: Position | None = None
-        """Position of the last timer that was taken and may not have fired yet."""
-        self.overtaken = False
-        """True if a timer was set before ``batch_end``."""
-        self.revoked: set[str] = set()
-        """Keys of timers that were taken, and then cancelled or replaced."""
+        self.ahead = self._first(BEFORE_ALL)
+        self.behind: Position | None = None
+        self.revoked: set[str] | None = None
+        """Keys that were cancelled or replaced since the batch was taken; None without a batch."""
+
+    def _first(self, after: Position) -> Position | None:
+        at_us = self.table.first(self.domain, after)
+        return None if at_us is None else (at_us, "")
 
     def put(self, row: TimerRow) -> None:
-        self.revoke(row.key)
+        self._revoke(row.key)
         self.table.put(self.domain, row)
-        position = row.position
-        if position <= self.cursor:
-            self.behind = _least(self.behind, row.at_us)
-            return
-        self.ahead = _least(self.ahead, row.at_us)
-        if self.batch_end is not None and position < self.batch_end:
-            self.overtaken = True
+        if row.position <= self.cursor:
+            self.behind = _least(self.behind, row.position)
+        else:
+            self.ahead = _least(self.ahead, row.position)
 
     def remove(self, key: str) -> None:
-        self.revoke(key)
+        self._revoke(key)
         self.table.remove(self.domain, key)
 
-    def revoke(self, key: str) -> None:
-        if self.batch_end is not None:
+    def _revoke(self, key: str) -> None:
+        if self.revoked is not None:
             self.revoked.add(key)
 
     def begin_pass(self) -> None:
@@ -86,49 +83,44 @@ class _Queue:
             self.behind = None
 
     def is_due(self, until_us: int | None) -> bool:
-        return until_us is not None and self.ahead is not None and self.ahead <= until_us
+        return until_us is not None and self.ahead is not None and self.ahead[0] <= until_us
 
     def confirm(self, until_us: int | None) -> bool:
         """Return True if a timer is due. Look into the store if there may be one."""
         if self.is_due(until_us):
-            self.ahead = self.table.first(self.domain, self.cursor)
+            self.ahead = self._first(self.cursor)
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
         """Yield timers that are due, in order. Each is removed, and what is not yielded is kept."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
-        if not rows:
-            self.ahead = self.table.first(self.domain, self.cursor)
-            return
-        self.batch_end, self.overtaken = rows[-1].position, False
+        last = rows[-1].position if rows else self.cursor
         # Timers that are set meanwhile lower it.
-        self.ahead = (
-            rows[-1].at_us
-            if len(rows) == limit
-            else self.table.first(self.domain, rows[-1].position)
-        )
-        self.revoked.clear()
+        self.ahead = last if len(rows) == limit else self._first(last)
+        self.revoked = set()
         try:
             for index, row in enumerate(rows):
-                if self.overtaken:
+                if row.key in self.revoked:
+                    continue
+                position = row.position
+                if self.ahead is not None and self.ahead < position:
                     self._keep(rows[index:])
                     return
-                if row.key not in self.revoked:
-                    self.cursor = row.position
-                    yield row
-            self.cursor = rows[-1].position
+                self.cursor = position
+                yield row
         finally:
-            self.batch_end = None
+            self.revoked = None
 
     def _keep(self, rows: Collection[TimerRow]) -> None:
         """Put timers back, because another one comes first."""
+        assert self.revoked is not None
         for row in rows:
             if row.key not in self.revoked:
                 self.table.put(self.domain, row)
-                self.ahead = _least(self.ahead, row.at_us)
+                self.ahead = _least(self.ahead, row.position)
 
 
-def _least(one: int | None, other: int | None) -> int | None:
+def _least(one: Position | None, other: Position | None) -> Position | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
@@ -163,6 +155,8 @@ class ShardTimers:
         self._watermark: Watermark | None = None
         self._processing: _Queue
         self._event: _Queue
+        self._firing: _Queue
+        """Queue of the present batch."""
         self.reload()
 
     def reload(self) -> None:
@@ -294,23 +288,22 @@ class ShardTimers:
         else:
             queue, until_us = self._processing, self._look_at_clock()
             self._processing_turn = False
+        self._firing = queue
         for row in queue.fire(until_us, limit):
             yield Timer(row.key, time_at(row.at_us), row.payload, queue.domain)
 
-    def revoked(self) -> tuple[frozenset[str], frozenset[str]]:
+    def revoked(self) -> frozenset[str]:
         """Return what `restore_revoked` takes: which timers of the present batch do not fire."""
-        return frozenset(self._processing.revoked), frozenset(self._event.revoked)
+        return frozenset(self._firing.revoked or ())
 
     def clear(self) -> None:
         """Remove all timers and the watermark: another state takes the place of this one."""
         self._table.clear()
         self.reload()
 
-    def restore_revoked(self, revoked: tuple[frozenset[str], frozenset[str]]) -> None:
+    def restore_revoked(self, revoked: frozenset[str]) -> None:
         """Undo cancellations of the present batch: the store's were undone by a savepoint."""
-        processing, event = revoked
-        self._processing.revoked = set(processing)
-        self._event.revoked = set(event)
+        self._firing.revoked = set(revoked)
 
     def wait_s(self) -> float | None:
         """Return the seconds after which to look again; None if only a message can make timers due."""
@@ -323,7 +316,7 @@ class ShardTimers:
         """Return the seconds until the first timer of processing time, or until a source is idle."""
         waits = []
         if self._processing.ahead is not None:
-            waits.append((self._processing.ahead - self._look_at_clock()) / 1e6)
+            waits.append((self._processing.ahead[0] - self._look_at_clock()) / 1e6)
         if self._watermark is not None and self._event.ahead is not None:
             idle_at = self._watermark.next_idle_at
             if idle_at is not None:
