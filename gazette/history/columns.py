@@ -8,7 +8,7 @@ specification and gives the same result.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -20,21 +20,25 @@ from gazette import labels
 from gazette.errors import Bug, Invalid
 from gazette.history.json_lines import Field, FoundFields, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import MessageCodec
-from gazette.message.framing.frames import Framing, MalformedMessage
+from gazette.message.codec import DECODE_ERRORS, MessageCodec, TextForm
+from gazette.message.foreign_uuids import warn_of_foreign_uuids
+from gazette.message.framing.frames import Framing, MalformedMessage, hint_of
 from gazette.message.framing.framing import JSONLinesFraming, framing_of
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import (
+    FOREIGN_UUID,
     NIL_UUID,
     UUID_BYTES,
     UuidArrays,
     parse_arrays,
-    texts_to_bytes,
+    uuid_text,
 )
 from gazette.protocol.ids import JournalName, Offset
 
 CONTENT_BYTES: Final = "application/octet-stream"
 """Content type for the raw bytes of a journal, in chunks. It holds no messages."""
+
+_ANY_FOREIGN: Final = b"\xff" * UUID_BYTES
 
 Array64 = npt.NDArray[np.int64]
 Malformed = Literal["fail", "skip", "null"]
@@ -153,6 +157,12 @@ class ColumnDecoder:
 
         Raise `MalformedMessage` at a malformed frame, if ``shape.malformed`` is ``fail``.
         """
+        found = self._decode(buffer, base)
+        if FOREIGN_UUID in found.columns.uuids.flags:
+            warn_of_foreign_uuids(self.journal)
+        return found
+
+    def _decode(self, buffer: bytes, base: Offset) -> Decoded:
         if self._framing is None:
             return _whole(buffer, base)
         if self._scanner is not None:
@@ -204,7 +214,9 @@ class ColumnDecoder:
                 if self.shape.malformed == "null":
                     begins.append(error.begin)
                     ends.append(error.end)
-                    uuids.append(NIL_UUID)
+                    # What stands in the place of a UUID is kept for the column of that name.
+                    about_uuid = hint_of(error.__cause__) is not None
+                    uuids.append(_ANY_FOREIGN if about_uuid else NIL_UUID)
                 at = error.end - base
                 continue
             begins += frames.begins
@@ -252,11 +264,11 @@ class UuidCodec(MessageCodec[Any]):
         names = uuid_field.split(".")
         if not all(names):
             raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
-        kind: Any = str
+        kind: Any = Any
         for name in reversed(names):
             field = msgspec.field(default=None, name=name)
             kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
-        super().__init__(kind, None)
+        super().__init__(kind, TextForm())
         self._depth = len(names)
         self._decoder = msgspec.json.Decoder(kind)
 
@@ -267,10 +279,16 @@ class UuidCodec(MessageCodec[Any]):
         return self._decoder.decode_lines(lines)
 
     def uuids_of(self, messages: Sequence[Any]) -> bytes:
-        values = list(messages)
+        assert self.form is not None
+        return self.form.join(list(map(self.value_of, messages)))
+
+    def value_of(self, message: Any) -> Any:
+        """Return what stands in the place of the UUID of a decoded message. None: nothing."""
         for _ in range(self._depth):
-            values = [None if value is None else value.value for value in values]
-        return texts_to_bytes([value or "" for value in values])
+            if message is None:
+                return None
+            message = message.value
+        return message
 
     def encode(self, message: Any) -> bytes:
         raise Bug("a codec that only peeks at messages writes none")
@@ -279,9 +297,33 @@ class UuidCodec(MessageCodec[Any]):
         raise Bug("a codec that only peeks at messages writes none")
 
 
+def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:
+    """Return the function from a payload to the text in the place of its UUID, as it stands there.
+
+    It returns None if nothing is there, or if the payload cannot be read.
+    """
+    codec = _framing_of(shape).codec
+
+    def read(payload: bytes) -> str | None:
+        try:
+            message = codec.decode(payload)
+            if not isinstance(codec, UuidCodec):
+                return message[0] if isinstance(message, CSVRecord) else _bytes_text(message.uuid)
+            value = codec.value_of(message)
+            return value if isinstance(value, str | None) else msgspec.json.encode(value).decode()
+        except DECODE_ERRORS:
+            return None
+
+    return read
+
+
+def _bytes_text(uuid: bytes) -> str:
+    return uuid_text(uuid) if len(uuid) == UUID_BYTES else uuid.hex()
+
+
 def uuid_bytes(uuids: UuidArrays) -> bytes:
-    """Return the bytes of UUIDs, concatenated. This inverts `parse_arrays`, with version and
-    variant set.
+    """Return the bytes of UUIDs, concatenated. This inverts `parse_arrays`: the bytes of the nil UUID,
+    and of foreign ones, are others with the same parts.
     """
     u64 = np.uint64
     clocks = uuids.clocks
@@ -298,4 +340,7 @@ def uuid_bytes(uuids: UuidArrays) -> bytes:
         | (uuids.flags << u64(48))
         | uuids.producers
     )
+    foreign = np.repeat(uuids.flags == u64(FOREIGN_UUID), 2)
+    if foreign.any():
+        words[foreign] = ~u64(0)
     return words.astype(">u8").tobytes()

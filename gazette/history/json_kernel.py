@@ -24,6 +24,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numba
 import numpy as np
 
+from gazette.message.uuid import FOREIGN_UUID
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 TEXT: Final = 0
@@ -60,6 +62,7 @@ DEPTH_MAX: Final = 32
 """Greatest depth of a tree of nodes."""
 _DEPTH_MAX: Final = 60
 _TEXT_CHARS: Final = 36
+_FOREIGN_UUID: Final = np.uint64(FOREIGN_UUID)
 _DIGITS_MAX: Final = 19
 """Number of digits that always fits an unsigned integer of 64 bits."""
 _UNITS_DIGITS_MAX: Final = 18
@@ -136,7 +139,7 @@ class Arrays(NamedTuple):
 
     begins: Any
     producers: Any
-    """Parts of the UUID, which are zero without one."""
+    """Parts of the UUID, which are zero without one, or flags of `FOREIGN_UUID`."""
     clocks: Any
     flags: Any
     declined: Any
@@ -925,14 +928,17 @@ def _scan_lines(
                         last = _digits(buffer, place + 24, 12)
                         if (low | middle | high | sequence | last) >> np.uint64(63):
                             return False
-                        clocks[row] = (
-                            ((high & np.uint64(0xFFF)) << np.uint64(52))
-                            | (middle << np.uint64(36))
-                            | (low << np.uint64(4))
-                            | ((sequence >> np.uint64(10)) & np.uint64(0xF))
-                        )
-                        flags[row] = sequence & np.uint64(0x3FF)
-                        producers[row] = last
+                        if (high >> np.uint64(12)) == 1 and (sequence >> np.uint64(14)) == 2:
+                            clocks[row] = (
+                                ((high & np.uint64(0xFFF)) << np.uint64(52))
+                                | (middle << np.uint64(36))
+                                | (low << np.uint64(4))
+                                | ((sequence >> np.uint64(10)) & np.uint64(0xF))
+                            )
+                            flags[row] = sequence & np.uint64(0x3FF)
+                            producers[row] = last
+                        elif low | middle | high | sequence | last:
+                            flags[row] = _FOREIGN_UUID
                     if node == _ABSENT:
                         if place == at + 1:
                             at += _TEXT_CHARS + 2

@@ -11,7 +11,7 @@ import pyarrow.compute
 
 from gazette.errors import Invalid
 from gazette.history.columns import Columns, uuid_bytes
-from gazette.message.uuid import PRODUCER_BYTES, clock_at
+from gazette.message.uuid import FOREIGN_UUID, PRODUCER_BYTES, clock_at
 from gazette.protocol.ids import JournalName
 
 META: Final[dict[str, pa.DataType]] = {
@@ -60,7 +60,8 @@ def meta_array(key: str, journal: JournalName, columns: Columns, rows: Any) -> p
             micros = ((clocks >> np.uint64(4)).astype(np.int64) - (_UNIX_EPOCH >> 4)) // 10
             return pa.array(micros, META[key], mask=clocks == 0)
         case "flags":
-            return pa.array(columns.uuids.flags[rows].astype(np.int32))
+            flags = columns.uuids.flags[rows]
+            return pa.array(np.where(flags == FOREIGN_UUID, 0, flags).astype(np.int32))
     raise Invalid(f"unknown column of messages ({key})")
 
 

@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt, Invalid
-from gazette.history.columns import Columns
+from gazette.history.columns import Columns, uuid_text_reader
 from gazette.history.commit_filter import Mask
 from gazette.history.field_arrays import FieldsBuilder
 from gazette.history.json_values import JsonRow
@@ -28,7 +29,7 @@ from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.message.framing.csv import parse_record
-from gazette.message.uuid import ACK_TXN
+from gazette.message.uuid import ACK_TXN, FOREIGN_UUID
 
 T = TypeVar("T")
 
@@ -119,8 +120,9 @@ class RowMaker:
         if batch.fields is None:
             return batch
         arrays = self._builder.arrays(batch.fields)
-        # Batches wait for acknowledgements: keep bytes only if fields are still to be parsed.
-        buffer = b"" if arrays.rest is None else batch.buffer
+        # Batches wait for acknowledgements: keep bytes only if something is still to be parsed.
+        is_parsed = arrays.rest is None and not self._has_foreign_uuids(batch.columns)
+        buffer = b"" if is_parsed else batch.buffer
         return batch._replace(buffer=buffer, fields=None, arrays=arrays)
 
     def rows(self, found: Batch, wanted: Mask) -> Iterator[pa.RecordBatch]:
@@ -141,7 +143,7 @@ class RowMaker:
         fit = parsed.rows
         if not len(fit):
             return (), []
-        arrays = {name: self._meta_array(key, columns, fit) for name, key in self._meta.items()}
+        arrays = {name: self._meta_array(key, found, fit) for name, key in self._meta.items()}
         arrays.update(zip(self.fields.names, parsed.fields, strict=True))
         if self._format.corrupt:
             arrays[self._format.corrupt] = (
@@ -162,13 +164,26 @@ class RowMaker:
             return parsed
         return _merged(parsed, self._parse_each_json(found, wanted & rest))
 
-    def _meta_array(self, key: str, columns: Columns, rows: Any) -> pa.Array:
+    def _meta_array(self, key: str, found: Batch, rows: Any) -> pa.Array:
         if key != "journal":
-            return meta_array(key, self._run.journal, columns, rows)
+            array = meta_array(key, self._run.journal, found.columns, rows)
+            return self._with_foreign_uuids(array, found, rows) if key == "uuid" else array
         # The journal is the same in all rows of the run, so reuse its array.
         if len(self._journals) < len(rows):
-            self._journals = meta_array(key, self._run.journal, columns, rows)
+            self._journals = meta_array(key, self._run.journal, found.columns, rows)
         return self._journals.slice(0, len(rows))
+
+    def _has_foreign_uuids(self, columns: Columns) -> bool:
+        return "uuid" in self._meta.values() and FOREIGN_UUID in columns.uuids.flags
+
+    def _with_foreign_uuids(self, array: pa.Array, found: Batch, rows: Any) -> pa.Array:
+        """Return the column of UUIDs, with those of other software as they stand in messages."""
+        foreign = found.columns.uuids.flags[rows] == FOREIGN_UUID
+        if not foreign.any():
+            return array
+        read = uuid_text_reader(self._run.shape)
+        texts = [read(self._payload(found, row)) for row in rows[foreign].tolist()]
+        return pa.compute.replace_with_mask(array, pa.array(foreign), pa.array(texts, pa.string()))
 
     def _parser(self) -> Callable[[Batch, Mask], _Parsed]:
         if not len(self.fields) and not self._format.corrupt:

@@ -37,7 +37,7 @@ LOGGER: Final = logging.getLogger(__name__)
 DIRECTORY: Final = ".gazette-summaries"
 """Directory of the objects, at the root of a store. It is beside the directories of journals, which
 brokers list, and in none of them."""
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the format, and of what summaries say. Raise it when the code makes a different summary
 of the same bytes."""
 BYTES_MAX: Final = 16 << 20

@@ -177,8 +177,10 @@ def _sample(access: OpenAccess, journal: JournalSnapshot, bytes_max: int) -> lis
     )
     lines: list[bytes] = []
     for place in places if pieces else ():
-        # A fragment may begin within a message.
-        shape = replace(journal.shape, malformed="skip")
+        # A fragment may begin within a message. Of JSON, what is no object is skipped later, and a line
+        # with a malformed UUID has fields.
+        is_json = journal.shape.content_type == CONTENT_JSON_LINES
+        shape = replace(journal.shape, malformed="null" if is_json else "skip")
         run = Run(journal.journal, shape, 0, pieces[place : place + 1], 0, sure=False)
         lines += _first_messages(access, run, bytes_max // len(places) + 1)
     return lines

@@ -25,6 +25,7 @@ from gazette.message import zero_value
 from gazette.message.message import Acknowledgement
 from gazette.message.uuid import (
     ACK_TXN,
+    ANOTHER_PLACE,
     NIL_UUID,
     UUID_BYTES,
     UuidMint,
@@ -79,13 +80,19 @@ class TextForm(UuidForm):
         try:
             return texts_to_bytes(values)
         except TypeError:
-            return texts_to_bytes([value or "" for value in values])
+            return texts_to_bytes([_text_of(value) for value in values])
 
     def of_bytes(self, uuid: bytes) -> str:
         return uuid_text(uuid)
 
     def mint(self, mint: UuidMint, flags: int) -> str:
         return mint.text(flags)
+
+
+def _text_of(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise Invalid(f"{str(value)[:64]} is not the text of a UUID", path="uuid", hint=ANOTHER_PLACE)
 
 
 class ObjectForm(UuidForm):
@@ -103,7 +110,11 @@ class BytesForm(UuidForm):
     def join(self, values: list[Any]) -> bytes:
         values = [value or NIL_UUID for value in values]
         if values and set(map(len, values)) != {UUID_BYTES}:
-            raise Invalid(f"invalid length of UUID (expected {UUID_BYTES} bytes)", path="uuid")
+            raise Invalid(
+                f"invalid length of UUID (expected {UUID_BYTES} bytes)",
+                path="uuid",
+                hint=ANOTHER_PLACE,
+            )
         return b"".join(values)
 
     def of_bytes(self, uuid: bytes) -> bytes:
@@ -282,7 +293,8 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         return self._decoder.decode_lines(lines)
 
     def uuids_of(self, messages: Sequence[dict[str, Any]]) -> bytes:
-        return texts_to_bytes([message.get("uuid") or "" for message in messages])
+        assert self.form is not None
+        return self.form.join([message.get("uuid") for message in messages])
 
     def assign(self, message: dict[str, Any], value: Any) -> dict[str, Any]:
         message["uuid"] = value

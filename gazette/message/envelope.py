@@ -12,6 +12,7 @@ from gazette.errors import Invalid
 from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
+    NIL_UUID,
     UUID_BYTES,
     ProducerId,
     build_uuid,
@@ -48,7 +49,8 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     clock: int
     """Logical time of the producer, in ticks of 100 ns."""
     flags: int
-    """Flags of the UUID: outside a transaction, continues one, or acknowledges one."""
+    """Flags of the UUID: outside a transaction, continues one, or acknowledges one. `FOREIGN_UUID` if
+    other software made the UUID: the message then counts like one without a UUID."""
 
     @property
     def is_ack(self) -> bool:
@@ -57,7 +59,9 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def uuid(self) -> bytes:
-        """The UUID as it was read: 16 bytes."""
+        """The UUID as it was read: 16 bytes. Nil for a message without one, or with a foreign one."""
+        if not self.clock and self.producer == NIL_PRODUCER:
+            return NIL_UUID
         return build_uuid(self.producer, self.clock, self.flags)
 
     @property
@@ -68,7 +72,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         """
         if not self.clock:
             raise Invalid(
-                "the message has no UUID, and so no time",
+                "the message has no UUID of a publisher, and so no time",
                 journal=self.journal,
                 begin=self.begin,
                 hint="Publish it with a Publisher, or with gazctl attach-uuids.",
@@ -83,6 +87,8 @@ class EnvelopeBatch(list[Envelope[M]]):
     """Number of envelopes that were decoded, if they are known to be of one producer, outside of
     transactions, with rising clocks. 0: not known.
     """
+    has_foreign = False
+    """True if other software made the UUIDs of some."""
 
     @property
     def is_run(self) -> bool:
@@ -104,11 +110,13 @@ def build_envelopes(
         )
     if len(uuids) != len(messages) * UUID_BYTES:
         raise ValueError("one UUID per message")
-    producers, clocks, flags, is_run = parse_columns(uuids)
+    producers, clocks, flags, is_run, has_foreign = parse_columns(uuids)
     # `map` loops in C, since this is the hot path of every consumer.
     batch: EnvelopeBatch[M] = EnvelopeBatch(
         map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags)
     )
     if is_run:
         batch.run_length = len(batch)
+    elif has_foreign:
+        batch.has_foreign = True
     return batch

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, build_envelopes
+from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Framing, MalformedMessage, TruncatedFrame
 from gazette.protocol.ids import JournalName, Offset
 
@@ -88,9 +89,12 @@ class EnvelopeDecoder(Generic[M]):
             return []
         self._drop(frames.consumed)
         self._ready = frames.stopped
-        return build_envelopes(
+        batch = build_envelopes(
             self.journal, frames.begins, frames.ends, frames.messages, frames.uuids
         )
+        if batch.has_foreign:
+            warn_of_foreign_uuids(self.journal)
+        return batch
 
     def skip(self, error: MalformedMessage) -> None:
         """Continue behind a malformed message that `decode` raised."""

@@ -42,6 +42,15 @@ CONTINUE_TXN: Final = 0x1
 ACK_TXN: Final = 0x2
 """Flags of a message that commits, or rolls back, its producer's pending messages in the journal."""
 FLAGS_MAX: Final = 0x3FF
+FOREIGN_UUID: Final = FLAGS_MAX + 1
+"""Flags in place of those of a UUID that no publisher of Gazette made: it has another version than 1, or
+another variant. Its message counts like one without a UUID."""
+
+ANOTHER_PLACE: Final = (
+    "If the field is your own, rename it, or name another place for the UUIDs of messages, such as "
+    "_meta.uuid (docs/publishing.md)."
+)
+"""Hint of errors about what stands in the place of a UUID."""
 
 CLOCK_MAX: Final = (1 << 64) - 1
 TICK: Final = 160
@@ -51,6 +60,9 @@ TICK: Final = 160
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
 _TIME_MAX: Final = (CLOCK_MAX - TICK) >> 4
 """Greatest time, in units of 100 ns. A UUID holds one tick more, which serves as a bound."""
+_VERSION_MASK: Final = 0xF000
+_VERSION: Final = 0x1000
+_VARIANT: Final = 0b10
 _THREE_DIGITS_MASK: Final = 0xFFF << 4
 _THREE_DIGITS: Final = {number << 4: f"{number:03x}" for number in range(0x1000)}
 """Text of the last three digits of the first group of a UUID, by what they add to a clock."""
@@ -58,6 +70,7 @@ _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
     CONTINUE_TXN: "CONTINUE_TXN",
     ACK_TXN: "ACK_TXN",
+    FOREIGN_UUID: "FOREIGN_UUID",
 }
 _CANONICAL = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _BARE = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
@@ -88,6 +101,8 @@ class UuidColumns(NamedTuple):
     flags: list[int]
     is_run: bool = False
     """True if all are of one producer, outside of transactions, with rising clocks. False: perhaps not."""
+    has_foreign: bool = False
+    """True if some are `FOREIGN_UUID`."""
 
 
 class UuidArrays(NamedTuple):
@@ -231,8 +246,12 @@ def build_uuid(producer: ProducerId, clock: int, flags: int) -> bytes:
     return high.to_bytes(8, "big") + low.to_bytes(2, "big") + producer
 
 
+_NO_UUID: Final = ParsedUuid(NIL_PRODUCER, 0, OUTSIDE_TXN)
+_FOREIGN: Final = ParsedUuid(NIL_PRODUCER, 0, FOREIGN_UUID)
+
+
 def parse_uuid(uuid: bytes) -> ParsedUuid:
-    """Return the parts of a UUID. Ignore version and variant, which readers have never checked.
+    """Return the parts of a UUID. The nil UUID has none, and one of other software is `FOREIGN_UUID`.
 
     Raise `Invalid` if it is not 16 bytes long.
     """
@@ -240,6 +259,8 @@ def parse_uuid(uuid: bytes) -> ParsedUuid:
         raise Invalid(f"invalid length of UUID ({len(uuid)}; expected {UUID_BYTES})", path="uuid")
     high = int.from_bytes(uuid[:8], "big")
     low = int.from_bytes(uuid[8:10], "big")
+    if high & _VERSION_MASK != _VERSION or low >> 14 != _VARIANT:
+        return _FOREIGN if any(uuid) else _NO_UUID
     clock = (
         (high & 0xFFF) << 52  # without the version, which is no part of the clock
         | ((high >> 16) & 0xFFFF) << 36
@@ -267,7 +288,7 @@ def parse_text(text: str) -> bytes:
     elif len(text) == _TEXT_CHARS + 2 and text[0] == "{" and text[-1] == "}":
         digits = text[1:-1]
     if _CANONICAL.fullmatch(digits) is None and _BARE.fullmatch(text) is None:
-        raise Invalid(f"invalid UUID ({text[:64]!r})", path="uuid")
+        raise Invalid(f"invalid UUID ({text[:64]!r})", path="uuid", hint=ANOTHER_PLACE)
     return bytes.fromhex(digits.replace("-", ""))
 
 
@@ -312,16 +333,23 @@ def parse_columns(uuids: bytes) -> UuidColumns:
         parsed = [
             parse_uuid(uuids[at : at + UUID_BYTES]) for at in range(0, len(uuids), UUID_BYTES)
         ]
-        return UuidColumns([p[0] for p in parsed], [p[1] for p in parsed], [p[2] for p in parsed])
+        few_flags = [p[2] for p in parsed]
+        return UuidColumns(
+            [p[0] for p in parsed],
+            [p[1] for p in parsed],
+            few_flags,
+            has_foreign=FOREIGN_UUID in few_flags,
+        )
     producers, clocks, flags = parse_arrays(uuids)
     if bool((producers == producers[0]).all()):
         names = [int(producers[0]).to_bytes(PRODUCER_BYTES, "big")] * len(producers)
         rising = clocks[0] and (clocks[1:] > clocks[:-1]).all()
         is_run = bool(rising and not flags.any())
+        has_foreign = not rising and FOREIGN_UUID in flags
     else:
         names = list(map(_Producers().__getitem__, producers.tolist()))
-        is_run = False
-    return UuidColumns(names, clocks.tolist(), flags.tolist(), is_run)
+        is_run, has_foreign = False, FOREIGN_UUID in flags
+    return UuidColumns(names, clocks.tolist(), flags.tolist(), is_run, has_foreign)
 
 
 def parse_arrays(uuids: bytes) -> UuidArrays:
@@ -336,4 +364,10 @@ def parse_arrays(uuids: bytes) -> UuidArrays:
         | ((low >> u64(58)) & u64(0xF))
     )
     flags = (low >> u64(48)) & u64(FLAGS_MAX)
-    return UuidArrays(low & u64((1 << 48) - 1), clocks, flags)
+    producers = low & u64((1 << 48) - 1)
+    ours = (high & u64(_VERSION_MASK) == u64(_VERSION)) & (low >> u64(62) == u64(_VARIANT))
+    if not ours.all():
+        other = ~ours
+        producers[other] = clocks[other] = 0
+        flags[other] = np.where(high[other] | low[other], u64(FOREIGN_UUID), u64(OUTSIDE_TXN))
+    return UuidArrays(producers, clocks, flags)

@@ -422,11 +422,11 @@ def test_the_format_is_of_this_version(journal: Stored) -> None:
     journal.folded(journal.snapshot(0, journal.fragments[0].end, None), 1)
     (path,) = journal.store.kept
     name = ".gazette-summaries/a/journal/0000000000000000-00000000000002af-"
-    assert path == f"{name}15f453f5d58dad1350ab823be8c4069aa8fefa2a"
+    assert path == f"{name}7a2ab4594b01d0c8f80fd84cf191928082a09bf6"
     content = journal.store.open(path).read()
     assert (
         hashlib.sha256(content).hexdigest()
-        == "23463a62a51f96bfd08f721e2db4a5e2d80326304e428fef84141006f0905c90"
+        == "86cc6434ff43dbb1ebe24429c85141f98adaf2cad46b664cd60997297439db42"
     )
 
 

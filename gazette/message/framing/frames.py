@@ -43,9 +43,16 @@ class MalformedMessage(Corrupt):
     )
 
     def __init__(
-        self, reason: str, *, begin: Offset, end: Offset, raw: bytes, journal: JournalName = ""
+        self,
+        reason: str,
+        *,
+        begin: Offset,
+        end: Offset,
+        raw: bytes,
+        journal: JournalName = "",
+        hint: str | None = None,
     ) -> None:
-        super().__init__(reason, journal=journal, begin=begin, end=end)
+        super().__init__(reason, journal=journal, begin=begin, end=end, hint=hint)
         self.reason = reason
         self.journal = journal
         self.begin = begin
@@ -55,10 +62,20 @@ class MalformedMessage(Corrupt):
     def of(self, journal: JournalName) -> MalformedMessage:
         """Return the same error with the name of its journal."""
         error = MalformedMessage(
-            self.reason, begin=self.begin, end=self.end, raw=self.raw, journal=journal
+            self.reason,
+            begin=self.begin,
+            end=self.end,
+            raw=self.raw,
+            journal=journal,
+            hint=self.hint,
         )
         error.__cause__ = self.__cause__
         return error
+
+
+def hint_of(error: BaseException | None) -> str | None:
+    """Return the hint of an error about the UUID of a message. Return None for any other error."""
+    return error.hint if isinstance(error, Invalid) and error.path == "uuid" else None
 
 
 class TruncatedFrame(Corrupt):

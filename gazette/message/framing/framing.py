@@ -22,6 +22,7 @@ from gazette.message.framing.frames import (
     MalformedMessage,
     Stamper,
     TruncatedFrame,
+    hint_of,
 )
 from gazette.message.uuid import UuidMint
 from gazette.protocol.ids import Offset
@@ -131,6 +132,7 @@ class JSONLinesFraming(Framing[M]):
                         begin=base_offset + begin,
                         end=base_offset + end,
                         raw=lines[begin:end],
+                        hint=hint_of(error),
                     ) from error
                 break
             frames.begins.append(base_offset + begin)
@@ -267,7 +269,11 @@ class FixedFraming(Framing[M]):
             end = len(buffer) - (len(FIXED_MAGIC) - 1) if end < 0 else end
             reason = "no frame begins at this offset: wrong magic, or a length beyond the limit"
         malformed = MalformedMessage(
-            reason, begin=base_offset, end=base_offset + end, raw=buffer[:end]
+            reason,
+            begin=base_offset,
+            end=base_offset + end,
+            raw=buffer[:end],
+            hint=hint_of(error),
         )
         malformed.__cause__ = error
         return malformed

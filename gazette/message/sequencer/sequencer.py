@@ -23,6 +23,7 @@ from gazette.message.sequencer.ring import PartialSequence, Ring
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
+    FOREIGN_UUID,
     OUTSIDE_TXN,
     ProducerId,
     clock_span,
@@ -80,6 +81,8 @@ _COMMITS = frozenset(
         QueueOutcome.ACK_COMMIT_REPLAY,
     }
 )
+_COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
+"""Flags of messages that may be part of a run."""
 
 
 class Sequencer(Generic[M]):
@@ -244,7 +247,7 @@ class Sequencer(Generic[M]):
             flags = envelopes[index].flags
             if flags == CONTINUE_TXN:
                 taken = self._queue_span(envelopes, index)
-            elif flags == OUTSIDE_TXN:
+            elif flags in _COMMITS_AT_ONCE:
                 taken = self._queue_run(envelopes, index)
             else:
                 taken = index
@@ -295,11 +298,12 @@ class Sequencer(Generic[M]):
         return stop
 
     def _queue_run(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Queue messages that commit at once, of producers with nothing pending.
+        """Queue messages of the same flags that commit at once, of producers with nothing pending.
 
         Return the index at which they end.
         """
         journal, producer = envelopes[start].journal, envelopes[start].producer
+        flags = envelopes[start].flags
         partials = self._partials[journal]
         newest: dict[ProducerId, int] = {}
         clock, stop = self._run_clock(partials, newest, envelopes[start]), start
@@ -311,7 +315,7 @@ class Sequencer(Generic[M]):
             stop = len(envelopes)
         for index in range(stop, len(envelopes)):
             envelope = envelopes[index]
-            if envelope.flags or envelope.journal != journal:
+            if envelope.flags != flags or envelope.journal != journal:
                 break
             if envelope.producer != producer:
                 newest[producer] = clock
@@ -325,7 +329,7 @@ class Sequencer(Generic[M]):
         if stop == start:
             return start
         self._ring.pass_through(stop - start)
-        self.outcomes[journal, OUTSIDE_TXN, QueueOutcome.OUTSIDE_COMMIT] += stop - start
+        self.outcomes[journal, flags, QueueOutcome.OUTSIDE_COMMIT] += stop - start
         self._drain = RunDrain(
             list(envelopes[start:stop]), partials, self._offsets, one_producer=not newest
         )
