@@ -98,6 +98,62 @@ class Queried(Application[SQLiteStore]):
         pass
 '''  # fmt: skip
 
+DECLARED = '''
+from datetime import datetime, timedelta
+
+from gazette import Application, Message, Output, Publisher, Shard, Source
+from gazette.stores.sqlite import SQLiteStore
+from gazette.windows import StreamJoin, TableJoin
+
+
+class B(Message):
+    x: int
+
+
+class C(Message):
+    z: int
+
+
+class Declares(Application[SQLiteStore]):
+    b = Output("b", B, key="x")
+    c = Source("c", C, key=lambda message: str(message.z))
+    bad = Source("bad", C, key=lambda message: str(message.x))  # wrong
+    both = Output[B | C]("both", B | C)
+    table = TableJoin("table", value_type=B, row_type=int)
+    rows = TableJoin("rows", row_type=int)
+    plain = TableJoin("plain")
+    stream = StreamJoin(
+        "stream", before=timedelta(0), after=timedelta(0), left_type=B, right_type=C
+    )
+    open = StreamJoin("open", before=timedelta(0), after=timedelta(0))
+
+
+def use(app: Declares, publisher: Publisher, shard: Shard, store: SQLiteStore, at: datetime) -> None:
+    publisher.publish_uncommitted(app.b.mapping(), B(x=1))
+    publisher.publish_uncommitted(app.b.mapping(), C(z=1))  # wrong
+    publisher.publish_uncommitted(app.b.mapping(), 7)  # wrong
+    publisher.publish_committed(app.b.mapping(), C(z=1))  # wrong
+    publisher.publish_committed_batch(app.b.mapping(), [B(x=1)])
+    publisher.publish_committed_batch(app.b.mapping(), [C(z=1)])  # wrong
+    publisher.publish_uncommitted(app.both.mapping(), B(x=1))
+    publisher.publish_uncommitted(app.both.mapping(), C(z=1))
+    publisher.publish_uncommitted(app.both.mapping(), "x")  # wrong
+    app.table.add(shard, store, "k", at, B(x=1))
+    app.table.add(shard, store, "k", at, C(z=1))  # wrong
+    app.table.put(shard, store, "k", at, "x")  # wrong
+    app.rows.put(shard, store, "k", at, "x")  # wrong
+    app.plain.put(shard, store, "k", at, "x")
+    for one in app.stream.add_left(shard, store, "k", at, B(x=1)).pairs:
+        if one.left is not None and one.right is not None:
+            print(one.left.x, one.right.z)
+            print(one.left.z)  # wrong
+    app.stream.add_right(shard, store, "k", at, B(x=1))  # wrong
+    app.open.add_left(shard, store, "k", at, C(z=1))
+    row: str | None = app.table.latest(store, "k")  # wrong
+    print(row)
+'''  # fmt: skip
+"""Journals and joins with types, and messages and rows that are not of them."""
+
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -171,6 +227,15 @@ def test_an_application_that_answers_queries_has_no_errors(user: Path, checker: 
 def test_mistakes_of_an_application_are_errors(user: Path, checker: Checker) -> None:
     (user / "mistakes.py").write_text(MISTAKES)
     assert checker(user, "mistakes.py").keys() == wrong_lines(MISTAKES)
+
+
+@pytest.mark.long
+@CHECKERS
+def test_messages_and_rows_of_other_types_than_declared_are_errors(
+    user: Path, checker: Checker
+) -> None:
+    (user / "declared.py").write_text(DECLARED)
+    assert checker(user, "declared.py").keys() == wrong_lines(DECLARED)
 
 
 @pytest.mark.long

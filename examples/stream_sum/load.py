@@ -104,12 +104,12 @@ class Load:
         """
         chunks = await self._journals(CHUNKS)
         async with TaskScope("load") as scope:
-            for journal, _ in await self._journals(SUMS):
-                reading = self._read_sums(journal, await self._begin(journal))
-                scope.daemon(reading, name=journal)
-            for journal, _ in await self._journals(RECEIPTS):
-                reading = self._read_receipts(journal, await self._begin(journal))
-                scope.daemon(reading, name=journal)
+            for sums in await self._journals(SUMS):
+                reading = self._read_sums(sums.journal, await self._begin(sums.journal))
+                scope.daemon(reading, name=sums.journal)
+            for receipts in await self._journals(RECEIPTS):
+                reading = self._read_receipts(receipts.journal, await self._begin(receipts.journal))
+                scope.daemon(reading, name=receipts.journal)
             appends = AppendService(self._client)
             scope.daemon(appends.run(), name="appends")
             publisher = Publisher.standalone(appends, self._clock, random.SystemRandom())

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -39,6 +40,8 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import Label, LabelSelector
 from gazette.protocol.text.duration import MICROSECOND
 
+M = TypeVar("M")
+
 PARTITIONS_MAX: Final = 1000
 """Greatest number of partitions: their names sort by number up to ``part-999``."""
 RECOVERY_DIRECTORY: Final = "recovery"
@@ -46,17 +49,19 @@ RECOVERY_DIRECTORY: Final = "recovery"
 
 
 @dataclass(frozen=True)
-class _Declared:
+class _Declared(Generic[M]):
     """Journals that one name stands for: its partitions, ``name/part-000`` and so on."""
 
     name: str
     """Directory of the journals: ``words`` has the journals ``words/part-000`` and so on."""
-    message_type: type[Any]
-    """A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class."""
+    message_type: type[M] | UnionType
+    """A `gazette.Message` (or any ``msgspec.Struct``), dataclass, pydantic model or protobuf class.
+
+    For a union of them, name it for type checkers: ``Source[Put | Delete]("rows", Put | Delete)``."""
     _: KW_ONLY
     partitions: int = 1
     """Number of journals. For production, choose it in advance: raising it moves keys."""
-    key: str | Callable[[Any], bytes | str] | None = None
+    key: str | Callable[[M], bytes | str] | None = None
     """Field of the message, or function from a message to its key. Messages with equal keys go to the
     same partition, in order. None spreads messages at random."""
     content_type: str = ""
@@ -90,30 +95,49 @@ class _Declared:
         """Return True if a journal is one of the partitions, or has the declared name itself."""
         return journal == self.name or journal.startswith(f"{self.name}/")
 
-    def key_of(self, message: Any) -> bytes | str:
-        """Return the key of a message. Raise ``Invalid`` if none is declared."""
+    @property
+    def message_types(self) -> tuple[type, ...]:
+        """Classes of the messages: several if they are declared as a union."""
+        return _classes_of(self.message_type)
+
+    def key_of(self, message: M) -> bytes | str:
+        """Return the key of a message.
+
+        Raise ``Invalid`` if none is declared, or the message is of another type. Raise what the key's
+        function raises.
+        """
         if self.key is None:
             raise self._invalid("key", "no key is declared", "Declare key= to map messages by it.")
-        if callable(self.key):
-            return self.key(message)
-        value = getattr(message, self.key)
+        try:
+            value: Any = self.key(message) if callable(self.key) else getattr(message, self.key)
+        except Exception:
+            # A message of another type has no such key: say that, and not which attribute it lacks.
+            self._partition(self.name).require_type(type(message))
+            raise
         return value if isinstance(value, bytes | str) else str(value)
 
     def mapping(
         self, partitions: PartitionsFunc | None = None, rng: random.Random | None = None
-    ) -> Mapping[Any]:
+    ) -> Mapping[M]:
         """Return the mapping of messages to partitions: by the key, or at random without one.
 
-        Equal keys of sources with the same number of partitions go to partitions of the same number.
-        So one shard reads them all. ``partitions`` are those that exist, as ``service.partitions``
-        finds them; None: those that are declared. ``rng`` defaults to the operating system's.
+        Publishing a message of another type by it raises ``Invalid``. Equal keys of sources with the same
+        number of partitions go to partitions of the same number. So one shard reads them all.
+        ``partitions`` are those that exist, as ``service.partitions`` finds them; None: those that are
+        declared. ``rng`` defaults to the operating system's.
         """
         if partitions is None:
-            declared = Partitions(Partition(name, self.content_type) for name in self.journals)
-            return self.mapping(lambda: declared, rng)
+            declared = Partitions(map(self._partition, self.journals))
+            return self._mapping(lambda: declared, rng)
+        return self._mapping(_with_types(partitions, self.message_types), rng)
+
+    def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         if self.key is None:
             return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
         return modulo_mapping(partitions, self.key_of)
+
+    def _partition(self, journal: str) -> Partition:
+        return Partition(journal, self.content_type, self.message_types)
 
     def _check_name(self) -> None:
         hint = "Use letters, digits, - _ . and /, such as words or shop/orders."
@@ -146,6 +170,13 @@ class _Declared:
             )
 
     def _check_type(self) -> None:
+        given: Any = self.message_type
+        if given is dict or get_origin(given) is dict:
+            raise self._invalid(
+                "message_type",
+                "a dict has no type whose fields could be checked",
+                "Write a class with its fields: class Row(gazette.Message), with id: int below it.",
+            )
         try:
             framing_of(self.content_type, self.message_type)
         except Invalid as error:
@@ -171,7 +202,9 @@ class _Declared:
             return
         near = difflib.get_close_matches(self.key, known, n=1)
         hint = f"Write {near[0]!r}." if near else f"Its fields: {', '.join(sorted(known))}."
-        raise self._invalid("key", f"{self.message_type.__name__} has no field {self.key!r}", hint)
+        raise self._invalid(
+            "key", f"{type_name(self.message_type)} has no field {self.key!r}", hint
+        )
 
     def _check_retention(self) -> None:
         given: Any = self.retention
@@ -189,7 +222,7 @@ class _Declared:
 
 
 @dataclass(frozen=True)
-class Source(_Declared):
+class Source(_Declared[M]):
     """Journals that an application reads. A class attribute of an `Application`.
 
     Shard number N reads partition number N of every source. Messages decode to the declared type:
@@ -205,7 +238,7 @@ class Source(_Declared):
 
 
 @dataclass(frozen=True)
-class Output(_Declared):
+class Output(_Declared[M]):
     """Journals that an application publishes to. A class attribute of an `Application`.
 
         async def initialize(self, service):
@@ -269,7 +302,7 @@ class Declaration(msgspec.Struct, frozen=True):
         return (*self.sources, *(one for one in self.outputs if one.name not in names))
 
 
-def sources_of(application: Any) -> list[Source]:
+def sources_of(application: Any) -> list[Source[Any]]:
     """Return the sources of an application's class, those of base classes first."""
     return _declared(type(application), (Source,))
 
@@ -288,7 +321,7 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
             hint="Set recovery_logs = False if the store is durable without a log.",
         )
     sources = sources_of(application)
-    outputs: list[Output] = _declared(kind, (Output,))
+    outputs: list[Output[Any]] = _declared(kind, (Output,))
     _check_whole(sources, outputs, application)
     return Declaration(
         name or name_of(application),
@@ -298,7 +331,7 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
     )
 
 
-def _plain(declared: Source | Output) -> DeclaredJournals:
+def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
     retention = declared.retention or timedelta(0)
     return DeclaredJournals(
         declared.name,
@@ -310,7 +343,9 @@ def _plain(declared: Source | Output) -> DeclaredJournals:
     )
 
 
-def _check_whole(sources: Sequence[Source], outputs: Sequence[Output], application: Any) -> None:
+def _check_whole(
+    sources: Sequence[Source[Any]], outputs: Sequence[Output[Any]], application: Any
+) -> None:
     kind = type(application).__qualname__
     if not sources:
         if isinstance(application, MessageProducer):
@@ -340,7 +375,7 @@ def _check_whole(sources: Sequence[Source], outputs: Sequence[Output], applicati
     _check_message_type(sources, application)
 
 
-def _check_same(source: Source, output: Output, kind: str) -> None:
+def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
     for field in fields(source):
         mine, other = getattr(source, field.name), getattr(output, field.name)
         if mine != other:
@@ -362,13 +397,13 @@ def _check_nesting(names: Iterable[str], kind: str) -> None:
             )
 
 
-def _check_message_type(sources: Sequence[Source], application: Any) -> None:
+def _check_message_type(sources: Sequence[Source[Any]], application: Any) -> None:
     wanted = getattr(application, "message_type", None)
     if wanted is None or any(wanted is one.message_type for one in sources):
         return
-    declared = ", ".join(one.message_type.__name__ for one in sources)
+    declared = ", ".join(type_name(one.message_type) for one in sources)
     raise Invalid(
-        f"message_type is {getattr(wanted, '__name__', wanted)}, and sources declare {declared}",
+        f"message_type is {type_name(wanted)}, and sources declare {declared}",
         path=type(application).__qualname__,
         hint="Remove message_type: sources decode to the types that they declare.",
     )
@@ -376,11 +411,22 @@ def _check_message_type(sources: Sequence[Source], application: Any) -> None:
 
 def _declared_type(application: Application[Any], journal: JournalSpec) -> type[Any]:
     """Return the type that messages of a source decode to: `Application.message_type_of`."""
-    source: Source
-    for source in _declared(type(application), (Source,)):
-        if source.has(journal.name):
-            return source.message_type
-    return Application.message_type_of(application, journal)
+    return source_of(application, journal.name).message_type  # type: ignore[return-value]
+
+
+def source_of(application: Application[Any], journal: str) -> Source[Any]:
+    """Return the source of which a journal is a partition. Raise ``Invalid`` for any other journal."""
+    sources = sources_of(application)
+    for source in sources:
+        if source.has(journal):
+            return source
+    names = ", ".join(one.name for one in sources)
+    raise Invalid(
+        f"no source of {type(application).__qualname__} has journal {journal}",
+        path="sources",
+        sources=names,
+        hint=f"It declares {names}. Correct the sources of the shard, or declare this journal too.",
+    )
 
 
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
@@ -392,7 +438,7 @@ def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     return next((one.selector for one in sources if one.key is not None), None)
 
 
-def _declared(kind: type, of: tuple[type[_Declared], ...]) -> list[Any]:
+def _declared(kind: type, of: tuple[type[_Declared[Any]], ...]) -> list[Any]:
     """Return the attributes of a class that are declarations: those of base classes first."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -416,6 +462,35 @@ def _selector(name: str) -> LabelSelector:
     return LabelSelector.parse(f"name:prefix={name}/part-")
 
 
+def _with_types(partitions: PartitionsFunc, types: tuple[type, ...]) -> PartitionsFunc:
+    """Return the same partitions with types of their messages. Any thread may call the function."""
+    known = Partitions(()), Partitions(())
+
+    def typed() -> Partitions:
+        nonlocal known
+        current = partitions()
+        if known[0] is not current:
+            known = (
+                current,
+                Partitions(one._replace(message_types=types) for one in current.all),
+            )
+        return known[1]
+
+    return typed
+
+
+def _classes_of(message_type: Any) -> tuple[type, ...]:
+    origin = get_origin(message_type)
+    if isinstance(message_type, UnionType) or origin is Union:
+        return tuple(kind for one in get_args(message_type) for kind in _classes_of(one))
+    return (message_type if origin is None else origin,)
+
+
+def type_name(message_type: Any) -> str:
+    """Return the name of a type of messages. A union has the names of its members, joined by ``+``."""
+    return "+".join(str(getattr(one, "__name__", one)) for one in _classes_of(message_type))
+
+
 def _content_type_of(message_type: Any) -> str:
     if hasattr(message_type, "DESCRIPTOR") and hasattr(message_type, "FromString"):
         return CONTENT_PROTO_FIXED
@@ -426,6 +501,11 @@ def _content_type_of(message_type: Any) -> str:
 
 def _fields_of(message_type: Any) -> tuple[str, ...] | None:
     """Return the names of the fields of a type, or None if they are not known."""
+    if len(kinds := _classes_of(message_type)) > 1:
+        each = [_fields_of(kind) for kind in kinds]
+        known = [set(names) for names in each if names is not None]
+        return tuple(set.intersection(*known)) if len(known) == len(each) else None
+    message_type = kinds[0]
     if (names := getattr(message_type, "__struct_fields__", None)) is not None:
         return tuple(names)
     if is_dataclass(message_type):
@@ -437,13 +517,13 @@ def _fields_of(message_type: Any) -> tuple[str, ...] | None:
     return None
 
 
-def message_type_label(declared: Source | Output) -> str:
+def message_type_label(declared: Source[Any] | Output[Any]) -> str:
     """Return the value of the label `MESSAGE_TYPE` of the journals.
 
     For protobuf, it is the full name of the message, and else the name of the class.
     """
     descriptor = getattr(declared.message_type, "DESCRIPTOR", None)
-    name = declared.message_type.__name__ if descriptor is None else descriptor.full_name
+    name = type_name(declared.message_type) if descriptor is None else descriptor.full_name
     text = re.sub(r"[^\w\-+/.]", "-", str(name))
     Label(MESSAGE_TYPE, text).validate()
     return text

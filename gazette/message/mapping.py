@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from gazette.errors import NotFound
+from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
@@ -32,6 +32,28 @@ class Partition(NamedTuple):
 
     journal: JournalName
     content_type: str
+    message_types: tuple[type, ...] = ()
+    """Types that its messages may have, if a declaration says so. Empty: any."""
+
+    def require_type(self, kind: type) -> None:
+        """Raise ``Invalid`` if messages of a type do not belong here.
+
+        A subclass is another type: readers get the declared one, without what the subclass adds. Types with
+        a codec of their own decide that themselves.
+        """
+        wanted = self.message_types
+        if not wanted or kind in wanted or issubclass(kind, self._with_own_codec()):
+            return
+        names = " or ".join(one.__qualname__ for one in wanted)
+        raise Invalid(
+            f"journal {self.journal} holds messages of type {names}, not {kind.__qualname__}",
+            path="message",
+            hint=f"Publish a {names}, or declare the type of this message."
+            + (" A subclass reads back without what it adds." if issubclass(kind, wanted) else ""),
+        )
+
+    def _with_own_codec(self) -> tuple[type, ...]:
+        return tuple(one for one in self.message_types if hasattr(one, "gazette_codec"))
 
 
 class Partitions:
@@ -133,9 +155,11 @@ def _mapping_by_key(
     return mapping
 
 
-def fixed_mapping(journal: JournalName, content_type: str) -> Mapping[Any]:
+def fixed_mapping(
+    journal: JournalName, content_type: str, message_types: tuple[type, ...] = ()
+) -> Mapping[Any]:
     """Map every message to one journal."""
-    partition = Partition(journal, content_type)
+    partition = Partition(journal, content_type, message_types)
     return lambda _message: partition
 
 

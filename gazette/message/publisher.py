@@ -221,9 +221,9 @@ class Publisher:
 
         A retry of the append service may write the message twice. Readers drop the second copy.
 
-        Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown or
-        the message does not fit its type. Raise ``Closed``, and what ``validate()`` of the message
-        raises. After an error nothing is published.
+        Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
+        message does not fit its type, and if a declaration gives the journal another type. Raise
+        ``Closed``, and what ``validate()`` of the message raises. After an error nothing is published.
 
         May wait for brokers that are behind, but on the event loop.
         """
@@ -500,7 +500,8 @@ class Publisher:
         return self._kinds.setdefault(message_type, _Kind(message_type))
 
     def _new_route(self, kind: _Kind, partition: Partition) -> _Route:
-        journal, content_type = partition
+        partition.require_type(kind.type)
+        journal, content_type = partition.journal, partition.content_type
         form = self._forms.get((kind.type, content_type))
         if form is None:
             framing = framing_of(content_type, kind.type, frame_bytes_max=self._frame_bytes_max)

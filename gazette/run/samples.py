@@ -30,14 +30,14 @@ class MessageSample(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-def samples_of(application: Any) -> Iterator[tuple[Source, MessageSample]]:
+def samples_of(application: Any) -> Iterator[tuple[Source[Any], MessageSample]]:
     """Yield the sources of which a sample can be made, with it: those of JSON with simple fields."""
     for source in sources_of(application):
         if source.content_type == CONTENT_JSON_LINES and (sample := _sample_of(source)) is not None:
             yield source, sample
 
 
-def _sample_of(source: Source) -> MessageSample | None:
+def _sample_of(source: Source[Any]) -> MessageSample | None:
     try:
         info = inspect.type_info(source.message_type)
     except TypeError:

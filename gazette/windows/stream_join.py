@@ -6,7 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
@@ -16,8 +17,17 @@ from gazette.errors import Invalid
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
 
-L = TypeVar("L")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    # With a default, type checkers ask for no annotation where a join has no types.
+    from typing_extensions import TypeVar
+
+    L = TypeVar("L", default=Any)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    L = TypeVar("L")
+    R = TypeVar("R")
 
 _LEFT: Final = 0
 _RIGHT: Final = 1
@@ -89,7 +99,8 @@ class StreamJoin(Generic[L, R]):
     of `on_timer`.
 
     Values are kept as JSON, in the table ``name``. They decode to ``left_type`` and ``right_type``, for
-    msgspec.
+    msgspec. Type checkers hold calls and results to these types. For a type that is no class, such as a
+    union, they need it spelled out: ``StreamJoin[View, Put | Delete](…)``.
     """
 
     def __init__(
@@ -99,8 +110,8 @@ class StreamJoin(Generic[L, R]):
         before: timedelta,
         after: timedelta,
         kind: JoinKind = JoinKind.INNER,
-        left_type: Any = Any,
-        right_type: Any = Any,
+        left_type: type[L] | UnionType | None = None,
+        right_type: type[R] | UnionType | None = None,
     ) -> None:
         """Create a join. Raise ``Invalid`` for a bad name, bound or kind."""
         if not isinstance(kind, JoinKind):
@@ -115,7 +126,9 @@ class StreamJoin(Generic[L, R]):
         self._after = check_bound("after", after)
         self._table = f'"{name}"'
         self._sweep = Sweep(name, self._table)
-        self._decoders = [msgspec.json.Decoder(one) for one in (left_type, right_type)]
+        self._decoders = [
+            msgspec.json.Decoder(Any if one is None else one) for one in (left_type, right_type)
+        ]
 
     @property
     def schema(self) -> str:

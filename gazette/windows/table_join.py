@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
@@ -14,8 +15,17 @@ from gazette.consumer.timers.timer import Timer, time_at, unix_us
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
 
-V = TypeVar("V")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    # With a default, type checkers ask for no annotation where a join has no types.
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
+    R = TypeVar("R")
 
 _AT_ONCE: Final = timedelta(0)
 
@@ -62,7 +72,9 @@ class TableJoin(Generic[V, R]):
     the result is None.
 
     Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones.
-    Values and rows decode to ``value_type`` and ``row_type``, for msgspec.
+    Values and rows decode to ``value_type`` and ``row_type``, for msgspec. Type checkers hold calls and
+    results to these types. For a type that is no class, such as a union, they need it spelled out:
+    ``TableJoin[Sale, int | str](…)``.
     """
 
     def __init__(
@@ -70,16 +82,16 @@ class TableJoin(Generic[V, R]):
         name: str,
         *,
         wait: timedelta = _AT_ONCE,
-        value_type: Any = Any,
-        row_type: Any = Any,
+        value_type: type[V] | UnionType | None = None,
+        row_type: type[R] | UnionType | None = None,
     ) -> None:
         """Create a join. Raise ``Invalid`` for a bad name or bound."""
         self.name = check_name(name, "a join")
         self._wait = check_bound("wait", wait)
         self._table, self._waiting = f'"{name}"', f'"{name}.waiting"'
         self._sweep = Sweep(name, self._table, self._waiting)
-        self._values = msgspec.json.Decoder(value_type)
-        self._rows = msgspec.json.Decoder(row_type)
+        self._values = msgspec.json.Decoder(Any if value_type is None else value_type)
+        self._rows = msgspec.json.Decoder(Any if row_type is None else row_type)
 
     @property
     def schema(self) -> str:

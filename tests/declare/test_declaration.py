@@ -227,7 +227,7 @@ def test_the_driver_decodes_each_source_to_its_type(tmp_path: Path) -> None:
 def test_equal_keys_of_two_sources_meet_in_one_shard() -> None:
     """Partition number N of both is read by shard number N."""
 
-    def partitions_of(source: Source) -> Partitions:
+    def partitions_of(source: Source[Any]) -> Partitions:
         return Partitions(Partition(name, CONTENT_JSON_LINES) for name in source.journals)
 
     words = Two.words.mapping(lambda: partitions_of(Two.words))

@@ -119,7 +119,7 @@ def test_without_partitions_there_is_no_mapping() -> None:
         with pytest.raises(NotFound) as caught:
             mapping("key")
         assert caught.value.hint
-    assert fixed_mapping("a/journal", "text/csv")("key") == ("a/journal", "text/csv")
+    assert fixed_mapping("a/journal", "text/csv")("key") == Partition("a/journal", "text/csv")
 
 
 def spec(name: str, content_type: str = CONTENT_JSON_LINES) -> JournalSpec:

@@ -436,7 +436,7 @@ class Both(Joining):
     """Windows, and joins whose names begin alike, in one store. Values are messages."""
 
     def __init__(self) -> None:
-        super().__init__(StreamJoin("order", before=us(5), after=us(5), left_type=Value))
+        super().__init__(StreamJoin[Any, Any]("order", before=us(5), after=us(5), left_type=Value))
         self.outer: StreamJoin[Any, Any] = StreamJoin(
             "order_due", before=us(0), after=us(0), kind=JoinKind.OUTER
         )

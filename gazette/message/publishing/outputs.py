@@ -81,10 +81,11 @@ class KnownOutput:
                 path="output",
                 hint="Label it by `gazctl journals edit`: application/x-ndjson is for lines of JSON.",
             )
+        partition.require_type(kind)
         wanted = self._message_types.get(partition.journal, "")
         if not wanted or issubclass(kind, _UNTYPED):
             return
-        if wanted.rpartition(".")[2] != kind.__name__:
+        if kind.__name__ not in wanted.rpartition(".")[2].split("+"):
             raise Invalid(
                 f"journal {partition.journal} holds messages of type {wanted}, not {kind.__name__}",
                 path="message",

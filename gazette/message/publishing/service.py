@@ -253,8 +253,9 @@ class PublishingService:
         """Return an acknowledgement for each journal whose clock is below those of all messages."""
         uuid = build_uuid(self._publisher.producer, transaction.begin_clock, ACK_TXN)
         found = {}
-        for (journal, content_type), message in transaction.samples.items():
-            framing = framing_of(content_type, type(message))
+        for partition, message in transaction.samples.items():
+            journal = partition.journal
+            framing = framing_of(partition.content_type, type(message))
             found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
         return found
 

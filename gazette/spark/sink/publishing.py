@@ -171,8 +171,9 @@ class _Publishing:
         """
         uuid = build_uuid(self._publisher.producer, self._begin_clock, ACK_TXN)
         found = {}
-        for (journal, content_type), message in self._samples.items():
-            framing = framing_of(content_type, type(message))
+        for partition, message in self._samples.items():
+            journal = partition.journal
+            framing = framing_of(partition.content_type, type(message))
             found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
         return found
 
