@@ -20,9 +20,7 @@ class TransactionalPublisher(Protocol):
         tb: TracebackType | None,
     ) -> None: ...
 
-    async def publish(
-        self, output: Any, message: Any, *, key: bytes | str | None = None
-    ) -> AppendResult:
+    async def publish(self, output: Any, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. Return its offsets."""
         ...
 
@@ -51,6 +49,6 @@ class PublishingTransaction(Protocol):
         tb: TracebackType | None,
     ) -> None: ...
 
-    async def publish(self, output: Any, message: Any, *, key: bytes | str | None = None) -> None:
+    async def publish(self, output: Any, message: Any, *, key: Any = None) -> None:
         """Publish a message, which becomes visible with the others."""
         ...

@@ -30,6 +30,7 @@ from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTab
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
+from gazette.message.keys import ANY, KeyEncoding
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
@@ -297,6 +298,13 @@ class Application(ABC, Generic[StoreT]):
         Default: None. A `Source` with a key overrides this.
         """
         return None
+
+    def key_encoding(self) -> KeyEncoding:
+        """Return how the key of a request is encoded, which may be text. Default: by its Python type.
+
+        A `Source` with a key overrides this: the declared type of the key says it.
+        """
+        return ANY
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
         """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.

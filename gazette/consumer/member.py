@@ -67,6 +67,7 @@ from gazette.message.uuid import Clock as MessageClock
 from gazette.message.uuid import new_producer_id
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
+from gazette.net.raw_path import RawPathRoute
 from gazette.net.server import Server
 from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
@@ -210,7 +211,9 @@ class ConsumerMember:
         if isinstance(endpoint, BoundShardRoute):
             if endpoint.by_key:
                 self._keyed_partitions()  # It lists them from now on, so that no query has to wait.
-            endpoint = self._http_queries.add(path, endpoint, methods)
+            answer = self._http_queries.add(path, endpoint, methods)
+            self._routes.append(RawPathRoute(path, answer, methods, endpoint.key_parameter))
+            return
         self._routes.append(HttpRoute(path, endpoint, methods=methods))
 
     def add_routes(self, instance: Any) -> None:
@@ -290,11 +293,12 @@ class ConsumerMember:
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await router.ask(query, serve, proxy, left_s)
 
-    async def shard_of_key(self, key: bytes | str, *, timeout_s: float | None = None) -> str:
+    async def shard_of_key(self, key: Any, *, timeout_s: float | None = None) -> str:
         """See `ShardCaller.shard_of_key`."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
         partitions = self._keyed_partitions()
+        encoded = self.application.key_encoding().encode(key)
         await self._await_start(seconds)
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         try:
@@ -308,7 +312,7 @@ class ConsumerMember:
                 f"no broker has listed the partitions of keys within {seconds:g} s",
                 hint="Check that brokers run at --broker.address.",
             ) from error
-        journal = modulo_mapping(partitions, lambda one: one)(key).journal
+        journal = modulo_mapping(partitions, lambda one: one)(encoded).journal
         return one_reader(journal, self.shards_with_source(journal))
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:

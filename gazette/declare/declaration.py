@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import pairwise
 from types import UnionType
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
@@ -26,6 +27,8 @@ from gazette.consumer.application_name import name_of
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, MESSAGE_TYPE
 from gazette.message.framing.framing import framing_of
+from gazette.message.key_fields import KeyField, declared_field
+from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding, canonical_key
 from gazette.message.mapping import (
     Mapping,
     Partition,
@@ -61,9 +64,9 @@ class _Declared(Generic[M]):
     _: KW_ONLY
     partitions: int = 1
     """Number of journals. For production, choose it in advance: raising it moves keys."""
-    key: str | Callable[[M], bytes | str] | None = None
+    key: str | Callable[[M], Any] | None = None
     """Field of the message, or function from a message to its key. Messages with equal keys go to the
-    same partition, in order. None spreads messages at random."""
+    same partition, in order. None spreads messages at random. For a CSV record: number of a column."""
     content_type: str = ""
     """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, and else lines of JSON."""
     retention: timedelta | None = None
@@ -100,21 +103,34 @@ class _Declared(Generic[M]):
         """Classes of the messages: several if they are declared as a union."""
         return _classes_of(self.message_type)
 
-    def key_of(self, message: M) -> bytes | str:
-        """Return the key of a message.
+    @property
+    def key_encoding(self) -> KeyEncoding:
+        """How values of the key, and their texts, are encoded."""
+        field = self._key_field
+        return ANY if field is None else field.encoding
 
-        Raise ``Invalid`` if none is declared, or the message is of another type. Raise what the key's
-        function raises.
+    def key_of(self, message: M) -> CanonicalKey:
+        """Return the key of a message as it is hashed.
+
+        Raise ``Invalid`` if none is declared, the message is of another type, or its value cannot be a key.
+        Raise what the key's function raises.
         """
-        if self.key is None:
-            raise self._invalid("key", "no key is declared", "Declare key= to map messages by it.")
+        value = self._key_value(message)
+        field = self._key_field
+        if field is None:
+            return canonical_key(value)
         try:
-            value: Any = self.key(message) if callable(self.key) else getattr(message, self.key)
+            return field.encoding.encode(value)
+        except Invalid as error:
+            raise field.named(error) from error
+
+    def _key_value(self, message: M) -> Any:
+        try:
+            return self._read_key(message)
         except Exception:
             # A message of another type has no such key: say that, and not which attribute it lacks.
             self._partition(self.name).require_type(type(message))
             raise
-        return value if isinstance(value, bytes | str) else str(value)
 
     def mapping(
         self, partitions: PartitionsFunc | None = None, rng: random.Random | None = None
@@ -134,7 +150,12 @@ class _Declared(Generic[M]):
     def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         if self.key is None:
             return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
-        return modulo_mapping(partitions, self.key_of)
+        field = self._key_field
+        if field is None:
+            return modulo_mapping(partitions, self.key_of)
+        # A text is looked up as it is, which is fastest.
+        key = self._key_value if field.encoding is TEXT else self.key_of
+        return modulo_mapping(partitions, key, field.encoding)
 
     def _partition(self, journal: str) -> Partition:
         return Partition(journal, self.content_type, self.message_types)
@@ -188,9 +209,32 @@ class _Declared(Generic[M]):
                 "Give a class that derives from gazette.Message.",
             ) from error
 
+    @cached_property
+    def _key_field(self) -> KeyField | None:
+        """The field that is the key. None for a function, and without a key."""
+        return declared_field(self.message_type, self.key) if isinstance(self.key, str) else None
+
+    @cached_property
+    def _read_key(self) -> Callable[[Any], Any]:
+        """Function from a message to the value of its key."""
+        if self.key is None:
+            raise self._invalid("key", "no key is declared", "Declare key= to map messages by it.")
+        field = self._key_field
+        if field is not None:
+            return field.get
+        assert callable(self.key)
+        return self.key
+
     def _check_key(self) -> None:
         if self.key is None or callable(self.key):
             return
+        self._check_key_name()
+        try:
+            _ = self._key_field
+        except Invalid as error:
+            raise self._invalid("key", error.message, error.hint) from error
+
+    def _check_key_name(self) -> None:
         if not isinstance(self.key, str):
             raise self._invalid(
                 "key",
@@ -235,6 +279,8 @@ class Source(_Declared[M]):
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
         if getattr(owner, "keyed_journals", None) is Application.keyed_journals:
             setattr(owner, "keyed_journals", _keyed_journals)  # noqa: B010
+        if getattr(owner, "key_encoding", None) is Application.key_encoding:
+            setattr(owner, "key_encoding", _key_encoding)  # noqa: B010
 
 
 @dataclass(frozen=True)
@@ -436,6 +482,12 @@ def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     """
     sources = _declared(type(application), (Source,))
     return next((one.selector for one in sources if one.key is not None), None)
+
+
+def _key_encoding(application: Application[Any]) -> KeyEncoding:
+    """Return how keys of requests are encoded: `Application.key_encoding`."""
+    sources = _declared(type(application), (Source,))
+    return next((one.key_encoding for one in sources if one.key is not None), ANY)
 
 
 def _declared(kind: type, of: tuple[type[_Declared[Any]], ...]) -> list[Any]:

@@ -295,7 +295,7 @@ class Producing:
     def _place(self) -> str:
         return f"line {self._lines} (after {self.committed} messages that are committed)"
 
-    def _key_of(self, message: dict[str, Any]) -> str | None:
+    def _key_of(self, message: dict[str, Any]) -> Any:
         if not self._key:
             return None
         value: Any = message
@@ -306,7 +306,7 @@ class Producing:
                 f"it has no field {self._key}",
                 hint="Every message needs its key. Nested fields are joined by dots.",
             )
-        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return value
 
 
 # Which journals.

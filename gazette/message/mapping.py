@@ -16,6 +16,7 @@ import numpy as np
 
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE
+from gazette.message.keys import ANY, CanonicalKey, KeyEncoding
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
 
@@ -95,8 +96,11 @@ PartitionsFunc: TypeAlias = Callable[[], Partitions]
 Mapping: TypeAlias = Callable[[M], Partition]
 """Function from a message to its partition. Raises `NotFound` if there is no partition."""
 
-Key: TypeAlias = Callable[[M], bytes | str]
-"""Function from a message to its key. Messages with equal keys go to the same partition."""
+Key: TypeAlias = Callable[[M], Any]
+"""Function from a message to its key. Messages with equal keys go to the same partition.
+
+`gazette.message.keys` says which values are keys, and what is hashed for each.
+"""
 
 
 def fnv32a(key: bytes) -> int:
@@ -107,10 +111,10 @@ def fnv32a(key: bytes) -> int:
     return value
 
 
-class _KeyHashes(dict[bytes | str, int]):
+class _KeyHashes(dict[CanonicalKey, int]):
     """Hashes of recent keys, since the loop over their bytes is slow in Python. Any thread may use it."""
 
-    def __missing__(self, key: bytes | str) -> int:
+    def __missing__(self, key: CanonicalKey) -> int:
         if len(self) >= _HASHES_KEPT:
             self.clear()
         self[key] = key_hash = fnv32a(key.encode() if isinstance(key, str) else key)
@@ -120,37 +124,59 @@ class _KeyHashes(dict[bytes | str, int]):
 _key_hashes: Final = _KeyHashes()
 
 
-class _Choices(dict[bytes | str, Partition]):
-    """Partitions of recent keys, all of one snapshot. Any thread may use it."""
+class _Choices(dict[CanonicalKey, Partition]):
+    """Partitions of recent keys, all of one snapshot. Any thread may use it.
 
-    __slots__ = ("_choose", "partitions")
+    It holds texts and bytes only, which are found in one step. Other values become one of these first.
+    So values that Python takes for equal, as 1 and True, are never mistaken for each other.
+    """
+
+    __slots__ = ("_choose", "_encoding", "partitions")
 
     def __init__(
-        self, partitions: Partitions, choose: Callable[[Partitions, int], Partition]
+        self,
+        partitions: Partitions,
+        choose: Callable[[Partitions, int], Partition],
+        encoding: KeyEncoding,
     ) -> None:
         self.partitions = partitions
         self._choose = choose
+        self._encoding = encoding
 
-    def __missing__(self, key: bytes | str) -> Partition:
+    def __missing__(self, value: Any) -> Partition:
+        if not isinstance(value, CanonicalKey):
+            return self[self._encoding.encode(value)]
         if not self.partitions.all:
             raise no_partitions()
+        key = ANY.encode(value)
         if len(self) >= _CHOICES_KEPT:
             self.clear()
         self[key] = partition = self._choose(self.partitions, _key_hashes[key])
         return partition
 
+    def of_value(self, value: Any) -> Partition:
+        """Return the partition of a value that no dictionary can hold, such as a bytearray."""
+        return self[self._encoding.encode(value)]
+
 
 def _mapping_by_key(
-    partitions: PartitionsFunc, key: Key[M], choose: Callable[[Partitions, int], Partition]
+    partitions: PartitionsFunc,
+    key: Key[M],
+    encoding: KeyEncoding,
+    choose: Callable[[Partitions, int], Partition],
 ) -> Mapping[M]:
-    choices = _Choices(Partitions(()), choose)
+    choices = _Choices(Partitions(()), choose, encoding)
 
     def mapping(message: M) -> Partition:
         nonlocal choices
         known, current = choices, partitions()
         if known.partitions is not current:
-            choices = known = _Choices(current, choose)
-        return known[key(message)]
+            choices = known = _Choices(current, choose, encoding)
+        value = key(message)
+        try:
+            return known[value]
+        except TypeError:
+            return known.of_value(value)
 
     return mapping
 
@@ -175,20 +201,25 @@ def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[An
     return mapping
 
 
-def modulo_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
+def modulo_mapping(
+    partitions: PartitionsFunc, key: Key[M], encoding: KeyEncoding = ANY
+) -> Mapping[M]:
     """Map messages with equal keys to the same partition, until the number of partitions changes.
 
     Then nearly every key moves. Use this where a consumer joins the n-th partitions of several
     topics that have the same number of partitions.
+
+    ``encoding`` says how values of ``key`` that are neither text nor bytes are encoded. The mapping raises
+    ``Invalid`` for a value that cannot be a key.
     """
-    return _mapping_by_key(partitions, key, Partitions.at)
+    return _mapping_by_key(partitions, key, encoding, Partitions.at)
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
     """Map messages with equal keys to the same partition. A new partition takes only its even share
-    of keys.
+    of keys. See `modulo_mapping` for the values that are keys.
     """
-    return _mapping_by_key(partitions, key, Partitions.choose)
+    return _mapping_by_key(partitions, key, ANY, Partitions.choose)
 
 
 def no_partitions() -> NotFound:

@@ -44,7 +44,7 @@ def check_join(store: SQLiteStore, key: str) -> None:
         raise Invalid(
             f"the key of a join is of type {type(key).__name__}",
             path="key",
-            hint="Use a str. For several values: a text of them, such as f'{user}/{day}'.",
+            hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import httpx
@@ -38,6 +39,8 @@ from tests.facts import raises
 
 COUNT = 3
 WORDS = [f"word-{n:02d}" for n in range(12)]
+ODD = ["", "/", "a/b", "%2F", "a%2Fb/", "two\nlines", "\n", "ü/?#", "+ &", "..%2f"]
+"""Keys that a path holds only if it is decoded once."""
 PARTS = [f"words/part-{n:03d}" for n in range(COUNT)]
 SHARDS = [f"shard-{n:03d}" for n in range(COUNT)]
 
@@ -119,11 +122,11 @@ class Words(Application[Totals]):
 
 
 async def two_members(
-    start: Start, broker: BrokerFixture
+    start: Start, broker: BrokerFixture, odd: Sequence[str] = ()
 ) -> tuple[ConsumerFixture, ConsumerFixture]:
     """Start members that share the shards of three partitions, which have one of each word."""
     await broker.create(*map(source_spec, PARTS), *map(log_spec, SHARDS))
-    for word in WORDS:
+    for word in (*WORDS, *odd):
         # As every publisher maps it.
         part = PARTS[fnv32a(word.encode()) % COUNT]
         content = json.dumps({"uuid": "", "word": word}).encode() + b"\n"
@@ -154,6 +157,56 @@ async def test_a_key_finds_the_shard_of_its_messages(start: Start, broker: Broke
     answered = [set(one.answered) for one in applications]
     assert all(answered), "each member has answered for some shard"
     assert not answered[0] & answered[1] - {"unknown"}
+
+
+async def test_a_path_may_hold_any_key(start: Start, broker: BrokerFixture) -> None:
+    for member in await two_members(start, broker, ODD):
+        async with httpx.AsyncClient(base_url=member.http) as http:
+            for word in ODD:
+                answer = await http.get(f"/counts/{quote(word, safe='')}")
+                assert (answer.status_code, answer.json()) == (200, {"n": 1}), word
+            for wrong in ("/counts/%FF", "/counts/a%ED%A0%80"):
+                answer = await http.get(wrong)
+                assert (answer.status_code, "word" in answer.text) == (400, True)
+            assert (await http.get("/counts/a/b")).status_code == 404
+
+
+class Number(Message):
+    number: float
+
+
+class Numbers(Words):
+    words: Source[Any] = Source("words", Number, partitions=COUNT, key="number")
+
+    def consume_message(self, shard: Any, store: Totals, envelope: Any, publisher: Any) -> None:
+        word = str(envelope.message.number)
+        store.state[word] = store.state.get(word, 0) + 1
+
+    @shard_route("/numbers/{number}", key="number")
+    def number(self, store: Totals, request: ShardRequest) -> int:
+        return store.read().get(str(float(request.path["number"])), 0)
+
+
+async def test_a_text_of_a_path_is_read_as_the_declared_type(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """A number finds the messages of all texts of this number."""
+    await broker.create(*map(source_spec, PARTS), *map(log_spec, SHARDS))
+    to_numbers = Numbers.words.mapping()
+    for number in range(12):
+        part = to_numbers(Number(number=number)).journal
+        content = json.dumps({"uuid": "", "number": number}).encode() + b"\n"
+        await broker.client.append(AppendParams(part), content)
+    member = await start(Numbers())
+    await member.create(*map(shard_spec, SHARDS, PARTS))
+    for shard in SHARDS:
+        await member.read_to_heads(shard)
+    async with httpx.AsyncClient(base_url=member.http) as http:
+        for number in range(12):
+            for text in (str(number), f"{number}.0", f"0{number}", f"{number}e0"):
+                assert (await http.get(f"/numbers/{text}")).json() == 1, text
+        for text in ("x", "NaN", ""):
+            assert (await http.get(f"/numbers/{text}")).status_code == 400
 
 
 async def test_all_shards_answer_together(start: Start, broker: BrokerFixture) -> None:

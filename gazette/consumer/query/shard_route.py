@@ -83,7 +83,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
 
 ShardOf: TypeAlias = Callable[[ShardRequest], str]
 """Function that returns the id of the shard to ask."""
-KeyOf: TypeAlias = str | Callable[[ShardRequest], bytes | str]
+KeyOf: TypeAlias = str | Callable[[ShardRequest], Any]
 """Name of a parameter of the path or the query, or function that returns the key."""
 
 
@@ -167,6 +167,8 @@ class BoundShardRoute(ABC):
         self.timeout_s = timeout_s
         self.by_key = False
         """True if keys of messages say which shard is asked."""
+        self.key_parameter = ""
+        """Parameter that is the key. Empty without one. In a path, it may be empty."""
 
     @abstractmethod
     async def answer(
@@ -194,6 +196,7 @@ class _OneShard(BoundShardRoute):
         self._key = key
         self._shard = shard
         self.by_key = key is not None
+        self.key_parameter = key if isinstance(key, str) else ""
 
     async def answer(
         self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
@@ -210,17 +213,13 @@ class _OneShard(BoundShardRoute):
         return encoded(self._method(store, request))
 
 
-def key_of(key: KeyOf, request: ShardRequest) -> bytes | str:
+def key_of(key: KeyOf, request: ShardRequest) -> Any:
     """Return the key that a request names. Raise ``Invalid`` if it names none."""
-    found: object
-    if isinstance(key, str):
-        found = request.path.get(key, request.query.get(key))
-        if found is None:
-            raise Invalid(f"the request has no parameter {key}", path=key, hint=f"Add ?{key}=….")
-    else:
-        found = key(request)
-    if not isinstance(found, bytes | str):
-        raise Invalid(f"the key of a route is {found!r}, and neither text nor bytes", path="key")
+    if not isinstance(key, str):
+        return key(request)
+    found = request.path.get(key, request.query.get(key))
+    if found is None:
+        raise Invalid(f"the request has no parameter {key}", path=key, hint=f"Add ?{key}=….")
     return found
 
 

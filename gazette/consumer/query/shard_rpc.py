@@ -79,11 +79,12 @@ class ShardCaller(Protocol):
         """
         ...
 
-    async def shard_of_key(self, key: bytes | str, *, timeout_s: float | None = None) -> str:
+    async def shard_of_key(self, key: Any, *, timeout_s: float | None = None) -> str:
         """Return the id of the shard that reads messages with a key.
 
-        The key is mapped to a partition of `Application.keyed_journals` as publishers do. Raise
-        ``Invalid`` if the application has none, or if several shards read that partition. Raise
+        The key is mapped to a partition of `Application.keyed_journals` as publishers do. A text is read as
+        the declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if it cannot be, if the
+        application has no such journals, or if several shards read that partition. Raise
         ``NotFound`` if no shard does. Raise ``Unavailable`` if no broker lists them in time, or this
         member leaves. ``timeout_s`` defaults to ``query_timeout_s``.
         """
@@ -114,7 +115,7 @@ class Deadline:
 def shard_rpc(
     stub: Callable[[Any], Any],
     *,
-    key: str | Callable[[Any], bytes | str] | None = None,
+    key: str | Callable[[Any], Any] | None = None,
     shard: Callable[[Any], str] | None = None,
     capability: int = Capability.READ,
     timeout_s: float | None = None,

@@ -161,7 +161,7 @@ def check_key(key: object) -> str:
         raise Invalid(
             f"the key of a timer is of type {type(key).__name__}",
             path="key",
-            hint="Use a str. For several values: a text of them, such as f'{user}/{day}'.",
+            hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
         )
     try:
         length = len(key.encode())

@@ -69,9 +69,7 @@ class ClientPublisher:
         """End the publisher. What is not committed never becomes visible. May be repeated."""
         await self._service.close()
 
-    async def publish(
-        self, output: Output, message: Any, *, key: bytes | str | None = None
-    ) -> AppendResult:
+    async def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. Return its offsets.
 
         ``output`` is the name of a journal, a ``LabelSelector``, or partitions. Of several journals, the
@@ -132,9 +130,7 @@ class ClientTransaction:
         self._publisher._holder = asyncio.current_task()
         return self
 
-    async def publish(
-        self, output: Output, message: Any, *, key: bytes | str | None = None
-    ) -> None:
+    async def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, which becomes visible with the others. See `ClientPublisher.publish`.
 
         After an error the message is not part of the transaction, and others may be.
@@ -238,9 +234,7 @@ class SyncPublisher:
         finally:
             self._loop.close()
 
-    def publish(
-        self, output: Output, message: Any, *, key: bytes | str | None = None
-    ) -> AppendResult:
+    def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
         service = self._usable()
         partition = self._find(service, output).partition_of(message, key)
@@ -297,7 +291,7 @@ class SyncTransaction:
         self._publisher._holder = threading.get_ident()
         return self
 
-    def publish(self, output: Output, message: Any, *, key: bytes | str | None = None) -> None:
+    def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, which becomes visible with the others. See `ClientTransaction.publish`."""
         pending = _require_open(self._pending)
         publisher = self._publisher

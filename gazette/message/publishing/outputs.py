@@ -52,25 +52,16 @@ class KnownOutput:
         self.partitions = partitions
         self._message_types = message_types
         by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
-        self._by_key: Mapping[bytes | str] = by_key(partitions, lambda key: key)
+        self._by_key: Mapping[Any] = by_key(partitions, lambda key: key)
         self._at_random: Mapping[Any] = random_mapping(partitions, rng)
 
-    def partition_of(self, message: Any, key: bytes | str | None) -> Partition:
+    def partition_of(self, message: Any, key: Any) -> Partition:
         """Return the journal for a message.
 
-        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key of another type than text or
-        bytes, for a journal without a content type, and for a journal of messages of another type.
+        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a value that cannot be a key, for a
+        journal without a content type, and for a journal of messages of another type.
         """
-        if key is None:
-            found = self._at_random(message)
-        elif isinstance(key, bytes | str):
-            found = self._by_key(key)
-        else:
-            raise Invalid(
-                f"a key is a text or bytes, not {type(key).__name__} ({key!r})",
-                path="key",
-                hint="Convert it as applications do that publish to these journals: str(key), for one.",
-            )
+        found = self._at_random(message) if key is None else self._by_key(key)
         self._check_type(found, type(message))
         return found
 

@@ -206,9 +206,9 @@ def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any],
         by_name = {partition.journal: partition for partition in partitions.all}
         return by_name.__getitem__
     if options.mapping == "modulo":
-        return mappings.modulo_mapping(current, key_bytes)
+        return mappings.modulo_mapping(current, lambda key: key)
     if options.mapping == "rendezvous":
-        return mappings.rendezvous_mapping(current, key_bytes)
+        return mappings.rendezvous_mapping(current, lambda key: key)
     if len(partitions.all) == 1:
         only = partitions.all[0]
         return mappings.fixed_mapping(only.journal, only.content_type)
@@ -220,13 +220,6 @@ def _some_of(names: Collection[str]) -> str:
     shown = ", ".join(sorted(names)[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def key_bytes(value: Any) -> bytes | str:
-    """Return the bytes of a key to hash: texts and bytes as they are, others as JSON (``7``)."""
-    if isinstance(value, bytes | str):
-        return value
-    return b"" if value is None else msgspec.json.encode(value)
 
 
 # These functions run on the driver:

@@ -1,0 +1,248 @@
+"""Fields of messages that are keys: which kind of key a declared type has, and how a field is read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from msgspec import inspect
+
+from gazette.errors import Invalid
+from gazette.message.keys import (
+    ANY,
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    TEXT,
+    UUID_KEY,
+    CanonicalKey,
+    KeyEncoding,
+    no_key,
+    tuple_encoding,
+)
+from gazette.message.message import CSVRecord
+from gazette.message.zero_value import alternatives, inspect_objects
+
+_BY_INFO: Final[dict[type[inspect.Type], KeyEncoding]] = {
+    inspect.AnyType: ANY,
+    inspect.BoolType: BOOLEAN,
+    inspect.ByteArrayType: BYTES,
+    inspect.BytesType: BYTES,
+    inspect.DateTimeType: DATETIME,
+    inspect.DateType: DATE,
+    inspect.DecimalType: DECIMAL,
+    inspect.FloatType: FLOAT,
+    inspect.IntType: INTEGER,
+    inspect.MemoryViewType: BYTES,
+    inspect.StrType: TEXT,
+    inspect.UUIDType: UUID_KEY,
+}
+_BY_BASE: Final = ((str, TEXT), (bytes, BYTES), (int, INTEGER), (float, FLOAT))
+"""Kinds of subclasses that msgspec does not know."""
+_PROTOBUF: Final = {
+    FieldDescriptor.CPPTYPE_BOOL: BOOLEAN,
+    FieldDescriptor.CPPTYPE_DOUBLE: FLOAT,
+    FieldDescriptor.CPPTYPE_ENUM: INTEGER,
+    FieldDescriptor.CPPTYPE_INT32: INTEGER,
+    FieldDescriptor.CPPTYPE_INT64: INTEGER,
+    FieldDescriptor.CPPTYPE_UINT32: INTEGER,
+    FieldDescriptor.CPPTYPE_UINT64: INTEGER,
+    FieldDescriptor.CPPTYPE_STRING: TEXT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyField:
+    """A field of a message type that is the key of its messages."""
+
+    name: str
+    """Name of the field as messages hold it: of JSON, protobuf, or the number of a CSV column."""
+    encoding: KeyEncoding
+    get: Callable[[Any], Any]
+    """Function from a message to the value of the field."""
+
+    def key_of(self, message: Any) -> CanonicalKey:
+        """Return the key of a message. Raise ``Invalid`` that names the field and the value."""
+        try:
+            return self.encoding.encode(self.get(message))
+        except Invalid as error:
+            raise self.named(error) from error
+
+    def named(self, error: Invalid) -> Invalid:
+        """Return an error of the key with the name of the field."""
+        return Invalid(error.message, path=f"key {self.name}", hint=error.hint)
+
+
+def declared_field(message_type: Any, attribute: str) -> KeyField:
+    """Return the field of an attribute of a message type.
+
+    Raise ``Invalid`` for a declared type whose values are no keys.
+    """
+    if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
+        return _csv_field(message_type, attribute)
+    if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
+        return _protobuf_field(descriptor, attribute)
+    if (model_fields := getattr(message_type, "model_fields", None)) is not None:
+        found = model_fields[attribute]
+        name = found.serialization_alias or found.alias or attribute
+        return KeyField(name, _encoding_of_annotation(found.annotation), attrgetter(attribute))
+    return _object_field(message_type, attribute)
+
+
+def foreign_field(message_type: Any, name: str) -> Callable[[Any], Any]:
+    """Return the function that reads the field of this name in messages.
+
+    Raise ``Invalid`` if the message type has no such field. The function raises it for a dict without it.
+    """
+    if issubclass(message_type, CSVRecord):
+        return _csv_field(message_type, name).get
+    if issubclass(message_type, dict):
+        return lambda message: _item(message, name)
+    for attribute, wire_name in _names_of(message_type):
+        if name == wire_name:
+            return attrgetter(attribute)
+    raise Invalid(
+        f"messages of type {message_type.__name__} have no field {name!r}, which is the key",
+        path="message",
+        hint=f"Add the field {name!r}, or give the message's key.",
+    )
+
+
+def _item(message: dict[str, Any], name: str) -> Any:
+    if name not in message:
+        raise Invalid(
+            f"the message has no field {name!r}, which is the key",
+            path="message",
+            hint="Every message needs its key.",
+        )
+    return message[name]
+
+
+def _names_of(message_type: Any) -> list[tuple[str, str]]:
+    """Return pairs of attribute and name within a message."""
+    if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
+        return [(field.name, field.name) for field in descriptor.fields]
+    if (models := getattr(message_type, "model_fields", None)) is not None:
+        return [
+            (name, one.serialization_alias or one.alias or name) for name, one in models.items()
+        ]
+    try:
+        objects = inspect_objects(message_type)
+    except (Invalid, TypeError):
+        return []
+    return [(field.name, field.encode_name) for one in objects for field in one.fields]
+
+
+def _object_field(message_type: Any, attribute: str) -> KeyField:
+    try:
+        objects = inspect_objects(message_type)
+    except (Invalid, TypeError):
+        return KeyField(attribute, ANY, attrgetter(attribute))
+    fields = [field for one in objects for field in one.fields if field.name == attribute]
+    kinds = {encoding_of(field.type) for field in fields}
+    names = {field.encode_name for field in fields}
+    if len(fields) < len(objects) or len(kinds) > 1 or len(names) > 1:
+        raise Invalid(
+            f"the types of the union do not all have the field {attribute!r}, of one name and type",
+            path="key",
+            hint="Give a function of the message.",
+        )
+    return KeyField(names.pop(), kinds.pop(), attrgetter(attribute))
+
+
+def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
+    field = descriptor.fields_by_name[attribute]
+    kind = _PROTOBUF.get(field.cpp_type)
+    if field.type == field.TYPE_BYTES:
+        kind = BYTES
+    repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == 3
+    if kind is None or repeated:
+        raise _unfit(f"field {attribute} of {descriptor.full_name}")
+    return KeyField(attribute, kind, attrgetter(attribute))
+
+
+def _csv_field(message_type: Any, name: str) -> KeyField:
+    if name.isascii() and name.isdigit() and len(name) < 5:
+        index = int(name)
+        return KeyField(name, TEXT, lambda message: _column(message, index))
+    if hasattr(message_type, name):
+        return KeyField(name, ANY, attrgetter(name))
+    raise Invalid(
+        f"{message_type.__name__} has no column {name!r}",
+        path="key",
+        hint="Give the number of a column, such as 1: column 0 is the UUID.",
+    )
+
+
+def _column(record: list[str], index: int) -> str:
+    if index >= len(record):
+        raise Invalid(
+            f"the row has {len(record)} columns, and the key is column {index}",
+            path="message",
+            hint="Every row needs its key. Column 0 is the UUID.",
+        )
+    return record[index]
+
+
+def _encoding_of_annotation(annotation: Any) -> KeyEncoding:
+    try:
+        return encoding_of(inspect.type_info(annotation))
+    except TypeError:
+        return ANY
+
+
+def encoding_of(info: inspect.Type) -> KeyEncoding:
+    """Return the encoding of keys of a declared type. Raise ``Invalid`` if its values are no keys."""
+    parts = [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
+    kinds = {_encoding_of_part(one) for one in parts}
+    if kinds == {INTEGER, FLOAT}:
+        return FLOAT
+    if len(kinds) != 1:
+        raise _unfit(" | ".join(sorted(kind.name for kind in kinds)) or "None")
+    return kinds.pop()
+
+
+def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
+    match info:
+        case inspect.EnumType(cls=enum):
+            return _encoding_of_values([one.value for one in enum])
+        case inspect.LiteralType(values=values):
+            return _encoding_of_values(list(values))
+        case inspect.TupleType(item_types=items) if items:
+            return tuple_encoding([_part_of_tuple(one) for one in items])
+        case inspect.VarTupleType(item_type=item):
+            return tuple_encoding([_part_of_tuple(item)], more=True)
+        case inspect.CustomType(cls=cls):
+            bases = (kind for base, kind in _BY_BASE if issubclass(cls, base))
+            # Other classes may be names of a type that is known, as pydantic's are.
+            return next(bases, ANY)
+    if (kind := _BY_INFO.get(type(info))) is not None:
+        return kind
+    raise _unfit(type(info).__name__.removesuffix("Type").lower())
+
+
+def _part_of_tuple(info: inspect.Type) -> KeyEncoding:
+    kind = encoding_of(info)
+    if kind.name.startswith("tuple"):
+        raise no_key((), "a tuple within a tuple", "Declare one tuple of all values.")
+    return kind
+
+
+def _encoding_of_values(values: list[Any]) -> KeyEncoding:
+    return encoding_of(inspect.UnionType(tuple(inspect.type_info(type(one)) for one in values)))
+
+
+def _unfit(what: str) -> Invalid:
+    return Invalid(
+        f"values of type {what} are no keys",
+        path="key",
+        hint="Declare the field as text, bytes, a number, date, UUID, enum or tuple of these, or give "
+        "a function of the message.",
+    )

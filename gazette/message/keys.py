@@ -1,0 +1,325 @@
+"""Keys of messages: the one text, or the bytes, that stands for a value. Pure.
+
+Publishers, routes, joins, Spark and shards hash what `KeyEncoding.encode` returns. Values that are equal
+within a declared type have one text, so that one partition has their messages. A value may also be
+given as text: in a path, in JSON, on a command line. It is read as the declared type reads it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any, Final, NoReturn, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from gazette.errors import Invalid
+
+CanonicalKey: TypeAlias = str | bytes
+"""What is hashed. A text stands for its UTF-8."""
+
+DIGITS_MAX: Final = 1000
+"""Most digits of a number that is a key, before or behind the point."""
+_BITS_MAX: Final = 3300
+"""Bits of the greatest integer: less than `DIGITS_MAX` digits."""
+_TUPLE: Final = "tuple="
+_MORE: Final = ".."
+"""Last part of the name of tuples of any length."""
+_BARE: Final = (bool, int, float, Decimal)
+"""Types whose text stands in a tuple as it is. Others stand there as texts of JSON."""
+
+
+def no_key(value: object, reason: str, hint: str = "") -> Invalid:
+    """Return the error of a value that cannot be a key."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
+    return Invalid(
+        f"{shown} ({type(value).__name__}) is no key: {reason}",
+        path="key",
+        hint=hint or "Give a text, bytes, number, date, UUID, enum, or a tuple of these.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEncoding:
+    """How values of one type, and their texts, become keys."""
+
+    name: str
+    """Value of the label `gazette.labels.MESSAGE_KEY_TYPE`."""
+    of_value: Callable[[Any], CanonicalKey] = field(compare=False, repr=False)
+    """Function from a value, which is neither an enum nor a text."""
+    of_text: Callable[[str], CanonicalKey] = field(compare=False, repr=False)
+    """Function from a text, as JSON or a path has it."""
+
+    def encode(self, value: Any) -> CanonicalKey:
+        """Return the key of a value, or of its text. Raise ``Invalid`` that names the value."""
+        while isinstance(value, Enum):
+            value = value.value
+        return self.of_text(value) if isinstance(value, str) else self.of_value(value)
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise no_key(value, "it is no text of Unicode") from error
+    return value
+
+
+def _text_of_value(value: Any) -> str:
+    """Return the text of its UTF-8: requests of gRPC may have bytes for it."""
+    try:
+        return _bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise no_key(value, "the key is a text, and this is no UTF-8") from error
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise no_key(value, "the key is declared as another type")
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        _refuse(value)
+    return bytes(value)
+
+
+def _bytes_of_text(text: str) -> bytes:
+    try:
+        return b64decode(text.translate(_URL_SAFE), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise no_key(text, "the key is bytes, and this is no base64") from error
+
+
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+
+
+def _boolean(value: Any) -> str:
+    if not isinstance(value, int) or value not in (0, 1):
+        _refuse(value)
+    return "true" if value else "false"
+
+
+def _boolean_of_text(text: str) -> str:
+    if text not in ("true", "false"):
+        raise no_key(text, "the key is a boolean", "Write true or false.")
+    return text
+
+
+def _integer(value: Any) -> str:
+    if isinstance(value, int):
+        if value.bit_length() > _BITS_MAX:
+            raise no_key(f"{value.bit_length()} bits", f"it has more than {DIGITS_MAX} digits")
+        return str(int(value))
+    text = _number(value)
+    if "." in text:
+        raise no_key(value, "the key is an integer")
+    return text
+
+
+def _integer_of_text(text: str) -> str:
+    return _integer(_decimal_of_text(text))
+
+
+def _float(value: Any) -> str:
+    """Return the text of the nearest float, since readers decode a number as one."""
+    if not isinstance(value, int | float | Decimal):
+        _refuse(value)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise no_key(value, "it is too large for a float") from error
+    if not math.isfinite(number):
+        raise no_key(value, "it equals no number")
+    # An integer compares equal to a float: both have the digits of the integer.
+    return str(int(number)) if number.is_integer() else _plain(Decimal(repr(number)))
+
+
+def _float_of_text(text: str) -> str:
+    return _float(_decimal_of_text(text))
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return _plain(value)
+    return _integer(value) if isinstance(value, int) else _float(value)
+
+
+def _number_of_text(text: str) -> str:
+    return _plain(_decimal_of_text(text))
+
+
+def _decimal_of_text(text: str) -> Decimal:
+    try:
+        if not text.isascii() or "_" in text or text != text.strip():
+            raise InvalidOperation
+        return Decimal(text)
+    except InvalidOperation as error:
+        raise no_key(text, "the key is a number") from error
+
+
+def _plain(number: Decimal) -> str:
+    """Return a number without an exponent, and without zeros that say nothing."""
+    if not number.is_finite():
+        raise no_key(number, "it equals no number")
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    if number and (exponent < -DIGITS_MAX or number.adjusted() > DIGITS_MAX):
+        raise no_key(number, f"it has more than {DIGITS_MAX} digits")
+    if not number:
+        return "0"
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _date(value: Any) -> str:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        _refuse(value)
+    return value.isoformat()
+
+
+def _date_of_text(text: str) -> str:
+    return _date(_converted(text, date, "a date", "Write it as 2026-01-31."))
+
+
+def _datetime(value: Any) -> str:
+    if not isinstance(value, datetime):
+        _refuse(value)
+    if value.utcoffset() is None:
+        raise no_key(value, "it has no zone", "Give it a zone: value.replace(tzinfo=UTC).")
+    try:
+        utc = value.astimezone(UTC)
+    except OverflowError as error:
+        raise no_key(value, "its time in UTC is out of range") from error
+    return utc.replace(tzinfo=None).isoformat() + "Z"
+
+
+def _datetime_of_text(text: str) -> str:
+    hint = "Write it as 2026-01-31T12:00:00Z. In a query, %2B stands for +."
+    return _datetime(_converted(text, datetime, "a time", hint))
+
+
+def _uuid(value: Any) -> str:
+    if not isinstance(value, UUID):
+        _refuse(value)
+    return str(value)
+
+
+def _uuid_of_text(text: str) -> str:
+    return _uuid(_converted(text, UUID, "a UUID", "Write its 32 hexadecimal digits."))
+
+
+def _converted(text: str, kind: type, what: str, hint: str) -> Any:
+    try:
+        # The parser of JSON, so that a text means what it means in a message.
+        return msgspec.convert(text, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise no_key(text, f"the key is {what}", hint) from error
+
+
+def _any(value: Any) -> CanonicalKey:
+    if isinstance(value, tuple):
+        return _tuple_text(value, [ANY] * len(value))
+    for types, kind in _BY_TYPE:
+        if isinstance(value, types):
+            return kind.of_value(value)
+    raise no_key(value, "only values that are written in one way are keys")
+
+
+def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
+    """Return a JSON array of the texts of values: no two different ones have the same."""
+    parts = []
+    for value, kind in zip(values, kinds, strict=True):
+        while isinstance(value, Enum):
+            value = value.value
+        if isinstance(value, tuple | list):
+            raise no_key(value, "it is a tuple within a tuple", "Join them to one tuple.")
+        text = kind.encode(value)
+        bare = kind in _BARE_KINDS or (kind is ANY and isinstance(value, _BARE))
+        parts.append(text if bare and isinstance(text, str) else _quoted(text))
+    return f"[{','.join(parts)}]"
+
+
+def _quoted(text: CanonicalKey) -> str:
+    shown = b64encode(text).decode() if isinstance(text, bytes) else text
+    return msgspec.json.encode(shown).decode()
+
+
+ANY: Final = KeyEncoding("any", _any, _text)
+"""Keys of functions, and of fields without a type: the value says what it is. A text is itself."""
+TEXT: Final = KeyEncoding("text", _text_of_value, _text)
+BYTES: Final = KeyEncoding("bytes", _bytes, _bytes_of_text)
+BOOLEAN: Final = KeyEncoding("boolean", _boolean, _boolean_of_text)
+INTEGER: Final = KeyEncoding("integer", _integer, _integer_of_text)
+FLOAT: Final = KeyEncoding("float", _float, _float_of_text)
+DECIMAL: Final = KeyEncoding("decimal", _number, _number_of_text)
+DATE: Final = KeyEncoding("date", _date, _date_of_text)
+DATETIME: Final = KeyEncoding("datetime", _datetime, _datetime_of_text)
+UUID_KEY: Final = KeyEncoding("uuid", _uuid, _uuid_of_text)
+
+_KINDS: Final = {
+    kind.name: kind
+    for kind in (ANY, TEXT, BYTES, BOOLEAN, INTEGER, FLOAT, DECIMAL, DATE, DATETIME, UUID_KEY)
+}
+_BARE_KINDS: Final = (BOOLEAN, INTEGER, FLOAT, DECIMAL)
+_BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
+    ((bytes, bytearray, memoryview), BYTES),
+    (bool, BOOLEAN),  # Before int, which it is too.
+    (int, INTEGER),
+    (float, FLOAT),
+    (Decimal, DECIMAL),
+    (datetime, DATETIME),  # Before date, which it is too.
+    (date, DATE),
+    (UUID, UUID_KEY),
+)
+
+
+def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
+    """Return the encoding of tuples of these kinds, or with ``more`` of any number of the one kind."""
+    names = [kind.name for kind in kinds]
+
+    def of_value(value: Any) -> str:
+        if not isinstance(value, tuple | list) or (not more and len(value) != len(kinds)):
+            _refuse(value)
+        return _tuple_text(value, list(kinds) * len(value) if more else kinds)
+
+    def of_text(text: str) -> str:
+        try:
+            values = msgspec.json.decode(text, type=list[Any])
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            hint = 'Write it as an array of JSON, such as ["a",7].'
+            raise no_key(text, "the key is a tuple", hint) from error
+        return of_value(values)
+
+    return KeyEncoding(_TUPLE + "+".join([*names, _MORE] if more else names), of_value, of_text)
+
+
+def encoding_named(name: str) -> KeyEncoding:
+    """Return the kind that a label names. Raise ``Invalid`` for another one."""
+    if name in _KINDS:
+        return _KINDS[name]
+    names = name.removeprefix(_TUPLE).split("+") if name.startswith(_TUPLE) else [name]
+    more = names[-1] == _MORE
+    names = [one for one in (names[:-1] if more else names) if one]
+    if not name.startswith(_TUPLE) or not set(names) <= _KINDS.keys():
+        raise Invalid(
+            f"keys of type {name!r} are not known here",
+            path="key",
+            hint="Update this program: a newer one has labelled the journals.",
+        )
+    return tuple_encoding([_KINDS[one] for one in names], more=more)
+
+
+def canonical_key(value: Any) -> CanonicalKey:
+    """Return the key of a value of any type, as keys of functions are encoded.
+
+    Raise ``Invalid`` that names a value that cannot be a key.
+    """
+    return ANY.encode(value)
