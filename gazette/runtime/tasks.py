@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from gazette.errors import Broken, Bug, Unavailable
 from gazette.runtime.clock import Clock
+from gazette.runtime.forks import MadeBeforeFork
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -306,11 +307,13 @@ PoolFactory: TypeAlias = Callable[[str, int], Pool]
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
-    ``run`` bounds concurrency to ``threads``; waiting callers queue in order.
+    ``run`` bounds concurrency to ``threads``; waiting callers queue in order. In a process that was forked
+    since, ``run`` and ``submit`` raise ``Closed``.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
+        self._process = MadeBeforeFork(f"the pool of threads {name!r}")
         self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -319,12 +322,14 @@ class BlockingPool:
         Cancellation: the caller returns at once; a call that a thread has begun runs to its end. So ``fn``
         must leave its objects usable even if its caller has gone.
         """
+        self._process.require()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: fn(*args, **kwargs))
 
     def submit(
         self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
+        self._process.require()
         return self._executor.submit(fn, *args, **kwargs)
 
     def lock(self) -> AbstractContextManager[object]:
@@ -333,6 +338,8 @@ class BlockingPool:
 
     def close(self) -> None:
         """Refuse new calls and drop those that have not begun; does not wait for the others."""
+        if self._process.is_left:
+            return
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -340,10 +347,12 @@ class LoopThread:
     """An event loop in a thread of its own, for code that blocks and has none.
 
     ``run`` may be called from any thread but its own. Close the object at the end: running
-    coroutines are cancelled then.
+    coroutines are cancelled then. In a process that was forked since, ``run`` raises ``Closed``, and
+    ``close`` changes nothing.
     """
 
     def __init__(self, name: str) -> None:
+        self._process = MadeBeforeFork(f"the {name}")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -353,6 +362,9 @@ class LoopThread:
 
         An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
         """
+        if self._process.is_left:
+            coro.close()
+        self._process.require()
         future = asyncio.run_coroutine_threadsafe(coro, self._loop)
         try:
             return future.result()
@@ -362,7 +374,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""
-        if not self._loop.is_closed():
+        if not self._process.is_left and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 

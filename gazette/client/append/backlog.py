@@ -7,17 +7,20 @@ for microseconds, and never during a wait.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakSet
 
 from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment
 from gazette.client.append.queue import Batch, JournalQueue
 from gazette.errors import Closed, GazetteError
 from gazette.protocol.content import BytesLike
+from gazette.runtime.forks import forked
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:
@@ -51,8 +54,40 @@ class AppendServiceSettings:
     spill_threads: int = 2
 
 
+class _LeftMutex:
+    """Stands for the mutex of a backlog in a process that was forked since: all that appends takes it."""
+
+    def acquire(self) -> bool:
+        raise forked("an append service")
+
+    def release(self) -> None:
+        raise AssertionError("was not acquired")
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_backlogs: Final[WeakSet[Backlog]] = WeakSet()
+
+
+def _leave_backlogs() -> None:
+    # Another thread may have had a lock at the fork. It does not exist here, and would never give it back.
+    for backlog in list(_backlogs):
+        backlog.queues = {}
+        backlog.mutex = cast("threading.Lock", _LeftMutex())
+        backlog._room = cast("threading.Condition", backlog.mutex)
+
+
+os.register_at_fork(after_in_child=_leave_backlogs)
+
+
 class Backlog:
     """The queues of one append service. Thread-safe; made on the event loop's thread.
+
+    In a process that was forked since, everything that appends raises ``Closed``.
 
     ``on_work`` is called, under the mutex and from any thread, when a queue that is not served got a
     batch. That is the only time at which a batch crosses to the loop.
@@ -75,6 +110,7 @@ class Backlog:
         """Guards everything here and in the queues. Held for microseconds, never during a wait."""
         self._room = threading.Condition(self.mutex)
         self._closed = False
+        _backlogs.add(self)
 
     @property
     def on_loop(self) -> bool:

@@ -42,6 +42,7 @@ from gazette.client.rpc.errors import status_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
 from gazette.protocol.status import Status
+from gazette.runtime.forks import MadeBeforeFork
 from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, await_future
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class AppendService:
     Made on the event loop that ``client`` belongs to. ``start_append``, ``append``, ``journal`` and
     ``pending_except`` may be called from any thread; the rest belongs to the loop.
 
+    In a process that was forked since, all that appends raises ``Closed``, and ``close`` changes nothing.
+    A future from before the fork is never done there.
+
     A thread may have to wait until the brokers catch up. Do not enqueue gigabytes after a dependency on the
     very thread that must complete that dependency.
     """
@@ -114,6 +118,7 @@ class AppendService:
         self._backlog = Backlog(settings, budget, self._on_work)
         self._scope = TaskScope("append service", on_failure=self._on_failure)
         self._defect: asyncio.Future[None] = self._loop.create_future()
+        self._process = MadeBeforeFork("an append service")
         self._closed = False
 
     # From any thread.
@@ -224,6 +229,8 @@ class AppendService:
         wait for room go on. An append that is being sent may take place or not; ``flush`` first.
         """
         self._closed = True
+        if self._process.is_left:
+            return
         self._backlog.close(Closed("the append service was closed"))
         try:
             await self._scope.stop(timeout_s)

@@ -29,6 +29,7 @@ from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.route import Route, grpc_target
 from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.forks import MadeBeforeFork
 from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,13 @@ class Channels:
         self._pinned: set[str] = set()
         self._members: dict[str, int] = {}
         self._watching = False
-        self.closed = False
+        self._process = MadeBeforeFork("a client")
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """True if they were closed, or belong to the process from which this one was forked."""
+        return self._closed or self._process.is_left
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -232,6 +239,7 @@ class Channels:
 
     def _channel(self, endpoint: str) -> _Channel:
         if self.closed:
+            self._process.require()
             raise Closed("the client's channels were closed")
         now = self.clock.monotonic()
         if now - self._swept >= self._settings.idle_s:
@@ -315,7 +323,11 @@ class Channels:
         After a cancellation the object is closed, and sockets close when the loop next runs.
         May be repeated.
         """
-        self.closed = True
+        self._closed = True
+        if self._process.is_left:
+            # The connections are the parent's: send nothing on them.
+            self._channels.clear()
+            return
         while self._channels:
             _, channel = self._channels.popitem()
             await channel.close(grace_s)

@@ -24,6 +24,7 @@ from gazette.message.publishing.service import (
 )
 from gazette.protocol.ids import JournalName
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.forks import MadeBeforeFork
 from gazette.runtime.tasks import LoopThread
 from gazette.runtime.timeouts import timeout
 
@@ -168,7 +169,8 @@ class ClientTransaction:
 class SyncPublisher:
     """A publisher for scripts, with an event loop in a thread of its own. See `open_publisher`.
 
-    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``.
+    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``. In a process
+    that was forked since, ``publish`` and ``transaction`` raise ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(
@@ -181,6 +183,7 @@ class SyncPublisher:
     ) -> None:
         """Connect. Raise ``Unavailable`` if no broker answers in time."""
         self._timeout_s = timeout_s
+        self._process = MadeBeforeFork("a publisher")
         self._turn = threading.Lock()
         self._holder: int | None = None
         self._client: Client | None = None
@@ -219,6 +222,8 @@ class SyncPublisher:
         """
         service, self._service = self._service, None
         client, self._client = self._client, None
+        if self._process.is_left:
+            return
 
         async def end() -> None:
             try:
@@ -253,6 +258,7 @@ class SyncPublisher:
         return SyncTransaction(self)
 
     def _usable(self) -> PublishingService:
+        self._process.require()
         if self._service is None:
             raise Closed("the publisher was closed", hint="Publish within its `with` block.")
         return self._service

@@ -31,6 +31,7 @@ from gazette.message.publishing.outputs import KnownOutput, MappingName, Output,
 from gazette.message.uuid import ACK_TXN, build_uuid
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
+from gazette.runtime.forks import MadeBeforeFork
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
 
@@ -101,6 +102,7 @@ class PublishingService:
         self._records: CommitRecords | None = None
         self._pool = BlockingPool("commit-records", 1)
         self._failure: BaseException | None = None
+        self._process = MadeBeforeFork("a publisher")
         self._closed = False
 
     async def start(self) -> None:
@@ -118,6 +120,10 @@ class PublishingService:
     async def close(self) -> None:
         """End the publisher, in at most some `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True
+        if self._process.is_left:
+            if self._records is not None:
+                self._records.close()
+            return
         try:
             await self._appends.close(CLOSE_S)
         finally:
@@ -369,7 +375,8 @@ class PublishingService:
     # Its end.
 
     def require_usable(self) -> None:
-        """Raise ``Closed`` once the publisher was closed, or has failed."""
+        """Raise ``Closed`` once the publisher was closed, has failed, or is in a forked process."""
+        self._process.require()
         if self._closed:
             raise Closed("the publisher was closed", hint="Publish within its `with` block.")
         failure = self._failure
