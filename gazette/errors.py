@@ -7,7 +7,8 @@
     │   └── NotYet             the offset, revision or replica does not exist yet
     ├── Fenced             a newer owner has taken over: stop, do not retry
     ├── Invalid            the call is wrong: fix it
-    │   └── TooLarge           it asks for more bytes than a limit allows
+    │   ├── TooLarge           it asks for more bytes than a limit allows
+    │   └── InvalidValue       a value of the application would not read back equal
     ├── NotAllowed         the call is right and refused (credentials, read-only, suspended)
     ├── NotFound           the journal, shard or fragment does not exist
     ├── Conflict           a compare-and-set lost: read again, decide again
@@ -117,6 +118,15 @@ class TooLarge(Invalid):
     """A value of the call, or one that would result from it, exceeds a limit of size."""
 
     default_hint = "Make the named field smaller and call again."
+
+
+class InvalidValue(Invalid):
+    """A value of the application that cannot be kept or published as it is. ``path`` names the part at fault.
+
+    Raised while a message is consumed, it is an error of that message: a `PoisonPolicy` may skip it.
+    """
+
+    default_hint = "Correct the named part of the value, or the program that made it."
 
 
 class NotAllowed(GazetteError):

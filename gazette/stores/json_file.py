@@ -20,6 +20,7 @@ from gazette.consumer.application import Shard, StateView, Store
 from gazette.consumer.timers.memory_timers import MemoryTimers
 from gazette.consumer.timers.timer import TimerTable
 from gazette.errors import Corrupt, Invalid
+from gazette.message.values import ValueEncoding
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.disk_errors import check_kind, check_lengths, disk_error
 from gazette.recoverylog.log.recorder import Recorder
@@ -34,7 +35,11 @@ NEXT_PATH = "/next.json"
 
 
 class JSONFileStore(Store, Generic[StateT]):
-    """A store with its state in one object that msgspec writes as JSON (a dict, Struct, dataclass).
+    """A store with its state in one object, of a declared type, that is written as JSON.
+
+    ``state_type`` says what the JSON reads back as: ``dict[int, int]``, a Struct, a dataclass. A plain
+    ``dict`` or ``list`` holds only what JSON has. A commit raises ``Invalid`` for a value that would not
+    read back equal, with its path, such as ``state["sales"][7]``.
 
     The shard's thread changes ``state`` freely. Other threads read it through ``read`` only.
     """
@@ -47,7 +52,8 @@ class JSONFileStore(Store, Generic[StateT]):
     ) -> None:
         """Open the played-back state; without one, ``new_state()`` (default: ``state_type()``).
 
-        Raise ``Invalid`` for a state that JSON cannot hold, or ``Corrupt`` for a file that does not decode.
+        Raise ``Invalid`` for a state that would not read back equal. Raise ``Corrupt`` for a file that does
+        not decode.
         """
         if recorder is None:
             raise Invalid(
@@ -61,10 +67,7 @@ class JSONFileStore(Store, Generic[StateT]):
         """The shard's thread."""
         self._checkpoint = Checkpoint()
         self._timers: MemoryTimers | None = None
-        try:
-            self._decoder = msgspec.json.Decoder(state_type)
-        except TypeError as error:
-            raise _unfit(error) from error
+        self._encoding: ValueEncoding[StateT] = ValueEncoding(state_type, "state_type")
         check_kind(recorder, "state of a JSONFileStore", {STATE_PATH, NEXT_PATH}.__contains__)
         check_lengths(recorder)
         path = self._directory / STATE_PATH.lstrip("/")
@@ -72,8 +75,8 @@ class JSONFileStore(Store, Generic[StateT]):
             self.state: StateT = self._load(path.read_bytes())
         else:
             self.state = (new_state or state_type)()
-        """State of the running transaction. Only the shard's thread uses it."""
-        self._committed = self._encode()
+            """State of the running transaction. Only the shard's thread uses it."""
+            self._committed = self._encode()
 
     @classmethod
     def view(cls, state_type: type[Any], new_state: Callable[[], Any] | None = None) -> StateView:
@@ -88,25 +91,20 @@ class JSONFileStore(Store, Generic[StateT]):
             store._lock = threading.Lock()
             store._thread = None
             store._timers = None
-            store._decoder = msgspec.json.Decoder(state_type)
+            store._encoding = ValueEncoding(state_type, "state_type")
             path = files.paths.get(STATE_PATH.lstrip("/"))
             if path is None:
                 store.state = (new_state or state_type)()
+                store._committed = store._encode()
             else:
                 store.state = store._load(path.read_bytes())
-            store._committed = store._encode()
             return store
 
         return _JSONFileView(open_reader)
 
     def _encode(self) -> bytes:
-        """Return the state as JSON. Check that it decodes again: what is committed must be readable."""
-        try:
-            data = msgspec.json.encode(self.state)
-            self._decoder.decode(data)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise _unfit(error) from error
-        return data
+        """Return the state as JSON. Raise ``Invalid`` unless it reads back equal: it is committed."""
+        return self._encoding.encode(self.state, "state")
 
     def _load(self, data: bytes) -> StateT:
         *lines, rest = data.split(b"\n")
@@ -116,12 +114,10 @@ class JSONFileStore(Store, Generic[StateT]):
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
         try:
             offsets = msgspec.json.decode(lines[0], type=dict[str, int])
-            state = self._decoder.decode(lines[1])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Corrupt(
-                f"state.json does not decode: {error}",
-                hint="The application's state type changed: keep it able to read older states.",
-            ) from error
+            raise Corrupt(f"the offsets of state.json do not decode: {error}") from error
+        self._committed = lines[1]
+        state = self._encoding.decode(lines[1], "the state of state.json")
         try:
             checkpoint = Checkpoint.from_json(lines[2]) if len(lines) > 2 else Checkpoint()
         except ValueError as error:
@@ -140,13 +136,13 @@ class JSONFileStore(Store, Generic[StateT]):
         """Return a copy of the state. Any thread.
 
         On the shard's thread it is the state of the running transaction, elsewhere that of the last
-        commit. Raise ``Invalid`` for a running state that JSON cannot hold.
+        commit. Raise ``Invalid`` for a running state that would not read back equal.
         """
         if threading.get_ident() == self._thread:
-            return self._decoder.decode(self._encode())
+            return self._encoding.decode(self._encode(), "state")
         with self._lock:
             committed = self._committed
-        return self._decoder.decode(committed)
+        return self._encoding.decode(committed, "state")
 
     def plain(self) -> Any:
         """Return the state of the running transaction, as plain values of JSON."""
@@ -210,10 +206,3 @@ class _JSONFileView(StateView):
 
     def close(self) -> None:
         """Do nothing: no file is held open."""
-
-
-def _unfit(error: Exception) -> Invalid:
-    return Invalid(
-        f"the store's state does not fit its type, or is not JSON: {error}",
-        hint="Keep only what state_type names in the state, and only types that msgspec knows.",
-    )

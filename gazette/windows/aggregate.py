@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from gazette.message.values import finite
+
 S = TypeVar("S")
 V = TypeVar("V")
 R = TypeVar("R")
@@ -13,11 +15,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Aggregate(Generic[S, V, R]):
-    """An aggregate of values ``V``, by a state ``S`` that JSON can hold, with a result ``R``.
+    """An aggregate of values ``V``, by a state ``S`` that is kept as JSON, with a result ``R``.
 
     ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the
-    earlier one first. Windows other than `Sessions` do not need it. ``state_type`` is the type that
-    states decode to, for msgspec.
+    earlier one first. Windows other than `Sessions` do not need it. ``state_type`` is the type of states:
+    ``dict[int, int]``, ``set[str]``, a Struct. Without it, states hold only what JSON has.
     """
 
     zero: Callable[[], S]
@@ -49,14 +51,26 @@ def total() -> Aggregate[float, float, float]:
     )
 
 
-def least() -> Aggregate[Any, Any, Any]:
-    """Return the aggregate of the least value."""
-    return Aggregate(zero=_none, add=_least, result=_same, merge=_least)
+def least(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
+    """Return the aggregate of the least value. Give ``value_type`` for values that JSON does not have."""
+    return Aggregate(
+        zero=_none,
+        add=lambda state, value: _least(state, finite(value)),
+        result=_same,
+        merge=_least,
+        state_type=value_type,
+    )
 
 
-def greatest() -> Aggregate[Any, Any, Any]:
-    """Return the aggregate of the greatest value."""
-    return Aggregate(zero=_none, add=_greatest, result=_same, merge=_greatest)
+def greatest(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
+    """Return the aggregate of the greatest value. See `least` for ``value_type``."""
+    return Aggregate(
+        zero=_none,
+        add=lambda state, value: _greatest(state, finite(value)),
+        result=_same,
+        merge=_greatest,
+        state_type=value_type,
+    )
 
 
 def mean() -> Aggregate[tuple[float, int], float, float]:

@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-import msgspec
-
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import Timer, time_at, unix_us
 from gazette.errors import Invalid
+from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
 
@@ -31,6 +30,7 @@ else:
 
 _LEFT: Final = 0
 _RIGHT: Final = 1
+_NAMES: Final = ("left", "right")
 _NEVER: Final = -(1 << 63)
 """Before all times."""
 
@@ -77,7 +77,13 @@ class StreamJoin(Generic[L, R]):
             event_time = EventTime(lateness=timedelta(seconds=10))
             views = Source("views", View, key="user")
             orders = Source("orders", Order, key="user")
-            bought = StreamJoin("bought", before=timedelta(0), after=timedelta(hours=1))
+            bought = StreamJoin(
+                "bought",
+                before=timedelta(0),
+                after=timedelta(hours=1),
+                left_type=View,
+                right_type=Order,
+            )
 
             def new_store(self, shard, recorder):
                 return SQLiteStore(recorder, self.bought.schema)
@@ -98,9 +104,9 @@ class StreamJoin(Generic[L, R]):
     that one may have. Then it is removed. If the ``kind`` asks for it and it found no partner, it is a result
     of `on_timer`.
 
-    Values are kept as JSON, in the table ``name``. They decode to ``left_type`` and ``right_type``, for
-    msgspec. Type checkers hold calls and results to these types. For a type that is no class, such as a
-    union, they need it spelled out: ``StreamJoin[View, Put | Delete](…)``.
+    Values are kept as JSON, in the table ``name``. They are of ``left_type`` and ``right_type``. Without
+    these types, they hold only what JSON has. Type checkers hold calls and results to these types. For a
+    type that is no class, such as a union, they need it spelled out: ``StreamJoin[View, Put | Delete](…)``.
     """
 
     def __init__(
@@ -126,9 +132,10 @@ class StreamJoin(Generic[L, R]):
         self._after = check_bound("after", after)
         self._table = f'"{name}"'
         self._sweep = Sweep(name, self._table)
-        self._decoders = [
-            msgspec.json.Decoder(Any if one is None else one) for one in (left_type, right_type)
-        ]
+        self._sides: Sequence[ValueEncoding[Any]] = (
+            ValueEncoding(Any if left_type is None else left_type, "left_type"),
+            ValueEncoding(Any if right_type is None else right_type, "right_type"),
+        )
 
     @property
     def schema(self) -> str:
@@ -146,8 +153,8 @@ class StreamJoin(Generic[L, R]):
     ) -> JoinOutcome[L, R]:
         """Add a message of the left side, and return its pairs.
 
-        Raise ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
-        ``event_time``.
+        Raise ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a
+        value that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
         return self._add(shard, store, _LEFT, key, unix_us(at), value)
 
@@ -161,6 +168,7 @@ class StreamJoin(Generic[L, R]):
         self, shard: Shard, store: SQLiteStore, side: int, key: str, at: int, value: Any
     ) -> JoinOutcome[L, R]:
         check_join(store, key)
+        text = self._sides[side].encode(value, _NAMES[side], join=self.name, key=key).decode()
         watermark = watermark_us(shard)
         earlier, later = self._before, self._after
         if side == _RIGHT:
@@ -175,7 +183,6 @@ class StreamJoin(Generic[L, R]):
             " WHERE key = ? AND side = ? AND at BETWEEN ? AND ? AND due > ? ORDER BY at, number",
             (key, other, at - earlier, at + later, _NEVER if watermark is None else watermark),
         ).fetchall()
-        text = msgspec.json.encode(value).decode()
         self._sweep.add(shard, store, due)
         store.execute(
             f"INSERT INTO {self._table}"  # noqa: S608
@@ -228,5 +235,6 @@ class StreamJoin(Generic[L, R]):
         values: list[Any] = [None, None]
         times: list[datetime | None] = [None, None]
         for side, at, text in rows:
-            values[side], times[side] = self._decoders[side].decode(text), time_at(at)
+            values[side] = self._sides[side].decode(text, _NAMES[side], join=self.name, key=key)
+            times[side] = time_at(at)
         return JoinResult(key, *values, *times)

@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-import msgspec
-
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import Timer, time_at, unix_us
+from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
 
@@ -50,7 +49,9 @@ class TableJoin(Generic[V, R]):
             event_time = EventTime(lateness=timedelta(seconds=10), idle_after=timedelta(minutes=1))
             orders = Source("orders", Order, key="item")
             prices = Source("prices", Price, key="item")
-            priced = TableJoin("priced", wait=timedelta(minutes=5))
+            priced = TableJoin(
+                "priced", wait=timedelta(minutes=5), value_type=Order, row_type=float
+            )
 
             def new_store(self, shard, recorder):
                 return SQLiteStore(recorder, self.priced.schema)
@@ -72,9 +73,9 @@ class TableJoin(Generic[V, R]):
     the result is None.
 
     Rows are kept as JSON, in the table ``name``: those that hold at the watermark, and later ones.
-    Values and rows decode to ``value_type`` and ``row_type``, for msgspec. Type checkers hold calls and
-    results to these types. For a type that is no class, such as a union, they need it spelled out:
-    ``TableJoin[Sale, int | str](…)``.
+    Values and rows are of ``value_type`` and ``row_type``. Without these types, they hold only what JSON has.
+    Type checkers hold calls and results to these types. For a type that is no class, such as a union, they
+    need it spelled out: ``TableJoin[Sale, int | str](…)``.
     """
 
     def __init__(
@@ -90,8 +91,12 @@ class TableJoin(Generic[V, R]):
         self._wait = check_bound("wait", wait)
         self._table, self._waiting = f'"{name}"', f'"{name}.waiting"'
         self._sweep = Sweep(name, self._table, self._waiting)
-        self._values = msgspec.json.Decoder(Any if value_type is None else value_type)
-        self._rows = msgspec.json.Decoder(Any if row_type is None else row_type)
+        self._values: ValueEncoding[V] = ValueEncoding(
+            Any if value_type is None else value_type, "value_type"
+        )
+        self._rows: ValueEncoding[R] = ValueEncoding(
+            Any if row_type is None else row_type, "row_type"
+        )
 
     @property
     def schema(self) -> str:
@@ -111,10 +116,13 @@ class TableJoin(Generic[V, R]):
         """Write the row of a key from a time on. None deletes the row.
 
         Return False if the watermark has passed a later row of the key: the row then changed nothing.
-        Raise ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
-        ``event_time``.
+        Raise ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a
+        row that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
         check_join(store, key)
+        text = None
+        if row is not None:
+            text = self._rows.encode(row, "row", join=self.name, key=key).decode()
         at_us, watermark = unix_us(at), watermark_us(shard)
         rows: list[Any] = store.execute(
             f"SELECT min(at) FROM {self._table} WHERE key = ? AND at > ?",  # noqa: S608
@@ -130,7 +138,6 @@ class TableJoin(Generic[V, R]):
             f" AND at = (SELECT max(at) FROM {self._table} WHERE key = ?1 AND at < ?2)",
             (key, at_us),
         )
-        text = None if row is None else msgspec.json.encode(row).decode()
         store.execute(
             f"INSERT INTO {self._table} VALUES (?, ?, ?, ?) ON CONFLICT (key, at)"  # noqa: S608
             " DO UPDATE SET due = excluded.due, value = excluded.value",
@@ -152,6 +159,7 @@ class TableJoin(Generic[V, R]):
         Return False if it is late: it is before the watermark, and changed nothing. Raise what `put` does.
         """
         check_join(store, key)
+        text = self._values.encode(value, "value", join=self.name, key=key).decode()
         at_us, watermark = unix_us(at), watermark_us(shard)
         if watermark is not None and at_us < watermark:
             return False
@@ -159,7 +167,7 @@ class TableJoin(Generic[V, R]):
         store.execute(
             f"INSERT INTO {self._waiting} SELECT ?1, ?2, ifnull(max(number) + 1, 0), ?3, ?4"  # noqa: S608
             f" FROM {self._waiting} WHERE key = ?1 AND at = ?2",
-            (key, at_us, at_us + 1, msgspec.json.encode(value).decode()),
+            (key, at_us, at_us + 1, text),
         )
         return True
 
@@ -169,7 +177,7 @@ class TableJoin(Generic[V, R]):
             f"SELECT value FROM {self._table} WHERE key = ? ORDER BY at DESC LIMIT 1",  # noqa: S608
             (key,),
         )
-        return self._rows.decode(found[0][0]) if found and found[0][0] is not None else None
+        return self._decode_row(key, found[0][0]) if found and found[0][0] is not None else None
 
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
@@ -199,7 +207,7 @@ class TableJoin(Generic[V, R]):
                     (due, key, at, number),
                 )
                 continue
-            value = self._values.decode(text)
+            value = self._values.decode(text, "value", join=self.name, key=key)
             held_from = None if row_at is None else time_at(row_at)
             results.append(TableJoinResult(key, value, time_at(at), row, held_from))
         store.execute(f"DELETE FROM {self._waiting} WHERE due <= ?", (until,))  # noqa: S608
@@ -215,10 +223,13 @@ class TableJoin(Generic[V, R]):
             (key, at),
         ).fetchall()
         if held and held[0][1] is not None:
-            return held[0][0], self._rows.decode(held[0][1])
+            return held[0][0], self._decode_row(key, held[0][1])
         coming: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at > ? AND at <= ?"  # noqa: S608
             " AND value IS NOT NULL ORDER BY at LIMIT 1",
             (key, at, at + self._wait),
         ).fetchall()
-        return (coming[0][0], self._rows.decode(coming[0][1])) if coming else (None, None)
+        return (coming[0][0], self._decode_row(key, coming[0][1])) if coming else (None, None)
+
+    def _decode_row(self, key: str, text: str) -> R:
+        return self._rows.decode(text, "row", join=self.name, key=key)

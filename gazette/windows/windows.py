@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import msgspec
-
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import TimeDomain, Timer, check_key, time_at, unix_us
 from gazette.errors import Invalid
+from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.aggregate import Aggregate
 from gazette.windows.spans import Hopping, Sessions, Span, Tumbling
@@ -104,7 +103,7 @@ class Windows(Generic[S, V, R]):
         self.spans = spans
         self.aggregate = aggregate
         self.early = early
-        self._decoder = msgspec.json.Decoder(aggregate.state_type)
+        self._states: ValueEncoding[S] = ValueEncoding(aggregate.state_type, "aggregate.state_type")
 
     @property
     def schema(self) -> str:
@@ -119,7 +118,8 @@ class Windows(Generic[S, V, R]):
         """Add a value to the windows of its key and time.
 
         Return False if it is late: all of these windows have closed, and it changed nothing. Raise
-        ``Invalid`` for a bad key or time, and for another store. Raise ``NotAllowed`` without
+        ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a state
+        that would not read back equal: the value then changed nothing. Raise ``NotAllowed`` without
         ``event_time``.
         """
         check_store(store, "windows")
@@ -130,25 +130,28 @@ class Windows(Generic[S, V, R]):
             return self._add_to_session(
                 shard, store, key, self.spans.span_of(at_us), value, closed_us
             )
-        added = False
-        for span in self.spans.spans_of(at_us):
-            if closed_us is None or span[1] > closed_us:
-                self._add_to_window(shard, store, key, span, value)
-                added = True
-        return added
+        spans = [
+            span for span in self.spans.spans_of(at_us) if closed_us is None or span[1] > closed_us
+        ]
+        # A value that the aggregate refuses changes none of its windows.
+        changed = [(span, *self._with_value(store, key, span, value)) for span in spans]
+        for span, former, state in changed:
+            if former is None:
+                self._schedule(shard, key, span)
+            self._put(shard, store, key, span, state, former)
+        return bool(spans)
 
-    def _add_to_window(
-        self, shard: Shard, store: SQLiteStore, key: str, span: Span, value: V
-    ) -> None:
+    def _with_value(
+        self, store: SQLiteStore, key: str, span: Span, value: V
+    ) -> tuple[_Open | None, str]:
+        """Return a window as it is, and its encoded state with a value more."""
         found = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
         ).fetchall()
-        if not found:
-            self._schedule(shard, key, span)
         former = _window(found[0]) if found else None
-        state = self.aggregate.zero() if former is None else self._decode(former)
-        self._put(shard, store, key, span, self.aggregate.add(state, value), former)
+        state = self.aggregate.zero() if former is None else self._decode(key, former)
+        return former, self._encode(key, self.aggregate.add(state, value))
 
     def _add_to_session(
         self,
@@ -177,9 +180,11 @@ class Windows(Generic[S, V, R]):
             max([end, *(one.end for one in touched)]),
         )
         # States are merged in the order of their begins, and the value is added to the first one.
-        state = aggregate.add(aggregate.zero() if not touched else self._decode(touched[0]), value)
+        first = aggregate.zero() if not touched else self._decode(key, touched[0])
+        state = aggregate.add(first, value)
         for one in touched[1:]:
-            state = aggregate.merge(state, self._decode(one))
+            state = aggregate.merge(state, self._decode(key, one))
+        text = self._encode(key, state)
         kept: _Open | None = None
         for one in touched:
             if one.begin == merged[0]:
@@ -194,7 +199,7 @@ class Windows(Generic[S, V, R]):
                 shard.cancel(self._timer(_EARLY, one.begin, key))
         if kept is None or kept.end != merged[1]:
             self._schedule(shard, key, merged)
-        self._put(shard, store, key, merged, state, kept)
+        self._put(shard, store, key, merged, text, kept)
         return True
 
     def _put(
@@ -203,7 +208,7 @@ class Windows(Generic[S, V, R]):
         store: SQLiteStore,
         key: str,
         span: Span,
-        state: S,
+        state: str,
         former: _Open | None,
     ) -> None:
         begin, end = span
@@ -214,7 +219,7 @@ class Windows(Generic[S, V, R]):
         store.execute(
             f"INSERT INTO {self._table} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
             " SET end = excluded.end, state = excluded.state, early = excluded.early",
-            (key, begin, end, msgspec.json.encode(state).decode(), early),
+            (key, begin, end, state, early),
         )
 
     def _schedule(self, shard: Shard, key: str, span: Span) -> None:
@@ -224,9 +229,11 @@ class Windows(Generic[S, V, R]):
     def _timer(self, kind: str, begin: int, key: str) -> str:
         return f"{self.name}:{kind}:{begin}:{key}"
 
-    def _decode(self, window: _Open) -> S:
-        state: S = self._decoder.decode(window.state)
-        return state
+    def _encode(self, key: str, state: S) -> str:
+        return self._states.encode(state, "state", windows=self.name, key=key).decode()
+
+    def _decode(self, key: str, window: _Open) -> S:
+        return self._states.decode(window.state, "state", windows=self.name, key=key)
 
     def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
         """Return the result of the window that a timer belongs to. Close the window if it is final.
@@ -258,5 +265,5 @@ class Windows(Generic[S, V, R]):
             store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", where)  # noqa: S608
             if window.early:
                 shard.cancel(self._timer(_EARLY, window.begin, key))
-        value = self.aggregate.result(self._decode(window))
+        value = self.aggregate.result(self._decode(key, window))
         yield WindowResult(key, time_at(window.begin), time_at(window.end), value, kind == _FINAL)

@@ -16,6 +16,7 @@ from gazette.errors import Corrupt, Invalid
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.stores.json_file import JSONFileStore
 from gazette.testing.recovery import MemoryLog, replay, take_over
+from tests.facts import raises
 
 SHARD: Any = None
 
@@ -107,9 +108,9 @@ def test_a_state_that_could_not_be_read_again_is_not_committed(
 
 def test_types_that_are_no_json(tmp_path: Path) -> None:
     recorder = take_over(MemoryLog(), tmp_path / "shard", random.Random(1))
-    with pytest.raises(Invalid, match="state"):
+    with raises(Invalid, path="state_type"):
         JSONFileStore(recorder, cast("type[dict[str, Any]]", GenericAlias(dict, (str, object()))))
-    with pytest.raises(Invalid, match="state"):
+    with raises(Invalid, path="state"):
         JSONFileStore(recorder, State, object)  # type: ignore[arg-type]
 
 
@@ -122,3 +123,31 @@ def test_readers_get_copies_of_what_was_committed(tmp_path: Path) -> None:
     copy.words["x"] = 2
     assert store.read() == State({"x": 1})
     assert store.state.words == {"x": 1}
+
+
+def sold(tmp_path: Path, run: int, state_type: Any) -> Any:
+    """Open the store, as after a restart, and add two sales of customer 7."""
+    recorder = take_over(MemoryLog(), tmp_path / f"shard{run}", random.Random(run))
+    former = tmp_path / f"shard{run - 1}" / "state.json"
+    if former.exists():
+        (tmp_path / f"shard{run}" / "state.json").write_bytes(former.read_bytes())
+    store: JSONFileStore[Any] = JSONFileStore(recorder, state_type, lambda: {"sales": {}})
+    for _ in range(2):
+        sales = store.state["sales"]
+        sales[7] = sales.get(7, 0) + 1
+    store.start_commit(SHARD, Checkpoint(), ()).result()
+    return store
+
+
+def test_a_key_that_json_does_not_have_is_refused_at_the_first_commit(tmp_path: Path) -> None:
+    """It would come back as a text, and from then on both keys would count."""
+    with raises(Invalid, path='state["sales"][7]', advises="dict[int, int]"):
+        sold(tmp_path, 1, dict)
+    assert not (tmp_path / "shard1" / "state.json").exists()
+
+
+def test_a_declared_key_counts_on_after_each_restart(tmp_path: Path) -> None:
+    for run in range(3):
+        store = sold(tmp_path, run, dict[str, dict[int, int]])
+    found: Any = elsewhere(store.read)
+    assert found == {"sales": {7: 6}}

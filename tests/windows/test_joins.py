@@ -436,11 +436,20 @@ class Both(Joining):
     """Windows, and joins whose names begin alike, in one store. Values are messages."""
 
     def __init__(self) -> None:
-        super().__init__(StreamJoin[Any, Any]("order", before=us(5), after=us(5), left_type=Value))
-        self.outer: StreamJoin[Any, Any] = StreamJoin(
-            "order_due", before=us(0), after=us(0), kind=JoinKind.OUTER
+        super().__init__(
+            StreamJoin[Any, Any](
+                "order", before=us(5), after=us(5), left_type=Value, right_type=Value
+            )
         )
-        self.table = TableJoin[Any, Any]("order_waiting", row_type=Value)
+        self.outer: StreamJoin[Any, Any] = StreamJoin(
+            "order_due",
+            before=us(0),
+            after=us(0),
+            kind=JoinKind.OUTER,
+            left_type=Value,
+            right_type=Value,
+        )
+        self.table = TableJoin[Any, Any]("order_waiting", value_type=Value, row_type=Value)
         self.windows = Windows("group", Tumbling(us(10)), count())
         self.parts = (self.join, self.outer, self.table, self.windows)
 
@@ -468,7 +477,7 @@ class Both(Joining):
             for pair in join.on_timer(shard, store, timer):
                 self.say(publisher, join.name, pair.left is None, pair.right is None)
         for found in self.table.on_timer(shard, store, timer):
-            self.say(publisher, self.table.name, found.value["value"], type(found.row).__name__)
+            self.say(publisher, self.table.name, found.value.value, type(found.row).__name__)
         for window in self.windows.on_timer(shard, store, timer):
             self.say(publisher, self.windows.name, window.value, None)
 
@@ -483,10 +492,10 @@ def test_several_of_one_application_do_not_meet(tmp_path: Path) -> None:
     with AppDriver(Both(), tmp_path, SOURCES) as driver:
         feed(driver, (RIGHT, 1, 1), (LEFT, 3, 2), (RIGHT, 90, 3), (LEFT, 90, 4))
         assert [(one.key, *one.values) for one in driver.committed(TARGET, Result)] == [
-            ("order", "Value", "dict"),
+            ("order", "Value", "Value"),
             ("order_due", True, False),
-            ("order", "Value", "dict"),
-            ("order_due", "dict", "dict"),
+            ("order", "Value", "Value"),
+            ("order_due", "Value", "Value"),
             ("order_due", False, True),
             ("order_waiting", 2, "Value"),
             ("group", 2, None),

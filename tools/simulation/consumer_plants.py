@@ -85,7 +85,7 @@ def answers_of_the_running_transaction() -> Undo:
     """Let queries of a JSON file see what its running transaction has done so far."""
 
     def read(self: JSONFileStore[Any]) -> Any:
-        return self._decoder.decode(self._encode())
+        return self._encoding.decode(self._encode())
 
     return _replace(JSONFileStore, "read", lambda before: read)
 

@@ -16,11 +16,11 @@ from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import ApplicationFailed, application_failed, require_none
 from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import Timer
-from gazette.consumer.transaction.error_cause import ErrorCause, cause_of
+from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, passes_through
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
-from gazette.errors import Aborted, GazetteError
+from gazette.errors import Aborted
 from gazette.message.envelope import Envelope
 from gazette.message.uuid import ACK_TXN
 
@@ -147,9 +147,9 @@ class Dispatcher:
                 hint="Schedule the timer again instead.",
                 **_place_of(timer),
             ) from error
-        except GazetteError:
-            raise
         except BaseException as error:
+            if passes_through(error):
+                raise
             raise self._classified("on_timer", error, _place_of(timer)) from error
         finally:
             self._running.leave()
@@ -196,9 +196,9 @@ class Dispatcher:
                     require_none("consume_message", result, **_place((envelope,)))
         except DeferToNextTransaction:
             return position
-        except GazetteError:
-            raise
         except BaseException as error:
+            if passes_through(error):
+                raise
             raise self._failed("consume_message", error, batch[position : position + 1]) from error
         finally:
             running.leave()
@@ -256,9 +256,9 @@ class Dispatcher:
         self._inbox.check()
         try:
             self._attempt(batch)
-        except GazetteError:
-            raise
         except BaseException as error:
+            if passes_through(error):
+                raise
             poison = self._poison
             if poison is None or not self._is_poison(error):
                 raise self._failed("consume_messages", error, batch) from error

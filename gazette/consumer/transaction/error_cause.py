@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gazette.errors import Aborted, GazetteError, Invalid, NotAllowed, NotFound
+from gazette.errors import Aborted, GazetteError, Invalid, InvalidValue, NotAllowed, NotFound
 
 _CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
@@ -29,6 +29,11 @@ class ErrorCause(enum.Enum):
     """The store, which has rolled the transaction back in favour of another one: repeated, it succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
+
+
+def passes_through(error: BaseException) -> bool:
+    """Return True for an error of our tree that says nothing about a message: no policy covers it."""
+    return isinstance(error, GazetteError) and not isinstance(error, InvalidValue)
 
 
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.errors import GazetteError, Invalid
+from gazette.consumer.transaction.error_cause import passes_through
+from gazette.errors import Invalid
 from gazette.message.message import Message
 from gazette.protocol.ids import JournalName, validate_journal_name
 from gazette.protocol.label_set import LabelSet
@@ -34,8 +35,8 @@ class PoisonPolicy:
     shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
 
     ``errors`` are the types of the application's exceptions that make a message poison. Some never
-    do: `GazetteError` (a lost database, a fenced shard), ``MemoryError``, ``OSError``, and
-    exceptions outside ``Exception``. Nor do errors that the store takes for its own
+    do: `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``,
+    ``OSError``, and exceptions outside ``Exception``. Nor do errors that the store takes for its own
     (`Store.classify_error`).
     """
 
@@ -78,12 +79,8 @@ class PoisonPolicy:
 
     def is_poison(self, error: BaseException) -> bool:
         """Return True if the policy skips messages for this exception of the application."""
-        excluded = GazetteError | MemoryError
-        return (
-            not self.malformed_only
-            and isinstance(error, self.errors)
-            and not isinstance(error, excluded)
-        )
+        excluded = passes_through(error) or isinstance(error, MemoryError)
+        return not self.malformed_only and isinstance(error, self.errors) and not excluded
 
 
 class DeadLetter(Message):

@@ -1,0 +1,167 @@
+"""Fingerprints of values: bytes that two values share only if they are the same, types included. Pure.
+
+Module ``marshal`` writes values of Python's own types in C, and tells all of them apart. Values of a declared
+type become such values here, by functions that are made once for the type.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+from msgspec import inspect
+
+from gazette.message.value_types import class_of, is_flat
+
+Flatten: TypeAlias = Callable[[Any], Any]
+"""Function from a value to one of Python's own types. It raises `TypeError` for a value of another class."""
+
+_VERSION: Final = 2
+"""Newest format of `marshal` in which equal values have equal bytes: later ones refer back."""
+_SHOWN: Final = (date, datetime, time, timedelta, Decimal, UUID)
+"""Classes whose `repr` has all of a value."""
+
+
+class Fingerprint:
+    """The fingerprint of values of one declared type."""
+
+    __slots__ = ("_flatten",)
+
+    def __init__(self, info: inspect.Type) -> None:
+        try:
+            self._flatten: Flatten | None = _Flatteners().of(info)
+        except NotImplementedError:
+            self._flatten = None
+
+    def are_same(self, one: Any, other: Any) -> bool:
+        """Return True if two values are known to be the same. False says nothing.
+
+        Raise ``RecursionError`` for a value that holds itself.
+        """
+        flatten = self._flatten
+        if flatten is None:
+            return False
+        try:
+            if flatten is not _itself:
+                one, other = flatten(one), flatten(other)
+            return marshal.dumps(one, _VERSION) == marshal.dumps(other, _VERSION)
+        except (AttributeError, TypeError, ValueError):
+            return False
+
+
+class _Flatteners:
+    """The functions of a type and its parts. A type may hold itself."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Flatten] = {}
+
+    def of(self, info: inspect.Type) -> Flatten:
+        """Return the function of a type. Raise ``NotImplementedError`` if it has none."""
+        if is_flat(info):
+            return _itself
+        if id(info) not in self._known:
+            self._known[id(info)] = lambda value: self._known[id(info)](value)
+            self._known[id(info)] = self._made(info)
+        return self._known[id(info)]
+
+    def _made(self, info: inspect.Type) -> Flatten:
+        kind = class_of(info)
+        match info:
+            case inspect.Metadata(type=part):
+                return self.of(part)
+            case inspect.UnionType(types=parts):
+                return self._union(parts)
+            case inspect.DictType(key_type=key, value_type=value):
+                return _exactly(dict, _pairs(self.of(key), self.of(value)))
+            case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
+                return _exactly(kind, _each(self.of(part)))
+            case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
+                each = self.of(part)
+                return _exactly(kind, lambda value: frozenset(map(each, value)))
+            case inspect.TupleType(item_types=parts):
+                return _exactly(tuple, _row([self.of(part) for part in parts]))
+            case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
+                return self._object(kind, fields)
+            case inspect.EnumType():
+                return _exactly(kind, attrgetter("name", "value"))
+            case inspect.BytesType() | inspect.ByteArrayType():
+                return _exactly(kind, _itself)
+        if kind in _SHOWN:
+            return _exactly(kind, repr)
+        raise NotImplementedError
+
+    def _object(self, kind: type, fields: Sequence[inspect.Field]) -> Flatten:
+        if not fields:
+            return _exactly(kind, _nothing)
+        get = attrgetter(*(field.name for field in fields))
+        values = get if len(fields) > 1 else lambda value: (get(value),)
+        flat = _row([self.of(field.type) for field in fields], values)
+        if not hasattr(kind, "__dictoffset__") or not kind.__dictoffset__:
+            return _exactly(kind, flat)
+        count = 0 if issubclass(kind, msgspec.Struct) else len(fields)
+
+        def flatten(value: Any) -> Any:
+            # What else a value holds, only the slow comparison finds.
+            if len(value.__dict__) != count:
+                raise TypeError
+            return flat(value)
+
+        return _exactly(kind, flatten)
+
+    def _union(self, parts: Sequence[inspect.Type]) -> Flatten:
+        by_class = {class_of(part): (n, self.of(part)) for n, part in enumerate(parts)}
+        if len(by_class) != len(parts) or object in by_class:
+            raise NotImplementedError
+
+        def flatten(value: Any) -> Any:
+            found = by_class.get(type(value))
+            if found is None:
+                raise TypeError
+            return found[0], found[1](value)
+
+        return flatten
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nothing(_: Any) -> Any:
+    return None
+
+
+def _exactly(kind: type, flatten: Flatten) -> Flatten:
+    def checked(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError
+        return flatten(value)
+
+    return checked
+
+
+def _each(flatten: Flatten) -> Flatten:
+    return lambda values: [*map(flatten, values)]
+
+
+def _pairs(key: Flatten, value: Flatten) -> Flatten:
+    keys = list if key is _itself else _each(key)
+    return lambda pairs: (keys(pairs), [*map(value, pairs.values())])
+
+
+def _row(flattens: Sequence[Flatten], values: Flatten = _itself) -> Flatten:
+    if all(flatten is _itself for flatten in flattens):
+        return values
+
+    def flatten(value: Any) -> Any:
+        found = values(value)
+        if len(found) != len(flattens):
+            raise TypeError
+        return [one(part) for one, part in zip(flattens, found, strict=True)]
+
+    return flatten

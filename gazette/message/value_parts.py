@@ -1,0 +1,245 @@
+"""Parts of a value: the walk behind `gazette.message.values`. Pure.
+
+A part has a step, such as ``["sales"]`` or ``.total``. The steps to a part, behind the name of the value, are
+its path. Paths are found from the inside out, and only for errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+SHOWN_CHARS: Final = 60
+"""Characters of a value that an error shows."""
+
+Steps: TypeAlias = list[str]
+"""Steps to a part, the last one first."""
+
+
+class Misfit(NamedTuple):
+    """A part that cannot be kept, and why not."""
+
+    steps: Steps
+    reason: str
+    advice: str = ""
+
+    def below(self, step: str) -> Misfit:
+        """Return the same misfit, seen from one level further out."""
+        self.steps.append(step)
+        return self
+
+    def path(self, root: str) -> str:
+        """Return the path of the part in a value with the name ``root``."""
+        return root + "".join(reversed(self.steps))
+
+
+Parts: TypeAlias = tuple[Sequence[str], Sequence[Any]]
+"""Names of attributes, and their values."""
+
+
+def key_step(key: object) -> str:
+    """Return the step to the value of a key."""
+    if type(key) is not str:
+        return f"[{shown(key)}]"
+    text = json.dumps(key, ensure_ascii=False)
+    return f"[{text.encode(errors='backslashreplace').decode()}]"
+
+
+def shown(value: object) -> str:
+    """Return a short text of a value."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a foreign __repr__
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
+    """Return the names of the fields of a class; None if it has none."""
+    if issubclass(kind, msgspec.Struct):
+        fields: tuple[str, ...] = kind.__struct_fields__
+        return fields
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else tuple(one.name for one in attributes)
+
+
+def attributes_of(value: Any) -> Parts | None:
+    """Return the attributes of a struct, a dataclass or the like; None for other values.
+
+    They are its fields, and what its ``__dict__`` holds beside them.
+    """
+    fields = _fields_of(type(value))  # type: ignore[arg-type]
+    if fields is None:
+        return None
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    names = fields
+    if not own.keys() <= set(fields):
+        # What a cached property has computed, it computes again.
+        cached = functools.cached_property
+        others = [one for one in own if not isinstance(getattr(type(value), one, None), cached)]
+        names = (*fields, *sorted(set(others) - set(fields)))
+    return names, [getattr(value, name, msgspec.UNSET) for name in names]
+
+
+_EXACT: Final = frozenset(
+    {type(None), bool, int, float, str, bytes, bytearray, date, timedelta, UUID}
+)
+"""Classes of which two values are the same if they are equal."""
+
+
+def difference(one: Any, other: Any) -> Misfit | None:
+    """Return the first part in which two values differ, in type or value; None without one.
+
+    ``one`` is the value that was written, and ``other`` the value that it reads back as.
+    """
+    kind = type(one)
+    if kind is not type(other):
+        return Misfit(
+            [], f"is of type {kind.__name__}, and would read back as {type(other).__name__}"
+        )
+    if kind in _EXACT:
+        return None if one == other else _changed(one, other)
+    if kind is dict:
+        return _dict_difference(one, other)
+    if kind in (set, frozenset):
+        return _set_difference(one, other)
+    if isinstance(one, list | tuple):
+        return _list_difference(one, other)
+    ones, others = attributes_of(one), attributes_of(other)
+    if ones is not None and others is not None:
+        return _attribute_difference(ones, others)
+    same = _SAME.get(kind, _equal)
+    return None if same(one, other) else _changed(one, other)
+
+
+def _dict_difference(one: dict[Any, Any], other: dict[Any, Any]) -> Misfit | None:
+    for (key, value), (other_key, other_value) in zip(one.items(), other.items(), strict=False):
+        if type(key) is not type(other_key) or difference(key, other_key) is not None:
+            return Misfit(
+                [key_step(key)],
+                f"has a key of type {type(key).__name__}, which would read back as {shown(other_key)}",
+            )
+        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+            continue
+        if (found := difference(value, other_value)) is not None:
+            return found.below(key_step(key))
+    return _length_difference(one, other)
+
+
+def _list_difference(one: Sequence[Any], other: Sequence[Any]) -> Misfit | None:
+    for index, (value, other_value) in enumerate(zip(one, other, strict=False)):
+        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+            continue
+        if (found := difference(value, other_value)) is not None:
+            return found.below(f"[{index}]")
+    return _length_difference(one, other)
+
+
+def _set_difference(one: Any, other: Any) -> Misfit | None:
+    by_value = {value: value for value in other}
+    for value in one:
+        if value not in by_value or difference(value, by_value[value]) is not None:
+            return Misfit(
+                [], f"has the element {shown(value)}, which would read back as another one"
+            )
+    return _length_difference(one, other)
+
+
+def _length_difference(one: Any, other: Any) -> Misfit | None:
+    if len(one) == len(other):
+        return None
+    return Misfit([], f"has {len(one)} elements, of which {len(other)} would read back")
+
+
+def _attribute_difference(ones: Parts, others: Parts) -> Misfit | None:
+    for name, value, other_name, other_value in zip(*ones, *others, strict=False):
+        if name != other_name:
+            break
+        if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
+            continue
+        if (found := difference(value, other_value)) is not None:
+            return found.below(f".{name}")
+    lost = [name for name in ones[0] if name not in others[0]]
+    if lost:
+        return Misfit(
+            [f".{lost[0]}"],
+            "is no field of its class, and would not read back",
+            "Make it a field, or a property.",
+        )
+    if len(ones[0]) != len(others[0]):
+        return Misfit([], "would read back with more attributes than it has")
+    return None
+
+
+def _changed(one: Any, other: Any) -> Misfit:
+    if type(one) in (datetime, time) and one.tzinfo is not None:
+        return Misfit(
+            [],
+            f"has the zone {shown(one.tzinfo)}, and would read back as {shown(other)}",
+            "Keep times in UTC: at.astimezone(UTC).",
+        )
+    return Misfit([], f"is {shown(one)}, and would read back as {shown(other)}")
+
+
+def _same_time(one: Any, other: Any) -> bool:
+    zones = type(one.tzinfo) is type(other.tzinfo) and one.tzinfo == other.tzinfo
+    return zones and bool(one == other) and one.fold == other.fold
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other)
+
+
+_SAME: Final[dict[type, Callable[[Any, Any], bool]]] = {
+    datetime: _same_time,
+    time: _same_time,
+    Decimal: lambda one, other: one.as_tuple() == other.as_tuple(),
+    memoryview: lambda one, other: bytes(one) == bytes(other),
+    msgspec.Raw: lambda one, other: bytes(one) == bytes(other),
+}
+
+
+def non_finite(value: Any) -> Misfit | None:
+    """Return the first part that is NaN or an infinity; None without one.
+
+    Raise ``RecursionError`` for a value that holds itself.
+    """
+    kind = type(value)
+    if kind is float:
+        if math.isfinite(value):
+            return None
+        return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
+    if kind in _EXACT:
+        return None
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if (found := non_finite(key) or non_finite(part)) is not None:
+                return found.below(key_step(key))
+        return None
+    if isinstance(value, list | tuple | set | frozenset):
+        for index, part in enumerate(value):
+            if (found := non_finite(part)) is not None:
+                return found.below(f"[{index}]")
+        return None
+    if isinstance(value, float):
+        return non_finite(float(value))
+    if isinstance(value, enum.Enum):
+        return non_finite(value.value)
+    attributes = attributes_of(value)
+    for name, part in zip(*attributes, strict=True) if attributes is not None else ():
+        if (found := non_finite(part)) is not None:
+            return found.below(f".{name}")
+    return None

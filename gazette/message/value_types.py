@@ -1,0 +1,298 @@
+"""Declared types of values: their text, and the part of a value that does not fit. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import inspect
+
+from gazette.message.value_parts import Misfit, attributes_of, key_step, shown
+
+_TEXT_DEPTH: Final = 4
+_CLASSES: Final[dict[type[inspect.Type], type]] = {
+    inspect.NoneType: type(None),
+    inspect.BoolType: bool,
+    inspect.IntType: int,
+    inspect.FloatType: float,
+    inspect.StrType: str,
+    inspect.BytesType: bytes,
+    inspect.ByteArrayType: bytearray,
+    inspect.MemoryViewType: memoryview,
+    inspect.DateTimeType: datetime,
+    inspect.DateType: date,
+    inspect.TimeType: time,
+    inspect.TimeDeltaType: timedelta,
+    inspect.DecimalType: Decimal,
+    inspect.UUIDType: UUID,
+    inspect.ListType: list,
+    inspect.SetType: set,
+    inspect.FrozenSetType: frozenset,
+    inspect.VarTupleType: tuple,
+    inspect.TupleType: tuple,
+    inspect.DictType: dict,
+    inspect.TypedDictType: dict,
+}
+_FLAT: Final = (
+    inspect.AnyType,
+    inspect.NoneType,
+    inspect.BoolType,
+    inspect.IntType,
+    inspect.FloatType,
+    inspect.StrType,
+    inspect.LiteralType,
+    inspect.Metadata,
+    inspect.UnionType,
+    inspect.DictType,
+    inspect.ListType,
+    inspect.SetType,
+    inspect.FrozenSetType,
+    inspect.VarTupleType,
+    inspect.TupleType,
+    inspect.TypedDictType,
+)
+_JSON: Final = (type(None), bool, int, float, str, list, dict)
+
+
+def parts_of(info: inspect.Type) -> tuple[inspect.Type, ...]:
+    """Return the types that a type is made of, one level down."""
+    match info:
+        case inspect.Metadata(type=part):
+            return (part,)
+        case inspect.UnionType(types=parts) | inspect.TupleType(item_types=parts):
+            return parts
+        case inspect.DictType(key_type=key, value_type=value):
+            return key, value
+        case (
+            inspect.ListType(item_type=part)
+            | inspect.SetType(item_type=part)
+            | inspect.FrozenSetType(item_type=part)
+            | inspect.VarTupleType(item_type=part)
+        ):
+            return (part,)
+        case (
+            inspect.StructType(fields=fields)
+            | inspect.DataclassType(fields=fields)
+            | inspect.NamedTupleType(fields=fields)
+            | inspect.TypedDictType(fields=fields)
+        ):
+            return tuple(field.type for field in fields)
+    return ()
+
+
+def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield a type and all that it is made of, each once: a type may hold itself."""
+    seen: set[int] = set()
+    pending = [info]
+    while pending:
+        part = pending.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            pending += parts_of(part)
+
+
+def is_flat(info: inspect.Type) -> bool:
+    """Return True if all values of a type are of Python's own types, without bytes."""
+    return all(isinstance(part, _FLAT) for part in all_parts(info))
+
+
+def class_of(info: inspect.Type) -> type:
+    """Return the class of the values of a type; ``object`` if they may be of several."""
+    kind: Any = _CLASSES.get(type(info)) or getattr(info, "cls", object)
+    found: type = getattr(kind, "__origin__", kind)
+    return found
+
+
+def type_text(info: inspect.Type) -> str:
+    """Return a type as Python writes it. Classes of the application stand there by their names."""
+    match info:
+        case inspect.AnyType():
+            return "Any"
+        case inspect.NoneType():
+            return "None"
+        case inspect.Metadata(type=part):
+            return type_text(part)
+        case inspect.UnionType(types=parts):
+            return " | ".join(sorted(map(type_text, parts)))
+        case inspect.LiteralType(values=values):
+            return f"Literal[{', '.join(sorted(map(repr, values)))}]"
+        case inspect.VarTupleType(item_type=part):
+            return f"tuple[{type_text(part)}, ...]"
+        case inspect.TypedDictType(cls=cls):
+            return cls.__name__
+    kind = _CLASSES.get(type(info)) or getattr(info, "cls", type(info))
+    name = getattr(kind, "__name__", str(kind))
+    parts = () if hasattr(info, "cls") else parts_of(info)
+    return f"{name}[{', '.join(map(type_text, parts))}]" if parts else name
+
+
+def type_of(value: Any, depth: int = 0) -> str:
+    """Return the type to declare for a value, as far as its first parts show it."""
+    kind = type(value)
+    if value is None or depth > _TEXT_DEPTH:
+        return "None" if value is None else "Any"
+    if kind is dict:
+        keys = _union(value, depth)
+        return f"dict[{keys}, {_union(value.values(), depth)}]"
+    if kind is tuple:
+        return f"tuple[{', '.join(type_of(one, depth + 1) for one in value) or '()'}]"
+    if kind in (list, set, frozenset):
+        return f"{kind.__name__}[{_union(value, depth)}]"
+    return kind.__name__
+
+
+def _union(values: Any, depth: int) -> str:
+    found: dict[str, None] = {}
+    for value, _ in zip(values, range(100), strict=False):
+        found[type_of(value, depth + 1)] = None
+    return " | ".join(found) or "Any"
+
+
+def misfit(value: Any, info: inspect.Type) -> Misfit | None:
+    """Return the first part of a value that is not of its type; None without one that shows.
+
+    It only explains: constraints, such as a greatest length, are not checked. Raise ``RecursionError`` for a
+    value that holds itself.
+    """
+    if value is msgspec.UNSET:
+        return None
+    match info:
+        case inspect.AnyType():
+            return json_misfit(value)
+        case inspect.Metadata(type=part):
+            return misfit(value, part)
+        case inspect.UnionType(types=parts):
+            fitting = [part for part in parts if _head_fits(value, part)]
+            found = [misfit(value, part) for part in fitting]
+            return _other(value, info) if not found else None if None in found else found[0]
+    return _typed_misfit(value, info) if _head_fits(value, info) else _other(value, info)
+
+
+def _head_fits(value: Any, info: inspect.Type) -> bool:
+    """Return True if a value is of the class of a type, whatever its parts are."""
+    match info:
+        case inspect.AnyType() | inspect.RawType() | inspect.CustomType():
+            return True
+        case inspect.LiteralType(values=values):
+            return value in values
+        case inspect.Metadata(type=part):
+            return _head_fits(value, part)
+    return type(value) is class_of(info)
+
+
+def _other(value: Any, info: inspect.Type) -> Misfit:
+    wanted = type_text(info)
+    advice = f"Convert it to {wanted}, or declare {type_of(value)}."
+    if wanted == "float" and type(value) is int:
+        advice = f"Write {value}.0, or declare int | float."
+    return Misfit([], f"is of type {type(value).__name__}, and {wanted} is declared", advice)
+
+
+def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
+    match info:
+        case inspect.DictType(key_type=key_type, value_type=value_type):
+            return _dict_misfit(value, key_type, lambda _: value_type)
+        case inspect.TypedDictType(fields=fields):
+            by_key = {field.encode_name: field.type for field in fields}
+            return _dict_misfit(value, inspect.StrType(), by_key.get)
+        case inspect.TupleType(item_types=types):
+            if len(types) != len(value):
+                return _other(value, info)
+            return _first((f"[{n}]", *one) for n, one in enumerate(zip(value, types, strict=True)))
+        case inspect.NamedTupleType(fields=fields):
+            return _first(
+                (f"[{n}]", *one)
+                for n, one in enumerate(zip(value, (f.type for f in fields), strict=True))
+            )
+        case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
+            values = dict(zip(*(attributes_of(value) or ((), ())), strict=True))
+            return _first((f".{one.name}", values.get(one.name), one.type) for one in fields)
+        case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
+            return _first(("", one, part) for one in value)
+        case inspect.ListType(item_type=part) | inspect.VarTupleType(item_type=part):
+            return _first((f"[{n}]", one, part) for n, one in enumerate(value))
+    return _leaf_misfit(value)
+
+
+def _first(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
+    for step, value, info in parts:
+        if (found := misfit(value, info)) is not None:
+            return found.below(step)
+    return None
+
+
+def _dict_misfit(
+    value: dict[Any, Any],
+    key_type: inspect.Type,
+    type_at: Callable[[Any], inspect.Type | None],
+) -> Misfit | None:
+    for key, part in value.items():
+        if (found := _key_misfit(value, key, key_type)) is not None:
+            return found.below(key_step(key))
+        info = type_at(key)
+        if info is None:
+            return Misfit([key_step(key)], "is no key of the declared type", "Declare it.")
+        if (found := misfit(part, info)) is not None:
+            return found.below(key_step(key))
+    return None
+
+
+def _key_misfit(value: Any, key: Any, key_type: inspect.Type) -> Misfit | None:
+    if isinstance(key_type, inspect.AnyType):
+        return json_key_misfit(value, key)
+    found = misfit(key, key_type)
+    return None if found is None else Misfit([], f"has a key that {found.reason}", found.advice)
+
+
+def json_key_misfit(value: Any, key: Any) -> Misfit | None:
+    """Return why a key of a dict is not one that JSON has; None if it is one."""
+    if type(key) is str:
+        return _leaf_misfit(key)
+    return Misfit(
+        [],
+        f"has a key of type {type(key).__name__}, and JSON has texts only",
+        f"Declare its type, such as {type_of(value)}.",
+    )
+
+
+def json_misfit(value: Any) -> Misfit | None:
+    """Return the first part of a value that JSON does not have as it is; None without one.
+
+    Raise ``RecursionError`` for a value that holds itself.
+    """
+    kind = type(value)
+    if kind is dict:
+        for key, part in value.items():
+            found = None if type(key) is str else json_key_misfit(value, key)
+            if found is not None or (found := json_misfit(part)) is not None:
+                return found.below(key_step(key))
+        return None
+    if kind is list:
+        for index, part in enumerate(value):
+            if (found := json_misfit(part)) is not None:
+                return found.below(f"[{index}]")
+        return None
+    if kind in _JSON:
+        return _leaf_misfit(value)
+    return Misfit(
+        [],
+        f"is of type {kind.__name__}, which JSON does not have",
+        f"Declare its type, such as {type_of(value)}.",
+    )
+
+
+def _leaf_misfit(value: Any) -> Misfit | None:
+    if type(value) is float and not math.isfinite(value):
+        return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return Misfit([], f"is no Unicode text ({shown(value)}: {error.reason})", "Correct it.")
+    return None
