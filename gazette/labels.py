@@ -9,6 +9,8 @@ CONTENT_TYPE: Final = "content-type"
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
 """Label of a journal with the name of its type of messages."""
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
+MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
+"""Label of a journal with the place of the UUID in its messages: names joined by dots. Absent: ``uuid``."""
 TAG: Final = "app.gazette.dev/tag"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 INSTANCE: Final = "app.gazette.dev/instance"
@@ -24,7 +26,7 @@ CONTENT_RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
 """Content type: operations on the files of a shard."""
 
 SINGLE_VALUED: Final = frozenset(
-    {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, REGION}
+    {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, MESSAGE_UUID, REGION}
 )
 """Labels that may carry one value only."""
 

@@ -30,6 +30,7 @@ from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTab
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
+from gazette.labels import MESSAGE_UUID
 from gazette.message.keys import ANY, KeyEncoding
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.journal import JournalSpec
@@ -289,6 +290,14 @@ class Application(ABC, Generic[StoreT]):
                 journal=journal.name,
             )
         return self.message_type
+
+    def uuid_place_of(self, journal: JournalSpec) -> str:
+        """Return where messages of a journal have their UUID, such as ``_meta.uuid``.
+
+        Default: the label ``app.gazette.dev/message-uuid`` of the journal. Empty: the class attribute
+        ``gazette_uuid`` of the type, or else its field ``uuid``. A `Source` with ``uuid=`` overrides this.
+        """
+        return journal.labels.value_of(MESSAGE_UUID) or ""
 
     def keyed_journals(self) -> LabelSelector | None:
         """Return the selector of source journals among which publishers choose by the key of a message.

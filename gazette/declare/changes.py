@@ -19,7 +19,8 @@ from gazette.declare.specs import (
     shard_specs,
 )
 from gazette.errors import Conflict, NotAllowed
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE, MESSAGE_UUID
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ShardSource, ShardSpec
@@ -171,6 +172,7 @@ def _journal_change(
             f"{declared_framing}: messages that it has could not be read",
             hint=f"Declare content_type={framing!r}, or another name.",
         )
+    _check_uuid_place(declared, spec)
     changed = spec
     for label in wanted.labels.labels:
         changed = replace(changed, labels=changed.labels.with_value(label.name, label.value))
@@ -187,6 +189,21 @@ def _journal_change(
     if changed == spec:
         return None
     return DeclaredChange(changed, current.mod_revision, _journal_difference(spec, changed))
+
+
+def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
+    """Refuse another place of the UUID: readers would not find those of messages that are there."""
+    former, wanted = spec.labels.value_of(MESSAGE_UUID) or "", declared.uuid or DEFAULT_PLACE
+    if not former and declared.names_uuid and spec.labels.value_of(MESSAGE_TYPE):
+        former = DEFAULT_PLACE  # As all declarations of before.
+    if not former or former == wanted:
+        return
+    raise NotAllowed(
+        f"messages of {spec.name} have their UUID in {former}, and the declaration says {wanted}: those "
+        "that are there would count like messages without one",
+        hint=f"Declare uuid={former!r}, or another name. If they do have it in {wanted}, label the journal "
+        f"{MESSAGE_UUID}={wanted} by `gazctl journals edit`.",
+    )
 
 
 _FRAGMENT_FIELDS: Final = {

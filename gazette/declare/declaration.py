@@ -25,7 +25,13 @@ import msgspec
 from gazette.consumer.application import Application, MessageProducer
 from gazette.consumer.application_name import name_of
 from gazette.errors import Invalid
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, MESSAGE_TYPE
+from gazette.labels import (
+    CONTENT_CSV,
+    CONTENT_JSON_LINES,
+    CONTENT_PROTO_FIXED,
+    MESSAGE_TYPE,
+    MESSAGE_UUID,
+)
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_fields import KeyField, declared_field
 from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding, canonical_key
@@ -38,10 +44,12 @@ from gazette.message.mapping import (
     random_mapping,
 )
 from gazette.message.message import CSVRecord
+from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import Label, LabelSelector
 from gazette.protocol.text.duration import MICROSECOND
+from gazette.protocol.text.validation import within
 
 M = TypeVar("M")
 
@@ -69,6 +77,9 @@ class _Declared(Generic[M]):
     same partition, in order. None spreads messages at random. For a CSV record: number of a column."""
     content_type: str = ""
     """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, and else lines of JSON."""
+    uuid: str = ""
+    """Place of the UUID in messages: names as they stand in JSON, joined by dots, such as ``_meta.uuid``.
+    Empty: as the type says by ``gazette_uuid``, or else its field ``uuid``."""
     retention: timedelta | None = None
     """Age from which ``gazctl journals prune`` removes stored fragments. None keeps everything."""
 
@@ -93,6 +104,12 @@ class _Declared(Generic[M]):
     def selector(self) -> LabelSelector:
         """Selector of the partitions, for ``service.partitions``."""
         return _selector(self.name)
+
+    @property
+    def uuid_place(self) -> str:
+        """Place of the UUID in messages. Empty if they have none."""
+        place = framing_of(self.content_type, self.message_type, place=self.uuid).codec.place
+        return "" if place is None else place.text
 
     def has(self, journal: str) -> bool:
         """Return True if a journal is one of the partitions, or has the declared name itself."""
@@ -145,7 +162,7 @@ class _Declared(Generic[M]):
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
             return self._mapping(lambda: declared, rng)
-        return self._mapping(_with_types(partitions, self.message_types), rng)
+        return self._mapping(_with_types(partitions, self.message_types, self.uuid), rng)
 
     def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         if self.key is None:
@@ -158,7 +175,11 @@ class _Declared(Generic[M]):
         return modulo_mapping(partitions, key, field.encoding)
 
     def _partition(self, journal: str) -> Partition:
-        return Partition(journal, self.content_type, self.message_types)
+        return Partition(journal, self.content_type, self.message_types, self.uuid)
+
+    def __set_name__(self, owner: type, _name: str) -> None:
+        if getattr(owner, "uuid_place_of", None) is Application.uuid_place_of:
+            setattr(owner, "uuid_place_of", _declared_uuid)  # noqa: B010
 
     def _check_name(self) -> None:
         hint = "Use letters, digits, - _ . and /, such as words or shop/orders."
@@ -199,9 +220,10 @@ class _Declared(Generic[M]):
                 "Write a class with its fields: class Row(gazette.Message), with id: int below it.",
             )
         try:
-            framing_of(self.content_type, self.message_type)
+            framing_of(self.content_type, self.message_type, place=self.uuid)
         except Invalid as error:
-            raise self._invalid("message_type", error.message, error.hint) from error
+            field = "uuid" if self.uuid and error.path in ("uuid", self.uuid) else "message_type"
+            raise self._invalid(field, error.message, error.hint) from error
         except TypeError as error:
             raise self._invalid(
                 "message_type",
@@ -277,6 +299,7 @@ class Source(_Declared[M]):
         # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
+        super().__set_name__(owner, name)
         if getattr(owner, "keyed_journals", None) is Application.keyed_journals:
             setattr(owner, "keyed_journals", _keyed_journals)  # noqa: B010
         if getattr(owner, "key_encoding", None) is Application.key_encoding:
@@ -309,6 +332,10 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     """Value of the label `MESSAGE_TYPE`."""
     retention_ns: int
     """0 keeps everything."""
+    uuid: str = ""
+    """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
+    names_uuid: bool = False
+    """True if the declaration or its type names the place, and not the mere name of a field."""
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -386,6 +413,8 @@ def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
         declared.content_type,
         message_type_label(declared),
         retention // timedelta(microseconds=1) * MICROSECOND,
+        _uuid_label(declared),
+        bool(declared_place(declared.message_type, declared.uuid)),
     )
 
 
@@ -475,6 +504,13 @@ def source_of(application: Application[Any], journal: str) -> Source[Any]:
     )
 
 
+def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
+    """Return where messages of a source or output have their UUID: `Application.uuid_place_of`."""
+    declared: list[Source[Any] | Output[Any]] = _declared(type(application), (Source, Output))
+    given = next((one.uuid for one in declared if one.has(journal.name)), "")
+    return given or Application.uuid_place_of(application, journal)
+
+
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     """Return the partitions of a source with a key: `Application.keyed_journals`.
 
@@ -514,8 +550,11 @@ def _selector(name: str) -> LabelSelector:
     return LabelSelector.parse(f"name:prefix={name}/part-")
 
 
-def _with_types(partitions: PartitionsFunc, types: tuple[type, ...]) -> PartitionsFunc:
-    """Return the same partitions with types of their messages. Any thread may call the function."""
+def _with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) -> PartitionsFunc:
+    """Return the same partitions with types of their messages, and the place of their UUID, if it is given.
+
+    Any thread may call the function. It raises ``Invalid`` if the label of a journal names another place.
+    """
     known = Partitions(()), Partitions(())
 
     def typed() -> Partitions:
@@ -524,7 +563,7 @@ def _with_types(partitions: PartitionsFunc, types: tuple[type, ...]) -> Partitio
         if known[0] is not current:
             known = (
                 current,
-                Partitions(one._replace(message_types=types) for one in current.all),
+                Partitions(_declared_as(one, types, uuid) for one in current.all),
             )
         return known[1]
 
@@ -567,6 +606,26 @@ def _fields_of(message_type: Any) -> tuple[str, ...] | None:
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return tuple(field.name for field in descriptor.fields)
     return None
+
+
+def _declared_as(partition: Partition, types: tuple[type, ...], uuid: str) -> Partition:
+    if uuid and partition.uuid not in ("", uuid):
+        raise Invalid(
+            f"journal {partition.journal} has the UUIDs of messages in {partition.uuid}, and the "
+            f"declaration says {uuid}",
+            path="uuid",
+            hint=f"Declare the place of the journal's label {MESSAGE_UUID}, or correct the label.",
+        )
+    return partition._replace(message_types=types, uuid=uuid or partition.uuid)
+
+
+def _uuid_label(declared: Source[Any] | Output[Any]) -> str:
+    place = declared.uuid_place
+    if place in ("", DEFAULT_PLACE):
+        return ""
+    with within(f"{type(declared).__name__}({declared.name!r}).uuid"):
+        Label(MESSAGE_UUID, place).validate()
+    return place
 
 
 def message_type_label(declared: Source[Any] | Output[Any]) -> str:

@@ -20,7 +20,7 @@ from gazette import labels
 from gazette.errors import Bug, Invalid
 from gazette.history.json_lines import Field, FoundFields, LineScanner
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import DECODE_ERRORS, MessageCodec, TextForm
+from gazette.message.codec import DECODE_ERRORS, MessageCodec
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Framing, MalformedMessage, hint_of
 from gazette.message.framing.framing import JSONLinesFraming, framing_of
@@ -33,6 +33,7 @@ from gazette.message.uuid import (
     parse_arrays,
     uuid_text,
 )
+from gazette.message.uuid_form import TextForm
 from gazette.protocol.ids import JournalName, Offset
 
 CONTENT_BYTES: Final = "application/octet-stream"

@@ -1,21 +1,19 @@
 """Codecs between messages of the application's types and payloads of frames.
 
 Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one
-kind (JSON, protobuf, or raw bytes) and back. It knows the attribute ``uuid`` of the type, which is
+kind (JSON, protobuf, or raw bytes) and back. It knows the place of the UUID in the type, which is
 text, a ``uuid.UUID``, or 16 bytes. Messages of a type without a UUID are not deduplicated. Other
 types supply their own codec with a class method ``gazette_codec(content_type)``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
-from uuid import UUID
 
 import msgspec
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -27,12 +25,19 @@ from gazette.message.uuid import (
     ACK_TXN,
     ANOTHER_PLACE,
     NIL_UUID,
-    UUID_BYTES,
     UuidMint,
     parse_text,
     parse_uuid,
-    texts_to_bytes,
-    uuid_text,
+)
+from gazette.message.uuid_form import BytesForm, TextForm, UuidForm
+from gazette.message.uuid_place import (
+    DEFAULT_PLACE,
+    UuidPlace,
+    dict_place,
+    object_place,
+    peek_decoder,
+    protobuf_place,
+    pydantic_place,
 )
 from gazette.protocol.ids import JournalName
 
@@ -57,85 +62,25 @@ DECODE_ERRORS: Final = (
 _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
-class UuidForm(ABC):
-    """The representation of a UUID in a type of message."""
-
-    @abstractmethod
-    def join(self, values: list[Any]) -> bytes:
-        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if
-        one is malformed.
-        """
-
-    @abstractmethod
-    def of_bytes(self, uuid: bytes) -> Any:
-        """Return the value to assign to the attribute."""
-
-    @abstractmethod
-    def mint(self, mint: UuidMint, flags: int) -> Any:
-        """Return a new value."""
-
-
-class TextForm(UuidForm):
-    def join(self, values: list[Any]) -> bytes:
-        try:
-            return texts_to_bytes(values)
-        except TypeError:
-            return texts_to_bytes([_text_of(value) for value in values])
-
-    def of_bytes(self, uuid: bytes) -> str:
-        return uuid_text(uuid)
-
-    def mint(self, mint: UuidMint, flags: int) -> str:
-        return mint.text(flags)
-
-
-def _text_of(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    raise Invalid(f"{str(value)[:64]} is not the text of a UUID", path="uuid", hint=ANOTHER_PLACE)
-
-
-class ObjectForm(UuidForm):
-    def join(self, values: list[Any]) -> bytes:
-        return b"".join([value.bytes if value is not None else NIL_UUID for value in values])
-
-    def of_bytes(self, uuid: bytes) -> UUID:
-        return UUID(bytes=uuid)
-
-    def mint(self, mint: UuidMint, flags: int) -> UUID:
-        return UUID(bytes=mint.raw(flags))
-
-
-class BytesForm(UuidForm):
-    def join(self, values: list[Any]) -> bytes:
-        values = [value or NIL_UUID for value in values]
-        if values and set(map(len, values)) != {UUID_BYTES}:
-            raise Invalid(
-                f"invalid length of UUID (expected {UUID_BYTES} bytes)",
-                path="uuid",
-                hint=ANOTHER_PLACE,
-            )
-        return b"".join(values)
-
-    def of_bytes(self, uuid: bytes) -> bytes:
-        return uuid
-
-    def mint(self, mint: UuidMint, flags: int) -> bytes:
-        return mint.raw(flags)
-
-
 class MessageCodec(ABC, Generic[M]):
     """Codec for messages of one type. Use it in one thread at a time. It holds no message."""
 
     single_line: ClassVar[bool] = False
     """True if no payload contains a newline."""
+    not_free_hint: ClassVar[str] = ANOTHER_PLACE
+    """What to do if the place of the UUID holds another value."""
     exact_lines: ClassVar[bool] = False
     """True if `decode_lines` returns one message for each line, whatever the lines hold."""
 
-    def __init__(self, message_type: Any, form: UuidForm | None) -> None:
+    def __init__(
+        self, message_type: Any, form: UuidForm | None, place: UuidPlace[M] | None = None
+    ) -> None:
+        """Make a codec. Without a ``place``, the UUID is the attribute ``uuid`` of a message."""
         self.message_type = message_type
         self.form = form
         """Representation of the UUID. None if messages of the type have no UUID."""
+        self.place = place
+        self._is_attribute = place is None or place.is_plain
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
         attribute of type text, setting it runs no code of the application, and a payload has no newline.
@@ -169,16 +114,41 @@ class MessageCodec(ABC, Generic[M]):
         """
         if self.form is None:
             return b""
-        return self.form.join([message.uuid for message in messages])  # type: ignore[attr-defined]
+        if self._is_attribute:
+            return self.form.join([message.uuid for message in messages])  # type: ignore[attr-defined]
+        assert self.place is not None
+        return self.form.join(list(map(self.place.get, messages)))
 
     def assign(self, message: M, value: Any) -> M:
         """Return the message with a UUID: the same object, or a copy if its type is frozen."""
+        if self.place is not None:
+            return self.place.put(message, value)
         message.uuid = value  # type: ignore[attr-defined]
         return message
 
     def stamp(self, message: M, mint: UuidMint, flags: int) -> M:
-        """Assign a new UUID to a message. A message of a type without UUIDs stays as it is."""
-        return message if self.form is None else self.assign(message, self.form.mint(mint, flags))
+        """Assign a new UUID to a message. A message of a type without UUIDs stays as it is.
+
+        Raise `Invalid` if its place holds a value that no publisher wrote.
+        """
+        form = self.form
+        if form is None:
+            return message
+        found = getattr(message, "uuid", None) if self.place is None else self.place.get(message)
+        if found is not None:
+            self.require_free(found)
+        return self.assign(message, form.mint(mint, flags))
+
+    def require_free(self, value: Any) -> None:
+        """Raise `Invalid` if a publisher must not replace a value: it would be lost without a word."""
+        if self.form is None or self.form.is_free(value):
+            return
+        place = DEFAULT_PLACE if self.place is None else self.place.text
+        raise Invalid(
+            f"the field {place} holds {str(value)[:64]!r}, and is where the publisher puts the UUID",
+            path=place,
+            hint=self.not_free_hint,
+        )
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         """Return the acknowledgement in a payload that is not a message. Return None if it is not
@@ -211,16 +181,16 @@ class MsgspecCodec(MessageCodec[M]):
 
     single_line = True
 
-    def __init__(self, message_type: Any) -> None:
+    def __init__(self, message_type: Any, place: str = "") -> None:
         self._info = zero_value.inspect_objects(message_type)
-        field = zero_value.uuid_field(self._info)
-        super().__init__(message_type, None if field is None else _form_of(field.type))
+        found = object_place(self._info, place)
+        super().__init__(message_type, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
-        self._frozen = _is_frozen(message_type)
-        if isinstance(self.form, TextForm) and not self._frozen and _sets_plainly(message_type):
+        is_plain = self._is_attribute and isinstance(self.form, TextForm)
+        if is_plain and _sets_plainly(message_type):
             self.plain_encode_into = self._encoder.encode_into
-        self._peek = None if field is None else _peek_decoder(field.encode_name, self.form)
+        self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
         return self._decoder.decode(payload)  # type: ignore[no-any-return]
@@ -234,23 +204,18 @@ class MsgspecCodec(MessageCodec[M]):
     def encode_into(self, message: M, buffer: bytearray) -> None:
         self._encoder.encode_into(message, buffer, -1)
 
-    def assign(self, message: M, value: Any) -> M:
-        if self._frozen:
-            return _replace(message, value)
-        message.uuid = value  # type: ignore[attr-defined]
-        return message
-
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        return None if self._peek is None else _peek(self._peek, self.form, payload)
+        return None if self._peek is None else self._peek(payload)
 
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
-        if self.form is None or hasattr(message, "new_acknowledgement"):
+        if self.place is None or hasattr(message, "new_acknowledgement"):
             return super().acknowledgement(message, journal)
+        names = self.place.names
         encode = msgspec.json.Encoder().encode
         # Prefer a payload of zeros that the type accepts. Fall back to the UUID alone, which
         # `acknowledgement_of` and every reader in Go understand.
         for only_uuid in (False, True):
-            make = zero_value.payload_maker(self._info, type(message), only_uuid=only_uuid)
+            make = zero_value.payload_maker(self._info, type(message), names, only_uuid=only_uuid)
             try:
                 self.decode(encode(make(self._json_uuid(NIL_UUID))))
             except DECODE_ERRORS:
@@ -274,12 +239,13 @@ class MsgspecCodec(MessageCodec[M]):
 
 
 class DictCodec(MessageCodec[dict[str, Any]]):
-    """Codec for JSON objects as dicts, with their UUID under the key ``uuid``."""
+    """Codec for JSON objects as dicts, with their UUID under the key ``uuid`` or in another place."""
 
     single_line = True
 
-    def __init__(self) -> None:
-        super().__init__(dict, TextForm())
+    def __init__(self, place: str = "") -> None:
+        found = dict_place(place)
+        super().__init__(dict, found.form, found)
         self._decoder = msgspec.json.Decoder(dict[str, Any])
         self._encoder = msgspec.json.Encoder()
 
@@ -292,14 +258,6 @@ class DictCodec(MessageCodec[dict[str, Any]]):
     def decode_lines(self, lines: bytes) -> list[dict[str, Any]] | None:
         return self._decoder.decode_lines(lines)
 
-    def uuids_of(self, messages: Sequence[dict[str, Any]]) -> bytes:
-        assert self.form is not None
-        return self.form.join([message.get("uuid") for message in messages])
-
-    def assign(self, message: dict[str, Any], value: Any) -> dict[str, Any]:
-        message["uuid"] = value
-        return message
-
     def _new_acknowledgement(self, message: dict[str, Any]) -> dict[str, Any]:
         return {}
 
@@ -309,14 +267,10 @@ class PydanticCodec(MessageCodec[M]):
 
     single_line = True
 
-    def __init__(self, message_type: Any) -> None:
-        field = message_type.model_fields.get("uuid")
-        form = None if field is None else _form_of(msgspec.inspect.type_info(field.annotation))
-        super().__init__(message_type, form)
-        self._frozen = bool(message_type.model_config.get("frozen"))
-        # Use the alias of the field, since `encode` writes it and other programs read it.
-        name = "uuid" if field is None else field.serialization_alias or field.alias or "uuid"
-        self._peek = None if form is None else _peek_decoder(name, form)
+    def __init__(self, message_type: Any, place: str = "") -> None:
+        found = pydantic_place(message_type, place)
+        super().__init__(message_type, None if found is None else found.form, found)
+        self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
         return self.message_type.model_validate_json(payload)  # type: ignore[no-any-return]
@@ -324,14 +278,15 @@ class PydanticCodec(MessageCodec[M]):
     def encode(self, message: M) -> bytes:
         return message.model_dump_json(by_alias=True).encode()  # type: ignore[attr-defined, no-any-return]
 
-    def assign(self, message: M, value: Any) -> M:
-        if self._frozen:
-            return message.model_copy(update={"uuid": value})  # type: ignore[attr-defined, no-any-return]
-        message.uuid = value  # type: ignore[attr-defined]
-        return message
-
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        return None if self._peek is None else _peek(self._peek, self.form, payload)
+        return None if self._peek is None else self._peek(payload)
+
+    def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
+        if self.place is None or len(self.place.names) == 1:
+            return super().acknowledgement(message, journal)
+        form, encode = self.place.form, msgspec.json.Encoder().encode
+        names = self.place.names
+        return lambda uuid: encode(zero_value.only_at(names, form.of_bytes(uuid)))
 
     def _new_acknowledgement(self, message: M) -> M:
         # Its required fields stay unset: readers turn the payload into an `Acknowledgement`.
@@ -341,11 +296,9 @@ class PydanticCodec(MessageCodec[M]):
 class ProtobufCodec(MessageCodec[M]):
     """Codec for generated protobuf classes, with their UUID in a field ``bytes uuid``."""
 
-    def __init__(self, message_type: Any) -> None:
-        field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
-        if field is not None and field.type != field.TYPE_BYTES:
-            raise Invalid(f"field uuid of {message_type.__name__} must be of type bytes")
-        super().__init__(message_type, None if field is None else BytesForm())
+    def __init__(self, message_type: Any, place: str = "") -> None:
+        found = protobuf_place(message_type, place)
+        super().__init__(message_type, None if found is None else found.form, found)
         self._from_string = message_type.FromString
 
     def decode(self, payload: bytes) -> M:
@@ -379,12 +332,12 @@ class BytesCodec(MessageCodec[bytes]):
         raise AssertionError("has no UUID")
 
 
-def json_codec(message_type: Any) -> MessageCodec[Any]:
-    """Return the JSON codec of a type. Raise `Invalid` if the type has none."""
+def json_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+    """Return the JSON codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
     if message_type is dict:
-        return DictCodec()
+        return DictCodec(place)
     if _is_protobuf(message_type):
         raise Invalid(
             f"{message_type.__name__} is a protobuf message, and the journal holds JSON",
@@ -397,16 +350,16 @@ def json_codec(message_type: Any) -> MessageCodec[Any]:
         and isinstance(message_type, type)
         and issubclass(message_type, pydantic.BaseModel)
     ):
-        return PydanticCodec(message_type)
-    return MsgspecCodec(message_type)
+        return PydanticCodec(message_type, place)
+    return MsgspecCodec(message_type, place)
 
 
-def protobuf_codec(message_type: Any) -> MessageCodec[Any]:
-    """Return the protobuf codec of a type. Raise `Invalid` if the type has none."""
+def protobuf_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+    """Return the protobuf codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
     if _is_protobuf(message_type):
-        return ProtobufCodec(message_type)
+        return ProtobufCodec(message_type, place)
     raise Invalid(
         f"{getattr(message_type, '__name__', message_type)} is not a protobuf message class",
         hint="Use a generated class, or label the journal content-type=application/x-ndjson.",
@@ -441,25 +394,6 @@ def _is_protobuf(message_type: Any) -> bool:
     return hasattr(message_type, "DESCRIPTOR") and hasattr(message_type, "FromString")
 
 
-def _form_of(type_info: msgspec.inspect.Type) -> UuidForm:
-    kinds = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
-    if kinds == {msgspec.inspect.StrType}:
-        return TextForm()
-    if kinds == {msgspec.inspect.UUIDType}:
-        return ObjectForm()
-    if kinds == {msgspec.inspect.BytesType}:
-        return BytesForm()
-    raise Invalid("field uuid must be of type str, uuid.UUID or bytes", path="uuid")
-
-
-def _is_frozen(message_type: Any) -> bool:
-    config = getattr(message_type, "__struct_config__", None)
-    if config is not None:
-        return bool(config.frozen)
-    params = getattr(message_type, "__dataclass_params__", None)
-    return params is not None and bool(params.frozen)
-
-
 def _sets_plainly(message_type: Any) -> bool:
     """Return False if code of the application may run when the UUID of a message is set."""
     if getattr(message_type, "__setattr__", None) not in _PLAIN_SETTERS:
@@ -468,26 +402,18 @@ def _sets_plainly(message_type: Any) -> bool:
     return isinstance(attribute, MemberDescriptorType) or not hasattr(attribute, "__set__")
 
 
-def _replace(message: M, value: Any) -> M:
-    if isinstance(message, msgspec.Struct):
-        return msgspec.structs.replace(message, uuid=value)
-    return dataclasses.replace(message, uuid=value)  # type: ignore[type-var]
+def _peek_of(place: UuidPlace[Any]) -> Callable[[bytes], Acknowledgement | None]:
+    """Return the function from a payload to the acknowledgement that it is, if it is one."""
+    peek = peek_decoder(place.names, bytes if isinstance(place.form, BytesForm) else str)
 
-
-def _peek_decoder(name: str, form: UuidForm | None) -> msgspec.json.Decoder[Any]:
-    kind = bytes if isinstance(form, BytesForm) else str
-    peek = msgspec.defstruct("Peek", [("uuid", kind, msgspec.field(name=name))])
-    return msgspec.json.Decoder(peek)
-
-
-def _peek(
-    decoder: msgspec.json.Decoder[Any], form: UuidForm | None, payload: bytes
-) -> Acknowledgement | None:
-    try:
-        found = decoder.decode(payload).uuid
-        uuid = found if isinstance(found, bytes) else parse_text(found)
-        if parse_uuid(uuid).flags != ACK_TXN:
+    def acknowledgement_of(payload: bytes) -> Acknowledgement | None:
+        try:
+            found = peek(payload)
+            uuid = found if isinstance(found, bytes) else parse_text(found)
+            if parse_uuid(uuid).flags != ACK_TXN:
+                return None
+        except DECODE_ERRORS:
             return None
-    except DECODE_ERRORS:
-        return None
-    return Acknowledgement(form.of_bytes(uuid) if form is not None else found)
+        return Acknowledgement(place.form.of_bytes(uuid))
+
+    return acknowledgement_of

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from gazette.errors import Invalid, NotFound
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
 from gazette.message.keys import ANY, CanonicalKey, KeyEncoding
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
@@ -35,6 +35,8 @@ class Partition(NamedTuple):
     content_type: str
     message_types: tuple[type, ...] = ()
     """Types that its messages may have, if a declaration says so. Empty: any."""
+    uuid: str = ""
+    """Place of the UUID in its messages. Empty: as their type says, or else the field ``uuid``."""
 
     def require_type(self, kind: type) -> None:
         """Raise ``Invalid`` if messages of a type do not belong here.
@@ -68,11 +70,15 @@ class Partitions:
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
-        """Return the partitions of specifications. The content type of each is the value of its
-        label.
+        """Return the partitions of specifications. Labels say the content type of each, and the place of
+        the UUID.
         """
         return cls(
-            Partition(spec.name, spec.labels.value_of(CONTENT_TYPE) or "")
+            Partition(
+                spec.name,
+                spec.labels.value_of(CONTENT_TYPE) or "",
+                uuid=spec.labels.value_of(MESSAGE_UUID) or "",
+            )
             for spec in sorted(specs, key=lambda spec: spec.name)
         )
 
@@ -182,10 +188,13 @@ def _mapping_by_key(
 
 
 def fixed_mapping(
-    journal: JournalName, content_type: str, message_types: tuple[type, ...] = ()
+    journal: JournalName,
+    content_type: str,
+    message_types: tuple[type, ...] = (),
+    uuid: str = "",
 ) -> Mapping[Any]:
     """Map every message to one journal."""
-    partition = Partition(journal, content_type, message_types)
+    partition = Partition(journal, content_type, message_types, uuid)
     return lambda _message: partition
 
 

@@ -188,7 +188,7 @@ class Publisher:
         self._user_code_in = 0
         """Thread in which code of the application runs under the lock; 0 if none does."""
         self._kinds: dict[type, _Kind] = {}
-        self._forms: dict[tuple[type, str], _Form] = {}
+        self._forms: dict[tuple[type, str, str], _Form] = {}
         self._lines: dict[JournalName, _Line] = {}
         self._buffered = 0
         self._transaction: list[_Line] = []
@@ -501,16 +501,21 @@ class Publisher:
 
     def _new_route(self, kind: _Kind, partition: Partition) -> _Route:
         partition.require_type(kind.type)
-        journal, content_type = partition.journal, partition.content_type
-        form = self._forms.get((kind.type, content_type))
+        journal, encoding = partition.journal, (kind.type, partition.content_type, partition.uuid)
+        form = self._forms.get(encoding)
         if form is None:
-            framing = framing_of(content_type, kind.type, frame_bytes_max=self._frame_bytes_max)
+            framing = framing_of(
+                partition.content_type,
+                kind.type,
+                place=partition.uuid,
+                frame_bytes_max=self._frame_bytes_max,
+            )
             stamp = framing.stamper(self._mint)
             if framing.codec.plain_encode_into is None:
                 stamp = self._marked(stamp)
             form = _Form(framing, stamp)
         # `setdefault` lets the first thread win: a journal must have exactly one line.
-        form = self._forms.setdefault((kind.type, content_type), form)
+        form = self._forms.setdefault(encoding, form)
         # The key is the name without metadata: it is one journal, in which clocks must ascend.
         name = split_journal_meta(journal)[0]
         line = self._lines.get(name)

@@ -270,6 +270,11 @@ def parse_uuid(uuid: bytes) -> ParsedUuid:
     return ParsedUuid(bytes(uuid[10:]), clock, low & FLAGS_MAX)
 
 
+def is_ours(uuid: bytes) -> bool:
+    """Return True for the nil UUID, and for one with flags that publishers write."""
+    return parse_uuid(uuid).flags <= ACK_TXN
+
+
 def uuid_text(uuid: bytes) -> str:
     """Return the canonical text of a UUID: lower case, 8-4-4-4-12."""
     digits = uuid.hex()

@@ -8,7 +8,7 @@ may have fields without a default. So this module derives the content that reade
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -93,22 +93,33 @@ def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
 
 
 def payload_maker(
-    objects: tuple[ObjectType, ...], cls: type, *, only_uuid: bool
+    objects: tuple[ObjectType, ...], cls: type, names: Sequence[str], *, only_uuid: bool
 ) -> Callable[[Any], Any]:
     """Return a function from a UUID's JSON value to the JSON of an empty message of class ``cls``.
 
-    ``only_uuid`` leaves out the fields that the type requires.
+    ``names`` is the place of the UUID. ``only_uuid`` leaves out the fields that the type requires.
     """
     part = _object_of(objects, cls)
-    name = next(f.encode_name for f in part.fields if f.name == "uuid")
     if not only_uuid:
         value = _zero_object(part, 0)
         if isinstance(value, list):
             tagged = isinstance(part, inspect.StructType) and part.tag is not None
-            at = [f.name for f in part.fields].index("uuid") + tagged
+            at = [f.encode_name for f in part.fields].index(names[0]) + tagged
             return lambda uuid: [*value[:at], uuid, *value[at + 1 :]]
-        return lambda uuid: {**value, name: uuid}
-    return lambda uuid: {name: uuid}
+        return lambda uuid: _with_value(value, names, uuid)
+    return lambda uuid: only_at(names, uuid)
+
+
+def only_at(names: Sequence[str], value: Any) -> Any:
+    """Return the JSON object that holds a value in a place, and nothing else."""
+    return _with_value({}, names, value)
+
+
+def _with_value(found: Any, names: Sequence[str], value: Any) -> Any:
+    if not names:
+        return value
+    fields = found if isinstance(found, dict) else {}
+    return {**fields, names[0]: _with_value(fields.get(names[0]), names[1:], value)}
 
 
 def _object_of(objects: tuple[ObjectType, ...], cls: type) -> ObjectType:

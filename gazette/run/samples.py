@@ -51,7 +51,8 @@ def _sample_of(source: Source[Any]) -> MessageSample | None:
     }
     line = msgspec.json.encode(value)
     try:
-        message = framing_of(source.content_type, source.message_type).codec.decode(line)
+        framing = framing_of(source.content_type, source.message_type, place=source.uuid)
+        message = framing.codec.decode(line)
         key = "" if source.key is None else source.key_of(message)
     except DECODE_ERRORS:
         return None  # The type wants more of its fields than their kinds.

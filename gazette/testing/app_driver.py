@@ -45,8 +45,9 @@ from gazette.errors import Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
+from gazette.message.framing.frames import Framing
 from gazette.message.framing.framing import framing_of
-from gazette.message.mapping import fixed_mapping
+from gazette.message.mapping import Partition, fixed_mapping
 from gazette.message.publisher import Publisher
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.message.uuid import Clock as MessageClock
@@ -216,13 +217,13 @@ class AppDriver(Generic[StoreT]):
 
     def publish(self, journal: str, *messages: Any) -> None:
         """Publish committed messages to a journal, as one outside producer."""
-        mapping = fixed_mapping(journal, self._content_type(journal))
+        mapping = self._mapping(journal)
         for message in messages:
             self._producer.publish_committed(mapping, message).result()
 
     def publish_pending(self, journal: str, *messages: Any) -> None:
         """Publish messages that take effect with ``acknowledge``."""
-        mapping = fixed_mapping(journal, self._content_type(journal))
+        mapping = self._mapping(journal)
         for message in messages:
             self._producer.publish_uncommitted(mapping, message)
         self._producer.flush()
@@ -238,7 +239,7 @@ class AppDriver(Generic[StoreT]):
 
     def committed(self, journal: str, message_type: type[Any]) -> list[Any]:
         """Return the committed messages of a journal, in order, without acknowledgements."""
-        framing = framing_of(self._content_type(journal), message_type)
+        framing = self._framing(journal, message_type)
         decoder: EnvelopeDecoder[Any] = EnvelopeDecoder(journal, framing, 0)
         decoder.feed(self.journals.content(journal))
         sequencer: Sequencer[Any] = Sequencer({}, 1 << 16)
@@ -476,9 +477,15 @@ class AppDriver(Generic[StoreT]):
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
         spec = self._journal_spec(journal)
         message_type = self.application.message_type_of(spec)
-        return EnvelopeDecoder(
-            journal, framing_of(self._content_type(journal), message_type), offset
-        )
+        return EnvelopeDecoder(journal, self._framing(journal, message_type), offset)
+
+    def _framing(self, journal: str, message_type: Any) -> Framing[Any]:
+        place = self.application.uuid_place_of(self._journal_spec(journal))
+        return framing_of(self._content_type(journal), message_type, place=place)
+
+    def _mapping(self, journal: str) -> Callable[[Any], Partition]:
+        place = self.application.uuid_place_of(self._journal_spec(journal))
+        return fixed_mapping(journal, self._content_type(journal), uuid=place)
 
     def _journal_spec(self, journal: str) -> JournalSpec:
         labels = union(

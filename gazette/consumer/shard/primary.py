@@ -171,7 +171,9 @@ class Primary:
         spec = self._specs[journal]
         message_type = self._context.application.message_type_of(spec)
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
-        return EnvelopeDecoder(journal, framing_of(content_type, message_type), offset)
+        place = self._context.application.uuid_place_of(spec)
+        framing = framing_of(content_type, message_type, place=place)
+        return EnvelopeDecoder(journal, framing, offset)
 
     def _new_transactor(self) -> Transactor:
         context, shard, inbox = self._context, self._shard, self._inbox

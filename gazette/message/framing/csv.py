@@ -26,10 +26,10 @@ from gazette.message.codec import (
     AckEncoder,
     BytesCodec,
     MessageCodec,
-    TextForm,
 )
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Frames, Framing, MalformedMessage
 from gazette.message.uuid import parse_text, uuid_text
+from gazette.message.uuid_form import TextForm
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
@@ -106,6 +106,10 @@ def format_record(fields: Sequence[str]) -> str:
 
 class CSVCodec(MessageCodec[M]):
     """Codec for rows of types with ``from_csv(fields)`` and ``to_csv()``, such as `CSVRecord`."""
+
+    not_free_hint = (
+        "The first field of a row is for its UUID. Leave it empty, and put your own behind it."
+    )
 
     def __init__(self, message_type: Any) -> None:
         super().__init__(message_type, TextForm())
@@ -240,10 +244,16 @@ class CSVFraming(Framing[M]):
         return payload + b"\n"
 
 
-def csv_codec(message_type: Any) -> MessageCodec[Any]:
-    """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods."""
+def csv_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+    """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods, or for a place."""
     if message_type is bytes:
         return BytesCodec()
+    if place:
+        raise Invalid(
+            f"rows of CSV have their UUID in the first field, and not in {place}",
+            path="uuid",
+            hint="Leave it out.",
+        )
     if hasattr(message_type, "from_csv") and hasattr(message_type, "to_csv"):
         return CSVCodec(message_type)
     raise Invalid(

@@ -25,6 +25,8 @@ from gazette.message.framing.frames import (
     hint_of,
 )
 from gazette.message.uuid import UuidMint
+from gazette.message.uuid_form import match_published
+from gazette.message.uuid_place import declared_place, name_of_type
 from gazette.protocol.ids import Offset
 
 __all__ = [
@@ -170,10 +172,12 @@ class JSONLinesFraming(Framing[M]):
         encode_into = self.codec.plain_encode_into
         if encode_into is None:
             return super().stamper(mint)
-        text = mint.text
+        text, require_free, is_published = mint.text, self.codec.require_free, match_published
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
+            if (former := message.uuid) and not is_published(former):  # type: ignore[attr-defined]
+                require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
                 encode_into(message, buffer, -1)
@@ -314,12 +318,19 @@ _FRAMINGS: Final[dict[str, tuple[type[Framing[Any]], Any]]] = {
 
 
 def framing_of(
-    content_type: str, message_type: Any, *, frame_bytes_max: int = FRAME_BYTES_MAX
+    content_type: str,
+    message_type: Any,
+    *,
+    place: str = "",
+    frame_bytes_max: int = FRAME_BYTES_MAX,
 ) -> Framing[Any]:
     """Return a new framing for one reader or publisher.
 
-    A ``message_type`` with a class method ``gazette_codec(content_type)`` supplies its own codec.
-    Raise `Invalid` if the content type is unknown, or cannot hold the type.
+    ``place`` is where messages have their UUID: a path of names as they stand in JSON, such as
+    ``_meta.uuid``. Empty: the class attribute ``gazette_uuid`` of the type, or else its field ``uuid``. A
+    type with a class method ``gazette_codec(content_type)`` supplies its own codec, and knows the place.
+
+    Raise `Invalid` if the content type is unknown, or cannot hold the type, and if the type lacks the place.
     """
     found = _FRAMINGS.get(content_type)
     if found is None:
@@ -329,5 +340,12 @@ def framing_of(
         )
     framing, codec_of = found
     own = getattr(message_type, "gazette_codec", None)
-    codec = codec_of(message_type) if own is None else own(content_type)
+    place = declared_place(message_type, place)
+    if place and own is not None:
+        raise Invalid(
+            f"the codec of {name_of_type(message_type)} finds the UUID, and not the place {place}",
+            path="uuid",
+            hint="Leave the place out, or remove gazette_codec().",
+        )
+    codec = codec_of(message_type, place) if own is None else own(content_type)
     return framing(codec, frame_bytes_max)

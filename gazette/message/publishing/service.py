@@ -261,7 +261,7 @@ class PublishingService:
         found = {}
         for partition, message in transaction.samples.items():
             journal = partition.journal
-            framing = framing_of(partition.content_type, type(message))
+            framing = framing_of(partition.content_type, type(message), place=partition.uuid)
             found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
         return found
 

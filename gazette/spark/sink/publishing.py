@@ -173,7 +173,7 @@ class _Publishing:
         found = {}
         for partition, message in self._samples.items():
             journal = partition.journal
-            framing = framing_of(partition.content_type, type(message))
+            framing = framing_of(partition.content_type, type(message), place=partition.uuid)
             found[journal] = framing.frame(framing.codec.acknowledgement(message, journal)(uuid))
         return found
 
