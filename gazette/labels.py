@@ -15,6 +15,12 @@ TAG: Final = "app.gazette.dev/tag"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 INSTANCE: Final = "app.gazette.dev/instance"
 REGION: Final = "app.gazette.dev/region"
+FORMER_POSTFIX: Final = "app.gazette.dev/former-postfix-template"
+"""Label of a journal with a path postfix template that it had, percent-encoded. It may have several."""
+FOREIGN_FRAGMENTS: Final = "app.gazette.dev/foreign-fragments"
+"""Label of a journal with a directory below it, percent-encoded, whose fragments are not the journal's.
+It may have several; ``.`` is all directories that no template explains.
+"""
 
 CONTENT_CSV: Final = "text/csv"
 """Content type: a row of CSV for each message."""

@@ -14,6 +14,7 @@ from gazette.allocator.model import item_key
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.deleted_journals import deleted_below
 from gazette.broker.head_readers import HeadReaders
 from gazette.broker.key_space import local_id_of, spec_of
 from gazette.broker.known_head import KnownHead
@@ -23,6 +24,7 @@ from gazette.broker.replication.upload_gate import UploadGate
 from gazette.errors import Closed, Conflict, GazetteError, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
+from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.emptied_stores import EmptiedStore, EmptiedStores
 from gazette.fragment.index import Index
 from gazette.fragment.listing import list_fragments
@@ -30,7 +32,9 @@ from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.set_aside import SetAside
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
+from gazette.fragment.unexplained import NONE, Unexplained
 from gazette.protocol.fragment import ZERO_SUM, Fragment
+from gazette.protocol.fragment_owner import Attribution, FragmentOwner
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
@@ -374,7 +378,7 @@ class Replica:
             if spec is not None:
                 interval_s = spec.fragment.refresh_interval_ns / _SECOND_NS
                 await self._refresh_unless_changed(spec)
-                if self.index.has_hole:
+                if self.index.has_hole or self.index.undecided():
                     interval_s = min(interval_s, _REFRESH_HOLE_S)
                 interval_s = min(interval_s, soon_s)
             if not self.index.first_refreshed:
@@ -451,7 +455,8 @@ class Replica:
     async def _list(self, spec: JournalSpec) -> None:
         """List the stores of ``spec``, and adopt the listing."""
         listed_at = self._context.clock.now()
-        cover = await list_fragments(self._context.blob_stores, spec, self._nested())
+        others = self._nested()
+        cover = await list_fragments(self._context.blob_stores, spec, others)
         refuted: list[Fragment] = []
         for aside in cover.set_aside:
             if aside.life != self.life:
@@ -475,7 +480,11 @@ class Replica:
                 extra={"cause": f"emptied store {emptied.url}"},
             )
         known = set(self.index.conflicts)
-        self.index.replace_remote(cover, cover.conflicts, listed_at=listed_at)
+        unexplained = await self._unexplained(spec, cover, others)
+        self.index.replace_remote(
+            cover, cover.conflicts, unexplained=unexplained, listed_at=listed_at
+        )
+        self._warn_of_undecided()
         for conflict in self.index.conflicts:
             if conflict not in known:
                 metrics.CONFLICTS.inc()
@@ -484,6 +493,40 @@ class Replica:
                     "%(conflict)s",
                     {"journal": self.journal, "conflict": conflict},
                 )
+
+    async def _unexplained(
+        self, spec: JournalSpec, cover: FragmentCover, others: Sequence[JournalName]
+    ) -> Unexplained:
+        """Return the unexplained fragments with offsets that the listing otherwise lacks. Raise as etcd does.
+
+        A journal may have been created during the listing, and deleted ones are known to etcd alone.
+        """
+        if not Unexplained.of(cover.unexplained).outside(cover):
+            return NONE
+        root = self._context.settings.root
+        deleted = await deleted_below(self._context.etcd, root, self.journal)
+        owner = FragmentOwner(spec, [*others, *self._nested(), *deleted])
+        left = (
+            one for one in cover.unexplained if owner.of(one.path_postfix) is not Attribution.OTHER
+        )
+        return Unexplained.of(Unexplained.of(left).outside(cover))
+
+    @property
+    def undecided_reason(self) -> str:
+        """The reason why offsets are neither given out nor passed over; empty without one."""
+        try:
+            self.index.require_explained()
+        except Unavailable as error:
+            return str(error)
+        return ""
+
+    def _warn_of_undecided(self) -> None:
+        if reason := self.undecided_reason:
+            log.warning(
+                "offsets of %(journal)s are neither given out nor passed over: %(reason)s",
+                {"journal": self.journal, "reason": reason},
+                extra={"cause": f"unexplained {self.journal}"},
+            )
 
     async def _confirm(self, aside: SetAside) -> bool:
         """Make a fragment of bytes that a broker set aside because it could not ask etcd.

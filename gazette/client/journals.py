@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from gazette.auth import Capability, Claims
 from gazette.client.append.appender import backoff_s
@@ -120,6 +121,8 @@ class FragmentsParams:
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
 """Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
+APPLY_NOTE_KEY: Final = "gazette-apply-note"
+"""Trailing metadata of Apply: what the caller should know of a new journal, percent-encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +286,8 @@ async def apply_journals(
     ones stay. etcd accepts 128 in one by default. Return the header with the revision of the last
     transaction. Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``,
     ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
+
+    Log a warning for a new journal below whose name its stores have fragments already.
     """
     size = batch_size or max(1, len(changes))
     header: Header | None = None
@@ -299,10 +304,15 @@ async def _apply(client: BrokerAccess, changes: Sequence[JournalChange]) -> Head
     with map_errors("Apply", client.channels, endpoint=client.address):
         stub, _ = await client.connected()
         wait = client.addresses.wait_for_ready
-        response = await stub.Apply(request, metadata=metadata, wait_for_ready=wait)
+        call = stub.Apply(request, metadata=metadata, wait_for_ready=wait)
+        response = await call
+        trailing = await call.trailing_metadata()
     with answered("Apply"):
         validate_apply_response(response)
     _require_ok(response.status)
+    for key, value in trailing:
+        if key == APPLY_NOTE_KEY:
+            log.warning("%(note)s", {"note": unquote(str(value))})
     return Header.from_pb(response.header)
 
 

@@ -31,17 +31,18 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, with conflicts and set-aside objects (see
-    `set_aside`) that the listing found.
+    """The cover of a journal's stored fragments, with conflicts, set-aside objects (see `set_aside`) and
+    unexplained fragments (see `unexplained`) that the listing found.
     """
 
-    __slots__ = ("conflicts", "listed", "set_aside")
+    __slots__ = ("conflicts", "listed", "set_aside", "unexplained")
 
     def __init__(self, spans: Iterable[Fragment] = ()) -> None:
         self.conflicts: list[FragmentConflict] = []
         self.listed: list[Fragment] = []
         """All fragments, also those that others cover."""
         self.set_aside: list[SetAside] = []
+        self.unexplained: list[Fragment] = []
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
@@ -63,7 +64,7 @@ class FragmentCover(CoverSet[Fragment]):
         """
         hidden = self.doubted(refuted, local)
         kept = FragmentCover(one for one in self.listed if one not in hidden)
-        kept.set_aside = self.set_aside
+        kept.set_aside, kept.unexplained = self.set_aside, self.unexplained
         return kept
 
     def doubted(

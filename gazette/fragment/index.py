@@ -17,8 +17,9 @@ from typing import Final, TypeAlias
 
 from gazette.errors import Closed
 from gazette.fragment.conflicts import FragmentConflict, conflicts_with
-from gazette.fragment.cover_set import CoverSet, uncovered
+from gazette.fragment.cover_set import CoverSet, Span, uncovered
 from gazette.fragment.local_file import LocalFragment
+from gazette.fragment.unexplained import NONE, Unexplained, undecided
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
@@ -89,6 +90,8 @@ class Index:
         self._waits = 0
         self.conflicts: tuple[FragmentConflict, ...] = ()
         """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
+        self.unexplained = NONE
+        """Stored fragments that may be the journal's, as of the last listing."""
         self.known_head: Offset = 0
         """Offset that the journal has reached at least. The fragments here may end earlier."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
@@ -199,9 +202,10 @@ class Index:
         remote: CoverSet[Fragment],
         conflicts: Iterable[FragmentConflict] = (),
         *,
+        unexplained: Unexplained = NONE,
         listed_at: float | None = None,
     ) -> None:
-        """Adopt the latest listing of the blob stores, with the conflicts in it.
+        """Adopt the latest listing of the blob stores, with the conflicts and unexplained fragments in it.
 
         The listing began at ``listed_at`` (Unix seconds; None: now). Ends the wait for the first refresh.
         Local fragments which the listing covers are let go, and their files with them once the last reader
@@ -209,6 +213,7 @@ class Index:
         """
         self._listed_at = self._clock.now() if listed_at is None else listed_at
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
+        self.unexplained = unexplained
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
         # This listing may have begun before these fragments were stored. The next listing will
@@ -228,7 +233,7 @@ class Index:
         self._check_open()
 
     def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
-        """Find the fragment from which to read ``offset`` now, as ``query`` does. Raise ``Closed``."""
+        """Find the fragment from which to read ``offset`` now, and raise, as ``query`` does."""
         self._check_open()
         return self._find(offset, begin_mod_time)
 
@@ -242,7 +247,8 @@ class Index:
         ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
         OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits for a fragment.
 
-        Raise ``Closed`` when the index closes. Cancellation: no effect; the caller owns the deadline.
+        Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
+        offset, or offsets that would be passed over. Cancellation: no effect; the caller owns the deadline.
         """
         at = self.write_head if offset == AT_WRITE_HEAD else offset
         while True:
@@ -273,6 +279,8 @@ class Index:
     def _find(self, offset: Offset, begin_mod_time: int) -> IndexResult:
         while True:
             at, found = self._set.longest_overlapping(offset)
+            if not found:
+                self._require_explained(offset, at)
             if not found and self._may_jump(at):
                 offset, found = self._set[at].begin, True
             if not found:
@@ -284,6 +292,28 @@ class Index:
                 continue
             local = span if isinstance(span, LocalFragment) else None
             return IndexResult(Status.OK, offset, self.write_head, fragment, local)
+
+    def require_explained(self) -> None:
+        """Raise ``Unavailable`` while stored fragments may be the journal's, which lacks their offsets."""
+        fragments = self.undecided()
+        if fragments:
+            raise undecided(self.journal, fragments)
+
+    def undecided(self) -> list[Fragment]:
+        """Return the unexplained fragments that have offsets which no fragment of the journal has."""
+        if not self.unexplained.end:
+            return []
+        return self.unexplained.outside(CoverSet[Span]([*self._set, *self._hidden]))
+
+    def _require_explained(self, offset: Offset, at: int) -> None:
+        """Raise ``Unavailable`` if unexplained fragments have ``offset``, or what follows in its hole.
+
+        The hole is before span ``at``.
+        """
+        if at < len(self._set):
+            self.unexplained.check(self.journal, offset, self._set[at].begin)
+        else:
+            self.unexplained.check(self.journal, max(offset, self.end_offset))
 
     def _may_jump(self, at: int) -> bool:
         """Return True if a reader in the hole before span ``at`` may go on from the span's begin."""

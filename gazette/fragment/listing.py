@@ -1,29 +1,15 @@
-"""Stage 9 of the byte path: takes the objects of a journal in blob stores, gives the
-cover of its fragments to `index`.
+"""Stage 9 of the byte path: takes the objects of a journal in blob stores, gives the cover of its fragments
+to `index`.
 
-The path of an object does not quite decide which journal it belongs to. Fragments of journal ``a`` may be in
-subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory of ``a``,
-too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
-
-1. An object directly in ``a/`` is a fragment of ``a``.
-2. One at or below the directory of another journal that exists is never one of ``a``.
-3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if the postfix fits the present template. It is
-   one, too, if all components of the postfix are ``key=value``. Templates are meant for those, and an
-   earlier template may have left them.
-4. All others are not fragments of ``a``. A deleted journal has left them, or a person has put them there.
-
-So a template may be changed and old fragments stay readable, as long as one of the two wrote ``key=value``
-components. And a journal below ``a`` may be deleted: its fragments do not become part of ``a``, unless the
-rest of its name has ``key=value`` components only.
+`protocol/fragment_owner` says which objects are the journal's. Those of which it cannot say it are listed
+apart: see `unexplained`.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 from gazette.blobs.blob_store import BlobInfo, BlobStore, list_after
 from gazette.blobs.registry import BlobStores
@@ -31,15 +17,12 @@ from gazette.errors import Invalid
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
+from gazette.protocol.fragment_owner import Attribution, FragmentOwner
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import await_future
 
 log = logging.getLogger(__name__)
-
-_ACTION: Final = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-_CONTROL: Final = re.compile(r"\{\{-?\s*(?:if|range|with)\b")
-_KEY_VALUES: Final = re.compile(r"[^/=]+=[^/]*(/[^/=]+=[^/]*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +36,10 @@ class Foreign:
         return Foreign(self.count + 1, self.example or path)
 
 
-class FragmentOwner:
-    """Applies the rule above for one journal. ``nested`` are the journals below it."""
-
-    def __init__(
-        self, journal: JournalName, path_postfix_template: str, nested: Collection[JournalName]
-    ) -> None:
-        self._journal = journal
-        self._shape = _shape_of(path_postfix_template)
-        head = f"{journal}/"
-        self._nested = frozenset(name[len(head) :] for name in nested if name.startswith(head))
-
-    def owns(self, postfix: str) -> bool:
-        """Return True if a fragment at that postfix (``""``: none) is the journal's own."""
-        if not postfix:
-            return True
-        if self._nested:
-            components = postfix.split("/")
-            for count in range(1, len(components) + 1):
-                if "/".join(components[:count]) in self._nested:
-                    return False
-        if self._shape is not None and self._shape.fullmatch(postfix):
-            return True
-        return _KEY_VALUES.fullmatch(postfix) is not None
-
-
 async def list_fragments(
     blob_stores: BlobStores,
     spec: JournalSpec,
-    nested: Collection[JournalName] = (),
+    others: Collection[JournalName] = (),
     *,
     begin: Offset = 0,
 ) -> FragmentCover:
@@ -90,18 +48,18 @@ async def list_fragments(
     With ``begin``, the objects that sort before a fragment of that begin are left out: of those directly in
     the journal's directory, all fragments that begin earlier.
 
-    ``nested`` are the journals whose name begins with this one's and ``/``; others do no harm. Raise what
+    ``others`` are the journals whose name begins with this one's and ``/``; more do no harm. Raise what
     any of the stores raised: half an index would invite appends at offsets that are taken. Objects which are
-    not fragments of the journal are counted and logged.
+    not fragments of the journal are counted and logged. Unexplained fragments are listed beside the cover.
 
     Cancellation: the running listing of a store goes on in its thread; its result is dropped.
     """
     cover = FragmentCover()
-    owner = FragmentOwner(spec.name, spec.fragment.path_postfix_template, nested)
+    owner = FragmentOwner(spec, others)
     for url in spec.fragment.stores:
         active = blob_stores.get(url)
         # Wait without a deadline: the caller must not list a store again while a listing still runs.
-        listing = active.calls.submit(_list_into, cover, active.store, url, spec.name, owner, begin)
+        listing = active.calls.submit(list_into, cover, active.store, url, owner, begin)
         foreign = await await_future(listing)
         active.worked()
         if foreign.count:
@@ -118,26 +76,25 @@ async def list_fragments(
     return cover
 
 
-def _list_into(
-    cover: FragmentCover,
-    store: BlobStore,
-    url: str,
-    journal: JournalName,
-    owner: FragmentOwner,
-    begin: Offset,
+def list_into(
+    cover: FragmentCover, store: BlobStore, url: str, owner: FragmentOwner, begin: Offset = 0
 ) -> Foreign:
+    """List one store of a journal, as `list_fragments` does. Blocks."""
     foreign = Foreign()
-    prefix = f"{journal}/"
+    prefix = f"{owner.journal}/"
     listing = list_after(store, prefix, f"{begin:016x}") if begin else store.list(prefix)
-    for info, fragment in _parsed(listing, journal):
-        if fragment is None and (aside := SetAside.parse(journal, info.path)) is not None:
-            if owner.owns(aside.fragment.path_postfix):
-                cover.set_aside.append(replace(aside, fragment=_stored(aside.fragment, url, info)))
+    for one in _parsed(listing, owner.journal):
+        whose = Attribution.OTHER if one.fragment is None else owner.of(one.fragment.path_postfix)
+        if one.fragment is None or whose is Attribution.OTHER:
+            foreign = foreign.and_one(one.info.path)
             continue
-        if fragment is None or not owner.owns(fragment.path_postfix):
-            foreign = foreign.and_one(info.path)
-            continue
-        cover.add(_stored(fragment, url, info))
+        stored = _stored(one.fragment, url, one.info)
+        if whose is Attribution.UNKNOWN or one.is_misplaced:
+            cover.unexplained.append(stored)
+        elif one.aside is not None:
+            cover.set_aside.append(replace(one.aside, fragment=stored))
+        else:
+            cover.add(stored)
     return foreign
 
 
@@ -146,42 +103,36 @@ def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
     return replace(fragment, backing_store=url, mod_time=max(info.mod_time, 1))
 
 
-def fragments_in(
-    store: BlobStore, journal: JournalName, owner: FragmentOwner
-) -> Iterator[Fragment]:
-    """Yield the fragments of a journal in one store. Blocks; raises what the store does."""
-    for info, fragment in _parsed(store.list(f"{journal}/"), journal):
-        if fragment is not None and owner.owns(fragment.path_postfix):
-            yield replace(fragment, mod_time=max(info.mod_time, 1))
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """An object, and what its name says: a fragment, maybe one that is stored aside; or nothing."""
+
+    info: BlobInfo
+    fragment: Fragment | None
+    aside: SetAside | None = None
+    is_misplaced: bool = False
+    """The path is not one that a fragment may have."""
 
 
-def _parsed(
-    listing: Iterator[BlobInfo], journal: JournalName
-) -> Iterator[tuple[BlobInfo, Fragment | None]]:
+def _parsed(listing: Iterator[BlobInfo], journal: JournalName) -> Iterator[_Parsed]:
     for info in listing:
         try:
-            yield info, Fragment.parse(journal, info.path)
+            yield _Parsed(info, Fragment.parse(journal, info.path))
         except Invalid:
-            yield info, None
+            aside = SetAside.parse(journal, info.path)
+            if aside is not None:
+                yield _Parsed(info, aside.fragment, aside)
+            else:
+                yield _Parsed(info, _misplaced(journal, info.path), is_misplaced=True)
 
 
-def _shape_of(template: str) -> re.Pattern[str] | None:
-    """Return a pattern for postfixes of a template: its literal text, with anything for its actions.
+def _misplaced(journal: JournalName, path: str) -> Fragment | None:
+    """Return the fragment of an object whose directory a fragment's path cannot name; None for others.
 
-    A value may be empty or of several components, and empty components are left out. So a ``/`` beside
-    an action belongs to the action.
+    Brokers of the original store fragments under any text that a template writes, such as one with a space.
     """
-    if not template:
+    postfix, _, name = path.rpartition("/")
+    try:
+        return replace(Fragment.parse(journal, name), path_postfix=postfix)
+    except Invalid:
         return None
-    if _CONTROL.search(template):
-        # Conditions decide which part of the text is written. This module does not evaluate them.
-        return re.compile(".*", re.DOTALL)
-    literals = _ACTION.split(template)
-    last = len(literals) - 1
-    parts = []
-    for at, literal in enumerate(literals):
-        text = literal.strip() if last == 0 else literal
-        text = text.removeprefix("/") if at > 0 or text.startswith("/") else text
-        text = text.removesuffix("/") if at < last or text.endswith("/") else text
-        parts.append(re.escape(text))
-    return re.compile(".*".join(parts), re.DOTALL)

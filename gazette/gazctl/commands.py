@@ -240,6 +240,29 @@ left unchanged. Suspended journals stay suspended.
         "  gazctl journals reset-head -l name=a/journal",
     ),
     Command(
+        ("journals", "decide-fragments"),
+        "Say whose the unexplained fragments of journals are",
+        flags.DecideFragmentsFlags,
+        "journals.decide:run",
+        _BROKER,
+        f"""\
+Objects below a journal's directory may have names of fragments, in a directory that its path postfix
+template cannot have written. A former template may have written them, or they are left of a deleted
+journal. Until that is decided, offsets that only they have are neither given out again nor passed over:
+appends and reads there fail with the reason.
+
+With --former-template, what that template can have written is the journal's own. With --foreign, a
+directory is not. Both are kept as labels of the journal; `journals apply` adds a template that it
+replaces. Without either, the command reports what is undecided, and the exit code is 1 if something is.
+
+{SELECTORS}""",
+        """\
+  gazctl journals decide-fragments -l name=a/journal
+  gazctl journals decide-fragments -l name=a/journal \\
+      --former-template '{{ .Spool.FirstAppendTime.Format "2006/01/02" }}'
+  gazctl journals decide-fragments -l name=a/journal --foreign deleted/journal""",
+    ),
+    Command(
         ("journals", "suspend"),
         "Suspend idle journals",
         flags.SuspendFlags,

@@ -192,6 +192,20 @@ class ResetHeadFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class DecideFragmentsFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("journals to decide about (required)"), short="l")
+    former_template: str = flag(
+        "", "path postfix template that the journals had: what it can have written is theirs"
+    )
+    foreign: tuple[str, ...] = flag(
+        (),
+        "directories below the journals whose fragments are not theirs, separated by commas; . is all "
+        "that no template explains; may be repeated",
+    )
+    dry_run: bool = flag(False, "show which journals would be changed; change none")
+
+
+@dataclass(frozen=True, slots=True)
 class SuspendFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to suspend (required)"), short="l")
     force: bool = flag(

@@ -13,9 +13,11 @@ from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
+from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.index import JUMP_AGE_S
 from gazette.fragment.listing import list_fragments
+from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
 from gazette.history.columns import MessageFormat
 from gazette.history.snapshot import (
     GAP_HINT,
@@ -281,7 +283,25 @@ async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[
             fragment=doubted[0].content_path(),
             store=doubted[0].backing_store,
         )
+    _require_explained(cover, spec, cover.begin if begin else 0)
     return list(cover)
+
+
+def _require_explained(cover: FragmentCover, spec: JournalSpec, begin: Offset) -> None:
+    """Raise ``Invalid`` if unexplained fragments have offsets from ``begin`` on that others lack."""
+    unexplained = [
+        one
+        for one in Unexplained.of(cover.unexplained).cover
+        if not cover.covers(max(one.begin, begin), one.end)
+    ]
+    if unexplained:
+        raise Invalid(
+            problem_of(unexplained),
+            hint="Read through a broker, which knows other journals. Or give the template that wrote them as "
+            "the path postfix, beside the present one: `{{ if true }}ONE{{ else }}OTHER{{ end }}`.",
+            journal=spec.name,
+            **facts_of(unexplained),
+        )
 
 
 async def _brokered(

@@ -11,6 +11,7 @@ from gazette.errors import Invalid
 from gazette.labels import CONTENT_TYPE, MESSAGE_SUBTYPE, MESSAGE_TYPE, META_NAME, META_PREFIX
 from gazette.protocol import label_set, postfix_template
 from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
+from gazette.protocol.fragment_labels import validate_fragment_labels
 from gazette.protocol.ids import META_DELIMITER, JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -210,6 +211,8 @@ class JournalSpec:
         self.validate_stored()
         with within("Fragment"), within("PathPostfixTemplate"):
             _try_postfix(self.fragment.path_postfix_template)
+        with within("Labels"):
+            validate_fragment_labels(self.labels)
 
     def validate_stored(self) -> None:
         """Require what `validate` does, of a specification that another process has applied.

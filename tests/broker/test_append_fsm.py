@@ -464,6 +464,19 @@ def test_store_that_stays_unhealthy_refuses_appends() -> None:
     assert story.outcome.store_error == "no permission"
 
 
+@pytest.mark.parametrize(("offset", "undecided_to"), [(None, 10), (9, 10), (9, 1 << 40)])
+def test_offsets_of_unexplained_fragments_are_not_given_out(
+    offset: int | None, undecided_to: int
+) -> None:
+    """Also to an append that names its offset, as `reset-head` does. Behind them, appends go on."""
+    story = Story(AppendTerms(JOURNAL, offset=offset)).until_ready(spool(0, 9))
+    story.tell(ready(-1, 9, undecided_to=undecided_to, undecided="whose?"))
+    assert story.outcome.status is Status.FRAGMENT_STORE_UNHEALTHY
+    assert story.outcome.store_error == "whose?"
+    story = Story(AppendTerms(JOURNAL, offset=offset)).until_ready(spool(0, 9))
+    assert story.tell(ready(-1, 9, undecided_to=9)) == (ev.ReadContent(),)
+
+
 def test_a_tenure_begins_where_stores_may_have_bytes_of_former_primaries() -> None:
     story = Story().until_ready(spool(0, 9))
     assert story.tell(ready(-1, 9, must_begin=True)) == (ev.BeginTenure(9),)

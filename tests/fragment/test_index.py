@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from gazette.errors import Closed
+from gazette.errors import Closed, Unavailable
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.index import AT_WRITE_HEAD, JUMP_AGE_S, SETTLED_S, Index, IndexResult
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalFile, LocalFragment
+from gazette.fragment.unexplained import Unexplained
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
+from tests.facts import raises
 
 JOURNAL = "a/journal"
 
@@ -53,6 +55,31 @@ async def ask(index: Index, offset: int, **arguments: Any) -> tuple[int, int | N
         None if fragment is None else fragment.begin,
         None if fragment is None else fragment.end,
     )
+
+
+async def test_offsets_that_only_unexplained_fragments_have_are_not_passed_over(
+    index: Index, file: LocalFile
+) -> None:
+    """Readers there get the reason, also those that wait at the head. All else is served."""
+    unexplained = Unexplained.of(remote((0, 5), (12, 14), (22, 30)))
+    index.replace_remote(remote((5, 10), (20, 25)), unexplained=unexplained)
+    assert await ask(index, 5) == (5, 5, 10)
+    assert await ask(index, 21) == (21, 20, 25)
+    for offset in (0, 4, 10, 12, 13, 25, 29, AT_WRITE_HEAD):
+        for block in (False, True):
+            with raises(Unavailable, "store", journal=JOURNAL):
+                await index.query(offset, block=block)
+    assert await ask(index, 15) == (20, 20, 25)
+    assert [one.begin for one in index.undecided()] == [0, 12, 22]
+    # Case: the spool of this broker has them. Behind them, there is nothing to decide.
+    index.spool_commit(local(25, 31, file))
+    assert await ask(index, 31) == (31, None, None)
+    with raises(Unavailable, journal=JOURNAL, begin=0, end=14):
+        index.require_explained()
+    # Case: they are explained.
+    index.replace_remote(remote((0, 10), (10, 25)))
+    index.require_explained()
+    assert await ask(index, 0) == (0, 0, 10)
 
 
 async def test_an_empty_index(index: Index) -> None:

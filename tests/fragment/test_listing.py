@@ -10,8 +10,9 @@ import pytest
 from gazette.blobs.blob_store import BlobInfo
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import NotAllowed, Unavailable
-from gazette.fragment.listing import FragmentOwner, list_fragments
+from gazette.fragment.listing import list_fragments
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.testing.clock import ManualClock
 from gazette.testing.memory_store import MemoryStore
@@ -177,12 +178,12 @@ async def test_journals_below_a_journal(
 )
 def test_which_postfixes_are_a_journals_own(template: str, postfix: str, owned: bool) -> None:
     """By the shape of its template, or as key=value; see the module."""
-    assert FragmentOwner("a/journal", template, ()).owns(postfix) is owned
+    assert FragmentOwner(spec(template=template)).owns(postfix) is owned
     # Case: never those of a journal that exists.
     if postfix:
         head = postfix.split("/")[0]
         for nested in (f"a/journal/{postfix}", f"a/journal/{head}"):
-            assert not FragmentOwner("a/journal", template, [nested]).owns(postfix)
+            assert not FragmentOwner(spec(template=template), [nested]).owns(postfix)
 
 
 async def test_other_bytes_at_the_same_offsets_are_a_conflict(

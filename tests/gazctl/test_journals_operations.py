@@ -9,6 +9,7 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 from google.protobuf import text_format
 
@@ -22,6 +23,7 @@ from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text import duration
+from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
 from tests.gazctl.runner import Runner
@@ -236,6 +238,40 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
     result = await gazctl("journals", "reset-head", "-l", "name=a/write-only")
     assert result.code == 1
     assert "failed:" in result.out
+
+
+async def test_unexplained_fragments_are_decided(
+    broker: BrokerFixture, gazctl: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    day = '{{ .Spool.FirstAppendTime.Format "2006/01/02" }}'
+    store(broker, "a/dated", b"own", begin=0, mod_time=NOW - DAY, postfix="2025/06/01")
+    store(broker, "a/dated", b"of another", begin=3, mod_time=NOW - DAY, postfix="else, where")
+    await broker.create(journal_spec("a/dated"), journal_spec("a/well"))
+    decide = ("journals", "decide-fragments", "-l", "name:prefix=a/")
+
+    async def undecided() -> str:
+        """Return what is undecided once brokers have listed; empty if nothing is."""
+        result = await gazctl(*decide)
+        assert "explained" in result.out.splitlines()[2]
+        return "" if result.code == 0 else result.out
+
+    assert "2025/06/01" in await undecided()
+    # Case: nothing is decided by a dry run.
+    result = await gazctl.ok(*decide, "--former-template", day, "--dry-run")
+    assert [row[0] for row in result.rows] == ["a/dated", "a/well"]
+    assert "2025/06/01" in await undecided()
+    await gazctl.ok(*decide, "--former-template", day)
+    while "2025/06/01" in (left := await undecided()):
+        await SystemClock().sleep(0.05)
+    assert "else, where" in left
+    await gazctl.ok(*decide, "--foreign", ".")
+    while await undecided():
+        await SystemClock().sleep(0.05)
+    assert "known" in (await gazctl.ok(*decide, "--foreign", ".")).out
+    rows = (await gazctl.ok("journals", "fragments", "-l", "name=a/dated")).rows
+    assert [row[1:3] for row in rows] == [["0", "3"]]
+    result = await gazctl(*decide, "--former-template", "{{ .Bogus")
+    assert result.code != 0
 
 
 async def test_offsets_that_no_fragment_has_are_named(

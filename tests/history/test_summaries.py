@@ -447,7 +447,7 @@ async def test_brokers_do_not_see_them(tmp_path: Path, caplog: pytest.LogCapture
         spec = JournalSpec(
             name, labels=LabelSet.of(), fragment=FragmentSpec(stores=("file:///fragments/",))
         )
-        listed = await list_fragments(stores, spec, nested=[JOURNAL])
+        listed = await list_fragments(stores, spec, [JOURNAL])
         assert [one.begin for one in listed] == [one.begin for one in fragments if name == JOURNAL]
     stores.close()
     if caplog.records:

@@ -38,7 +38,7 @@ class FragmentsApi:
         """Return one page of a journal's fragments, in order.
 
         Waits a limited time for the first listing of the stores. The call then fails
-        as UNAVAILABLE, with the reason.
+        as UNAVAILABLE, with the reason. So it does while some fragments may be the journal's, or not.
         """
         context = self._context
         with counted("ListFragments") as outcome:
@@ -74,6 +74,7 @@ class FragmentsApi:
         assert resolution.replica is not None
         index = resolution.replica.index
         await resolution.replica.wait_listed(self._context.settings.listing_timeout_s)
+        index.require_explained()
         limit = request.page_limit or self._context.settings.fragments_page_default
         page, next_token = select_page(index.fragments(request.next_page_token), request, limit)
         urls = await self._signed(page, request)

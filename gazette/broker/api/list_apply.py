@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -16,13 +16,17 @@ from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
 from gazette.broker.context import BrokerContext
+from gazette.broker.deleted_journals import note_deletions
 from gazette.broker.key_space import decode_journal
 from gazette.broker.known_head import head_key
+from gazette.broker.left_overs import left_overs
 from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS
 from gazette.errors import GazetteError, Invalid
 from gazette.etcd.client import Compare, Op, Operation
 from gazette.labels import META_NAME, META_PREFIX
+from gazette.protocol.fragment_owner import keep_explanations
+from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
@@ -69,6 +73,10 @@ class _Matched:
     version: tuple[int, int]
     items_version: tuple[int, int]
     header: Header
+
+
+_NewJournals: TypeAlias = "list[tuple[JournalName, Sequence[str]]]"
+"""Names and stores."""
 
 
 class ListApplyApi:
@@ -229,8 +237,11 @@ class ListApplyApi:
                         await call.abort(
                             grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {name}"
                         )
+                new = self._new_journals(request)
                 response = await self._apply(request)
                 outcome.status = Status(response.status)
+                if outcome.status is Status.OK and new:
+                    call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
         return broker_pb2.ApplyResponse()  # Its caller has gone: see `failing`.
 
@@ -252,13 +263,14 @@ class ListApplyApi:
                 compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
             if change.HasField("upsert"):
                 await self._check_name(key, change)
-                spec = await self._keeping_resume_offset(key, change)
+                spec = await self._keeping(key, change)
                 operations.append(Op.put(key, spec.SerializeToString()))
             else:
                 operations.append(Op.delete(key))
+        deleted = [change.delete for change in changes if change.delete]
+        await note_deletions(context.etcd, context.state, deleted)
         result = await context.etcd.txn(compares, operations)
         if result.succeeded:
-            deleted = [change.delete for change in changes if change.delete]
             await self._forget_heads(deleted)
         if result.succeeded and changes:
             await context.key_space.wait_for_revision(result.header.revision)
@@ -269,6 +281,12 @@ class ListApplyApi:
         # and a caller that waited for it would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
+
+    def _new_journals(self, request: broker_pb2.ApplyRequest) -> _NewJournals:
+        """Return the journals that a request creates, with their stores."""
+        upserts = [change.upsert for change in request.changes if change.HasField("upsert")]
+        item = self._context.state.item
+        return [(spec.name, spec.fragment.stores) for spec in upserts if item(spec.name) is None]
 
     async def _check_name(self, key: str, change: broker_pb2.ApplyRequest.Change) -> None:
         """Raise ``Invalid`` for a new journal with a reserved name. One that exists may be changed."""
@@ -300,32 +318,52 @@ class ListApplyApi:
                     {"journal": journal, "error": error},
                 )
 
-    async def _keeping_resume_offset(
+    async def _keeping(
         self, key: str, change: broker_pb2.ApplyRequest.Change
     ) -> broker_pb2.JournalSpec:
-        """Return the specification to put: the new one, with its unknown fields and the former resume offset.
+        """Return the specification to put: the new one, with its unknown fields.
 
-        A specification without ``suspend`` resumes a suspended journal. The offset from which it
-        resumes must survive that. With an empty blob store nothing else knows the offset, and offsets
-        would be given out a second time.
+        It keeps the resume offset of the former one, and what explains the fragments of the journal.
         """
         spec = change.upsert
-        if spec.HasField("suspend") or change.expect_mod_revision == 0:
+        if change.expect_mod_revision == 0:
             return spec
-        context = self._context
-        former: JournalSpec | None = None
-        item = context.state.item(spec.name)
-        if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
-            former = item.decoded.value.spec
-        elif (raw := await context.etcd.get(key)) is not None:
-            # The caller has read a newer value than the mirror has: ask etcd. A value that cannot
-            # be decoded may be replaced.
-            with suppress(Invalid):
-                former = decode_journal(spec.name, raw.value)
-        if former is None or former.suspend is None or not former.suspend.offset:
+        former = await self._former(key, change)
+        if former is None:
             return spec
-        spec.suspend.CopyFrom(Suspend(SuspendLevel.NONE, former.suspend.offset).to_pb())
+        _keep_resume_offset(spec, former)
+        labels = LabelSet.from_pb(spec.labels)
+        template = spec.fragment.path_postfix_template
+        kept = keep_explanations(labels, former, template)
+        if kept != labels:
+            spec.labels.CopyFrom(kept.to_pb())
         return spec
+
+    async def _former(self, key: str, change: broker_pb2.ApplyRequest.Change) -> JournalSpec | None:
+        """Return the specification that a change replaces; None if none can be read."""
+        context, name = self._context, change.upsert.name
+        item = context.state.item(name)
+        if item is not None and change.expect_mod_revision in (-1, item.raw.mod_revision):
+            former: JournalSpec = item.decoded.value.spec
+            return former
+        # The caller has read a newer value than the mirror has: ask etcd. A value that cannot
+        # be decoded may be replaced.
+        raw = await context.etcd.get(key)
+        if raw is not None:
+            with suppress(Invalid):
+                return decode_journal(name, raw.value)
+        return None
+
+
+def _keep_resume_offset(spec: broker_pb2.JournalSpec, former: JournalSpec) -> None:
+    """Keep the former resume offset in a specification that names no suspension.
+
+    A specification without ``suspend`` resumes a suspended journal. The offset from which it
+    resumes must survive that. With an empty blob store nothing else knows the offset, and offsets
+    would be given out a second time.
+    """
+    if not spec.HasField("suspend") and former.suspend is not None and former.suspend.offset:
+        spec.suspend.CopyFrom(Suspend(SuspendLevel.NONE, former.suspend.offset).to_pb())
 
 
 def _refused(change: broker_pb2.ApplyRequest.Change, claims: Claims) -> str | None:

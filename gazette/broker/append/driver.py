@@ -542,6 +542,7 @@ class AppendDriver:
         assert replica is not None
         self._store_seen = None if store is None else store.health
         head, index = replica.head, replica.index
+        is_short = index.end_offset < max(index.unexplained.end, head.offset)
         return ev.ReadinessSeen(
             store_error=None if self._store_seen is None else self._store_seen.error,
             index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
@@ -551,6 +552,8 @@ class AppendDriver:
             unlisted="" if index.first_refreshed else replica.unlisted_reason,
             must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),
+            undecided_to=index.unexplained.end,
+            undecided=replica.undecided_reason if is_short else "",
         )
 
     def _admission(self, sessions: SessionLedger) -> Admission:

@@ -207,6 +207,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     ``store_error`` is None while the store is healthy. ``head`` is None until it was read from etcd.
     ``must_begin``: stores may have, or get, bytes of former primaries behind the spool (`BeginTenure`).
     ``admission`` is the decision of the append's session ledger. ``monotonic`` is in seconds.
+    ``undecided_to`` is the end of stored fragments that may be the journal's: ``undecided`` says which.
     """
 
     store_error: str | None
@@ -217,6 +218,8 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     unlisted: str = ""
     must_begin: bool = False
     admission: Admission = ADMITTED
+    undecided_to: Offset = 0
+    undecided: str = ""
 
 
 class AllAcknowledged(msgspec.Struct, frozen=True):

@@ -331,10 +331,11 @@ class AppendFSM:
         1. The append session: a late copy is refused, and a repeated append answered, before all else.
         2. Index and store: until the first listing, the offsets of the later checks are not known.
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
-        4. Offsets below which the journal must never go on: roll there, and check again.
-        5. Missing bytes: an append without an offset is refused. An offset that names the head confirms it.
-        6. Bytes of former primaries: end their uploads, list the stores, and check again.
-        7. Suspension, last: it changes the specification in etcd.
+        4. Stored fragments that may be the journal's: their offsets are not given out again.
+        5. Offsets below which the journal must never go on: roll there, and check again.
+        6. Missing bytes: an append without an offset is refused. An offset that names the head confirms it.
+        7. Bytes of former primaries: end their uploads, list the stores, and check again.
+        8. Suspension, last: it changes the specification in etcd.
         """
         if seen.head is None:
             return (ev.LoadHead(),)
@@ -365,6 +366,8 @@ class AppendFSM:
             and not terms.check_registers.matches(spool.registers)
         ):
             return self._refuse(Status.REGISTER_MISMATCH)
+        if seen.undecided_to > max(head, resume_at):
+            return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
         if end < resume_at:
             self.roll_to = resume_at
             return self._resync(seen.now)
@@ -380,6 +383,7 @@ class AppendFSM:
             reason = ""
             if known.offset > index.end:
                 reason = f"known head {head}, stores end at {index.end}, spools at {end}"
+                reason += f"; {seen.undecided}" if seen.undecided else ""
             return self._refuse(Status.INDEX_HAS_GREATER_OFFSET, store_error=reason)
         if terms.offset is not None and terms.offset != head:
             return self._refuse(Status.WRONG_APPEND_OFFSET)

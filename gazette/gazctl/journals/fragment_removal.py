@@ -11,11 +11,11 @@ from gazette.blobs.fsspec import check_protocols
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.client.client import Client
 from gazette.errors import GazetteError, Invalid, NotAllowed
-from gazette.fragment.listing import FragmentOwner
 from gazette.gazctl.context import CALLS_MAX, Context, each
 from gazette.gazctl.flags import BrokerFlags
 from gazette.gazctl.io.terminal import ProgressLine
 from gazette.protocol.fragment import Fragment
+from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 
@@ -59,7 +59,7 @@ class FragmentRemover:
         async with self._context.answering(self._client.address):
             nested = (await self._client.list_journals(selector)).journals
         names = [one.spec.name for one in nested]
-        return FragmentOwner(spec.name, spec.fragment.path_postfix_template, names)
+        return FragmentOwner(spec, names)
 
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -11,7 +11,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ZERO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 # fmt: off
-_MONTHS: Final = (
+MONTHS: Final = (
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
 )
@@ -34,6 +34,35 @@ def format_go_time(layout: str, seconds: float | None) -> str:
     """Format a time of Unix seconds by ``layout``, in UTC, to the microsecond."""
     time = utc(seconds)
     return _ELEMENT.sub(lambda element: _format(element.group(), time), layout)
+
+
+def elements(layout: str) -> Iterator[tuple[bool, str]]:
+    """Yield the pieces of a layout in order: True with an element of the time, False with literal text."""
+    at = 0
+    for element in _ELEMENT.finditer(layout):
+        if element.start() > at:
+            yield False, layout[at : element.start()]
+        yield True, element.group()
+        at = element.end()
+    if at < len(layout):
+        yield False, layout[at:]
+
+
+def words_of(element: str) -> Sequence[str]:
+    """Return all texts that an element may become; none for one that becomes digits."""
+    match element:
+        case "January":
+            return MONTHS
+        case "Jan":
+            return [name[:3] for name in MONTHS]
+        case "Monday":
+            return _DAYS
+        case "Mon":
+            return [name[:3] for name in _DAYS]
+        case "PM" | "pm":
+            return ["AM", "PM"] if element == "PM" else ["am", "pm"]
+    # Times are in UTC.
+    return [_format(element, _ZERO)] if element[0] in "Z-M" else ()
 
 
 def _format(element: str, time: datetime) -> str:
@@ -63,8 +92,8 @@ def _year_day(time: datetime) -> int:
 
 
 _NAMED: Final[dict[str, Callable[[datetime], str]]] = {
-    "January": lambda t: _MONTHS[t.month - 1],
-    "Jan": lambda t: _MONTHS[t.month - 1][:3],
+    "January": lambda t: MONTHS[t.month - 1],
+    "Jan": lambda t: MONTHS[t.month - 1][:3],
     "Monday": lambda t: _DAYS[t.weekday()],
     "Mon": lambda t: _DAYS[t.weekday()][:3],
     "2006": lambda t: f"{t.year:04d}",

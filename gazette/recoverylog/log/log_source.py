@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from gazette.blobs.blob_store import BlobStore
-from gazette.errors import NotFound
+from gazette.errors import Invalid, NotFound
+from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.fragment.listing import FragmentOwner, fragments_in
+from gazette.fragment.listing import list_into
+from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
 from gazette.protocol.fragment import Fragment
+from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.runtime.tasks import BlockingPool
 
 BLOCK_BYTES: Final = 1 << 20
@@ -105,13 +109,23 @@ class StoredLogs:
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
         known = self._covers.get(log)
         if known is None:
-            owner = FragmentOwner(log, self._template, self._nested)
-            cover: CoverSet[Fragment] = CoverSet()
+            spec = JournalSpec(log, fragment=FragmentSpec(path_postfix_template=self._template))
+            owner = FragmentOwner(spec, self._nested)
+            cover = FragmentCover()
             places: dict[Fragment, BlobStore] = {}
             for store in self._stores:
-                for fragment in fragments_in(store, log, owner):
-                    places[fragment] = store
-                    cover.add(fragment)
+                known_so_far = len(cover.listed)
+                list_into(cover, store, "", owner)
+                places.update(dict.fromkeys(cover.listed[known_so_far:], store))
+            unexplained = Unexplained.of(cover.unexplained).outside(cover)
+            if unexplained:
+                raise Invalid(
+                    problem_of(unexplained),
+                    hint="Give the template that wrote them as `path_postfix_template`, or the journals that "
+                    "they belong to as `nested`.",
+                    log=log,
+                    **facts_of(unexplained),
+                )
             if not len(cover):
                 raise NotFound(
                     "the fragment stores have no fragment of the recovery log",

@@ -1,0 +1,46 @@
+"""Journals that were deleted, and whose fragments may still be below the directory of another journal.
+
+Fragments outlive their journal. Those of a deleted journal ``a/b`` are below the directory of ``a``, and
+must not look like fragments of ``a`` of which nothing is known. So the deletion of a journal leaves its
+name in etcd, if a journal above it exists. The key is outside of the prefix that brokers watch. Only a
+replica whose listing has found unexplained fragments reads these keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gazette.protocol.ids import JournalName
+
+if TYPE_CHECKING:
+    from gazette.allocator.state import State
+    from gazette.etcd.client import Etcd
+
+
+def deleted_key(root: str, journal: JournalName) -> str:
+    """Return the key that keeps the name of a deleted journal, in a cluster of prefix ``root``."""
+    parent, _, name = root.rpartition("/")
+    return f"{parent}/.deleted/{name}/{journal}"
+
+
+async def deleted_below(etcd: Etcd, root: str, journal: JournalName) -> list[JournalName]:
+    """Return the names of deleted journals below a journal. Raise as ``Etcd.range``."""
+    prefix = deleted_key(root, "")
+    found = await etcd.range(deleted_key(root, f"{journal}/"))
+    return [kv.key.decode().removeprefix(prefix) for kv in found.kvs]
+
+
+async def note_deletions(etcd: Etcd, state: State, journals: Sequence[JournalName]) -> None:
+    """Keep the names of journals that are about to be deleted. Raise as ``Etcd.put``.
+
+    A name that stays has no effect while the journal exists: its fragments are its own then, too.
+    """
+    for journal in journals:
+        if any(state.item(above) is not None for above in _above(journal)):
+            await etcd.put(deleted_key(state.root, journal), b"")
+
+
+def _above(journal: JournalName) -> list[JournalName]:
+    components = journal.split("/")
+    return ["/".join(components[:count]) for count in range(1, len(components))]

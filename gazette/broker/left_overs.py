@@ -1,0 +1,84 @@
+"""What a new journal finds below its name: fragments of a former journal, or of one above or below it.
+
+The Apply call says it. Otherwise a journal that goes on behind old bytes, or waits for a decision, is a
+surprise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from gazette.client.journals import APPLY_NOTE_KEY
+from gazette.errors import GazetteError, Invalid
+from gazette.protocol.fragment import Fragment
+from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
+
+if TYPE_CHECKING:
+    from gazette.blobs.blob_store import BlobStore
+    from gazette.blobs.registry import BlobStores
+    from gazette.protocol.ids import JournalName
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 2.0
+"""Seconds for which an Apply waits for the stores of its new journals. What they say later is not said."""
+_LOOKED_MAX: Final = 32
+"""New journals of one Apply whose stores are looked at, and objects of each."""
+
+
+async def left_overs(
+    blob_stores: BlobStores, new: Sequence[tuple[JournalName, Sequence[str]]]
+) -> tuple[tuple[str, str], ...]:
+    """Return trailing metadata with a note on each new journal that has fragments below its name.
+
+    ``new`` are the journals with their stores. A store that fails or is slow is no reason to fail: the
+    journal's replicas find out.
+    """
+    notes: list[tuple[str, str]] = []
+
+    async def look(journal: JournalName, url: str) -> None:
+        try:
+            active = blob_stores.get(url)
+            path = await active.calls.run(_first_fragment, active.store, journal)
+        except GazetteError as error:
+            log.info(
+                "cannot look for fragments of the new journal %(journal)s: %(error)s",
+                {"journal": journal, "error": error},
+            )
+            return
+        if path:
+            text = f"new journal {journal}: {url} has fragments below its name, such as {path}"
+            notes.append((APPLY_NOTE_KEY, quote(text, safe=_PLAIN)))
+
+    async with TaskScope("left-over fragments") as scope:
+        looks = [
+            scope.spawn(look(journal, url), name=journal)
+            for journal, stores in new[:_LOOKED_MAX]
+            for url in stores
+        ]
+        try:
+            async with timeout(_LOOK_S):
+                await asyncio.gather(*looks)
+        except TimeoutError:
+            scope.cancel()
+    return tuple(sorted(notes))
+
+
+_PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
+
+
+def _first_fragment(store: BlobStore, journal: JournalName) -> str:
+    """Return the path of one of the first objects that has the name of a fragment; empty if none has."""
+    listing = store.list(f"{journal}/")
+    for _, info in zip(range(_LOOKED_MAX), listing, strict=False):
+        try:
+            Fragment.parse(journal, info.path.rpartition("/")[2])
+        except Invalid:
+            continue
+        return info.path
+    return ""

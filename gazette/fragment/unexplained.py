@@ -1,0 +1,80 @@
+"""Stage 9 of the byte path: what `listing` found below a journal's directory, and nothing explains.
+
+Such an object has the name of a fragment, and may be one of the journal: see `protocol/fragment_owner`. So an
+offset that only such fragments have is neither given out again nor passed over. The others do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gazette.errors import Unavailable
+from gazette.fragment.cover_set import CoverSet, S
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import JournalName, Offset
+
+COMMAND: Final = "gazctl journals decide-fragments"
+PAGE: Final = "docs/stores.md#unexplained-fragments"
+_END: Final = 1 << 63
+_SHOWN_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """Unexplained fragments. ``cover`` has those that no other unexplained one covers."""
+
+    cover: CoverSet[Fragment]
+
+    @classmethod
+    def of(cls, fragments: Iterable[Fragment]) -> Unexplained:
+        return cls(CoverSet(fragments))
+
+    @property
+    def end(self) -> Offset:
+        """End of the last one; zero without any."""
+        return self.cover.end
+
+    def outside(self, own: CoverSet[S]) -> list[Fragment]:
+        """Return those that have offsets which ``own``, the journal's fragments, do not cover."""
+        return [one for one in self.cover if not own.covers(one.begin, one.end)]
+
+    def check(self, journal: JournalName, begin: Offset, end: Offset | None = None) -> None:
+        """Raise ``Unavailable`` if any offset from ``begin`` to ``end`` (None: all later ones) is of
+        an unexplained fragment.
+        """
+        if begin >= self.cover.end or not self.cover.overlaps(begin, _END if end is None else end):
+            return
+        at, _ = self.cover.longest_overlapping(begin)
+        raise undecided(journal, self.cover[at:])
+
+
+NONE: Final = Unexplained(CoverSet())
+
+
+def undecided(journal: JournalName, fragments: Sequence[Fragment]) -> Unavailable:
+    """Return the error of a journal that waits for a decision about ``fragments``."""
+    return Unavailable(
+        f"{problem_of(fragments)}: `{COMMAND}` does",
+        hint=f"Say whose they are, or remove them: {PAGE}.",
+        journal=journal,
+        **facts_of(fragments),
+    )
+
+
+def problem_of(fragments: Sequence[Fragment]) -> str:
+    """Return the problem with unexplained fragments, in words."""
+    directories = list(dict.fromkeys(one.path_postfix for one in fragments))
+    shown = ", ".join(directories[:_SHOWN_MAX])
+    more = len(directories) - _SHOWN_MAX
+    return (
+        f"{len(fragments)} objects below the journal's directory may be its fragments, in {shown}"
+        f"{f' and {more} more directories' if more > 0 else ''}, and nothing says whose they are"
+    )
+
+
+def facts_of(fragments: Sequence[Fragment]) -> dict[str, Any]:
+    """Return where unexplained fragments are, for an error."""
+    first = fragments[0]
+    return {"store": first.backing_store, "begin": first.begin, "end": fragments[-1].end}

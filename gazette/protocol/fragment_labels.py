@@ -1,0 +1,56 @@
+"""Labels of a journal that say whose the fragments below its directory are. Values are percent-encoded."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote, unquote
+
+from gazette.errors import Invalid
+from gazette.labels import FOREIGN_FRAGMENTS, FORMER_POSTFIX
+from gazette.protocol import postfix_template
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.text.validation import within
+
+_SAFE: Final = "/+-=._"
+_VALUE_BYTES_MAX: Final = 1024
+
+
+def former_templates(labels: LabelSet) -> list[str]:
+    """Return the templates that a journal's labels keep."""
+    return [unquote(value) for value in labels.values_of(FORMER_POSTFIX)]
+
+
+def foreign_directories(labels: LabelSet) -> list[str]:
+    """Return the directories that a journal's labels call foreign, relative to the journal's own."""
+    return [unquote(value) for value in labels.values_of(FOREIGN_FRAGMENTS)]
+
+
+def with_former_template(labels: LabelSet, template: str) -> LabelSet:
+    """Return the labels with a template kept in them. Raise ``Invalid`` if it is invalid or too long."""
+    postfix_template.parse(template)
+    return labels.with_added(FORMER_POSTFIX, _encoded(template, "PathPostfixTemplate"))
+
+
+def with_foreign_directory(labels: LabelSet, directory: str) -> LabelSet:
+    """Return the labels with a directory called foreign in them. Raise ``Invalid`` if it is too long."""
+    return labels.with_added(FOREIGN_FRAGMENTS, _encoded(directory.strip("/"), FOREIGN_FRAGMENTS))
+
+
+def _encoded(text: str, path: str) -> str:
+    value = quote(text, safe=_SAFE)
+    if len(value) > _VALUE_BYTES_MAX:
+        raise Invalid(
+            f"a label cannot keep it: percent-encoded it has {len(value)} bytes, of at most "
+            f"{_VALUE_BYTES_MAX}",
+            path=path,
+            hint="A former template must stay known, so that its fragments are found. Create a journal of "
+            "another name, or move the fragments and replace the template in etcd.",
+        )
+    return value
+
+
+def validate_fragment_labels(labels: LabelSet) -> None:
+    """Require that the labels about fragments can be understood."""
+    for template in former_templates(labels):
+        with within(FORMER_POSTFIX):
+            postfix_template.parse(template)

@@ -1,0 +1,126 @@
+"""Whose fragments are the objects below a journal's directory.
+
+The path of an object does not quite decide which journal it belongs to. Fragments of journal ``a`` may be
+in subdirectories, by its ``path_postfix_template``; and all of journal ``a/b`` is in a subdirectory of
+``a``, too. ``a/b/<name>`` is a fragment of ``a`` with postfix ``b``, or one of ``a/b``. The rule:
+
+1. An object directly in ``a/`` is a fragment of ``a``.
+2. One at or below the directory of another journal that exists, or that is known to have been deleted, is
+   never one of ``a``. Neither is one in a directory that a label of ``a`` calls foreign.
+3. Otherwise, one in ``a/<postfix>/`` is a fragment of ``a`` if a template can have written the postfix:
+   the present template, or a former one that a label of ``a`` keeps. It is one, too, if all components of
+   the postfix are ``key=value``.
+4. All others are unexplained. They may be fragments of ``a``, by a template of which nothing is known. A
+   deleted journal may have left them, or a person may have put them there. So no journal is served as if
+   they were not there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from gazette.errors import Invalid
+from gazette.labels import FOREIGN_FRAGMENTS, FORMER_POSTFIX
+from gazette.protocol import label_set, postfix_template
+from gazette.protocol.fragment_labels import (
+    foreign_directories,
+    former_templates,
+    with_former_template,
+)
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.postfix_shape import PostfixShape, shape_of
+
+if TYPE_CHECKING:
+    from gazette.protocol.ids import JournalName
+    from gazette.protocol.journal import JournalSpec
+
+ALL_FOREIGN: Final = "."
+"""Value of the label for all directories that no template explains."""
+
+_KEY_VALUES: Final = re.compile(r"[^/=]+=[^/]*(/[^/=]+=[^/]*)*")
+
+
+class Attribution(Enum):
+    """Whose an object is."""
+
+    OWN = 1
+    OTHER = 2
+    UNKNOWN = 3
+
+
+class FragmentOwner:
+    """Applies the rule above for one journal. ``others`` are journals; only those below it count."""
+
+    def __init__(self, spec: JournalSpec, others: Collection[JournalName] = ()) -> None:
+        self.journal = spec.name
+        head = f"{spec.name}/"
+        foreign = foreign_directories(spec.labels)
+        self._others = {name[len(head) :] for name in others if name.startswith(head)}
+        self._others.update(foreign)
+        self._unknown = Attribution.OTHER if ALL_FOREIGN in foreign else Attribution.UNKNOWN
+        self._shapes = _shapes(spec)
+        self._owners: dict[str, Attribution] = {}
+
+    def owns(self, postfix: str) -> bool:
+        """Return True if a fragment at that postfix (``""``: none) is the journal's own."""
+        return self.of(postfix) is Attribution.OWN
+
+    def of(self, postfix: str) -> Attribution:
+        """Return whose a fragment at that postfix is. Many fragments share a postfix, so answers are kept."""
+        owner = self._owners.get(postfix)
+        if owner is None:
+            owner = self._owners[postfix] = self._decide(postfix)
+        return owner
+
+    def _decide(self, postfix: str) -> Attribution:
+        if not postfix:
+            return Attribution.OWN
+        if self._others and any(path in self._others for path in _paths_to(postfix)):
+            return Attribution.OTHER
+        if any(shape.matches(postfix) for shape in self._shapes) or _KEY_VALUES.fullmatch(postfix):
+            return Attribution.OWN
+        return self._unknown
+
+
+def _paths_to(path: str) -> list[str]:
+    """Return a path and all directories that it is in."""
+    components = path.split("/")
+    return ["/".join(components[:count]) for count in range(1, len(components) + 1)]
+
+
+def _shapes(spec: JournalSpec) -> list[PostfixShape]:
+    """Return the shapes of the journal's templates. Leave out invalid ones: they have written nothing."""
+    shapes = []
+    for template in (spec.fragment.path_postfix_template, *former_templates(spec.labels)):
+        try:
+            shapes.append(shape_of(template, spec.name))
+        except Invalid:
+            continue
+    return shapes
+
+
+def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> LabelSet:
+    """Return the labels of a specification that replaces ``former`` and has ``template``.
+
+    A template that the journal had so far stays in them: its fragments are in its directories. Labels about
+    fragments that are not given stay as they are. Raise ``Invalid`` if a label cannot keep the template.
+    """
+    about_fragments = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
+    kept = LabelSet(tuple(one for one in former.labels.labels if one.name in about_fragments))
+    labels = label_set.union(labels, kept)
+    before = former.fragment.path_postfix_template
+    if before in ("", template) or not _is_template(before):
+        return labels
+    return with_former_template(labels, before)
+
+
+def _is_template(text: str) -> bool:
+    """Return True if a template can be read here. Another version may have applied one that cannot."""
+    try:
+        postfix_template.parse(text)
+    except Invalid:
+        return False
+    return True

@@ -1,0 +1,257 @@
+"""The shape of a path postfix template: the paths that it can have written, whatever its data were.
+
+A shape never refuses a path that its template can write. It is exact for literal text, for parts of times
+and for numbers. Registers, labels, variables and results of functions may be any text, of several
+components. Both sides of a condition are possible. What a loop writes may be any text.
+
+A path is matched in time proportional to its length and to the template's: the author of a template is
+not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+from gazette.protocol.fragment import Codec
+from gazette.protocol.ids import JournalName
+from gazette.protocol.text import go_template, go_time
+from gazette.protocol.text.go_template_syntax import Control, Jump, Node, Operand, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Decimal digits, from ``least`` to ``most`` of them."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several sequences."""
+
+    choices: tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyText:
+    """Any text, with any number of components."""
+
+
+Part: TypeAlias = "str | Digits | Choice | AnyText"
+
+_ANY: Final = (AnyText(),)
+_NUMBER: Final = (Choice(((), ("-",))), Digits(1, 20))
+_NUMBERS: Final = frozenset({"Begin", "End", "ModTime", "ContentLength"})
+_NUMBERS_OF_TIME: Final = frozenset(
+    {"Unix", "UnixMilli", "UnixMicro", "UnixNano", "Year", "Day", "YearDay", "Hour", "Minute"}
+    | {"Second", "Nanosecond"}
+)
+_STRUCTS: Final = frozenset({"Spool", "Fragment", "JournalSpec"})
+
+
+class PostfixShape:
+    """The paths that one template can have written for the fragments of one journal."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    def matches(self, path: str) -> bool:
+        """Return True if the template can have written ``path``, which is clean."""
+        ends = _Path(path).through(self._parts, {(0, True)})
+        return any(at == len(path) for at, _ in ends)
+
+
+@lru_cache(maxsize=256)
+def shape_of(template: str, journal: JournalName) -> PostfixShape:
+    """Return the shape of a template. Raise ``Invalid`` if it is no template."""
+    return PostfixShape(tuple(_Shaper(journal).sequence(go_template.parse(template).nodes)))
+
+
+_State: TypeAlias = tuple[int, bool]
+"""A position in the path, and True if a component begins there: further slashes are then left out."""
+
+
+class _Path:
+    """Runs parts of a shape over one path, with all possible positions at a time."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def through(self, parts: Iterable[Part], states: set[_State]) -> set[_State]:
+        """Return where the path can be behind ``parts``, from ``states`` on."""
+        for part in parts:
+            if not states:
+                break
+            states = self._through_one(part, states)
+        return states
+
+    def _through_one(self, part: Part, states: set[_State]) -> set[_State]:
+        match part:
+            case str():
+                for char in part:
+                    states = self._slash(states) if char == "/" else self._char(char, states)
+                return states
+            case Digits(least, most):
+                return self._digits(least, most, states)
+            case Choice(choices):
+                return {end for one in choices for end in self.through(one, states)}
+        return self._any(states)
+
+    def _char(self, char: str, states: set[_State]) -> set[_State]:
+        return {(at + 1, False) for at, _ in states if self._path.startswith(char, at)}
+
+    def _slash(self, states: set[_State]) -> set[_State]:
+        """Pass a slash. At the begin or the end, or behind another slash, the path does not have it."""
+        passed = {(at, True) for at, begins in states if begins or at == len(self._path)}
+        return passed | {(at + 1, True) for at, _ in states if self._path.startswith("/", at)}
+
+    def _digits(self, least: int, most: int, states: set[_State]) -> set[_State]:
+        ends: set[_State] = set()
+        for count in range(1, most + 1):
+            states = {(at + 1, False) for at, _ in states if self._path[at : at + 1] in _DIGITS}
+            if not states:
+                break
+            if count >= least:
+                ends |= states
+        return ends
+
+    def _any(self, states: set[_State]) -> set[_State]:
+        first = min(at for at, _ in states)
+        later = range(first + 1, len(self._path) + 1)
+        ends = {(at, self._path[at - 1] == "/") for at in later}
+        return states | ends | {(len(self._path), True)}
+
+
+_DIGITS: Final = frozenset("0123456789")
+
+
+class _Shaper:
+    """Turns the nodes of a template into parts."""
+
+    def __init__(self, journal: JournalName) -> None:
+        self._journal = journal
+        self._knows_dot = True
+        """False where ``.`` is not the data of the template."""
+
+    def sequence(self, nodes: Sequence[Node]) -> list[Part]:
+        parts: list[Part] = []
+        for node in nodes:
+            parts += self._node(node)
+        return parts
+
+    def _node(self, node: Node) -> Sequence[Part]:
+        match node:
+            case str():
+                # A component "." is left out of a path.
+                return _ANY if "./" in f"{node}/" else (node,)
+            case Pipeline(variables=()):
+                return self._value(node)
+            case Pipeline():
+                return ()  # It sets variables, and writes nothing.
+            case Control():
+                return self._control(node)
+        return _ANY
+
+    def _control(self, node: Control) -> Sequence[Part]:
+        if node.keyword == "range" or _jumps(node.body) or _jumps(node.otherwise):
+            return _ANY
+        otherwise = tuple(self.sequence(node.otherwise))
+        knew, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
+        body = tuple(self.sequence(node.body))
+        self._knows_dot = knew
+        return (Choice((body, otherwise)),)
+
+    def _value(self, pipeline: Pipeline) -> Sequence[Part]:
+        """Return the shape of what an action writes."""
+        if len(pipeline.commands) != 1:
+            return _ANY
+        first, *arguments = pipeline.commands[0].operands
+        if not self._is_data(first):
+            return _ANY
+        names = [name for name in first.fields if name not in _STRUCTS]
+        match names, arguments:
+            case ["FirstAppendTime", *names], _:
+                return _part_of_time(names, arguments)
+            case ["Name" | "Journal"], []:
+                return (self._journal,)
+            case ["CompressionCodec"], []:
+                return (Choice(tuple((codec.name,) for codec in Codec)),)
+            case [name], [] if name in _NUMBERS:
+                return _NUMBER
+        return _ANY
+
+    def _is_data(self, operand: Operand) -> bool:
+        """Return True if the fields of ``operand`` are looked up in the data of the template."""
+        if operand.kind == "variable":
+            return bool(operand.value == "$")
+        return operand.kind == "dot" and self._knows_dot
+
+
+def _jumps(nodes: Sequence[Node]) -> bool:
+    """Return True if ``break`` or ``continue`` may end the text early."""
+    return any(
+        isinstance(node, Jump)
+        or (isinstance(node, Control) and (_jumps(node.body) or _jumps(node.otherwise)))
+        for node in nodes
+    )
+
+
+def _part_of_time(names: Sequence[str], arguments: Sequence[Operand]) -> Sequence[Part]:
+    *zones, name = names or [""]
+    if not all(zone == "UTC" for zone in zones):
+        return _ANY  # Elsewhere, the local zone of a broker may be another one.
+    if not arguments:
+        if name in _NUMBERS_OF_TIME:
+            return _NUMBER
+        return (_choice(go_time.MONTHS),) if name == "Month" else _ANY
+    layout = arguments[0]
+    if name != "Format" or len(arguments) > 1 or not _is_text(layout):
+        return _ANY
+    parts: list[Part] = []
+    for is_element, text in go_time.elements(layout.value):
+        parts += _element(text) if is_element else (text,)
+    return parts
+
+
+def _is_text(operand: Operand) -> bool:
+    return operand.kind == "constant" and not operand.fields and type(operand.value) is str
+
+
+def _element(element: str) -> Sequence[Part]:
+    """Return the shape of one element of a layout of times."""
+    if element[0] in ".,":
+        if element[1] == "9":
+            return (Choice(((), (element[0], Digits(1, len(element) - 1)))),)
+        return element[0], Digits(len(element) - 1, len(element) - 1)
+    words = go_time.words_of(element)
+    if words:
+        return (_choice(words),)
+    padding = element.count("_")
+    digits = Digits(1, 3) if padding and element != "_2006" else _WIDTHS[element.strip("_")]
+    return (Choice(tuple((" " * count,) for count in range(3))), digits) if padding else (digits,)
+
+
+def _choice(words: Iterable[str]) -> Choice:
+    return Choice(tuple((word,) for word in words))
+
+
+_WIDTHS: Final = {
+    "2006": Digits(4, 5),
+    "06": Digits(2, 2),
+    "01": Digits(2, 2),
+    "1": Digits(1, 2),
+    "02": Digits(2, 2),
+    "2": Digits(1, 2),
+    "002": Digits(3, 3),
+    "15": Digits(2, 2),
+    "03": Digits(2, 2),
+    "3": Digits(1, 2),
+    "04": Digits(2, 2),
+    "4": Digits(1, 2),
+    "05": Digits(2, 2),
+    "5": Digits(1, 2),
+}
