@@ -8,6 +8,12 @@ CONTENT_TYPE: Final = "content-type"
 """Label of a journal with the framing of its messages."""
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
 """Label of a journal with the name of its type of messages."""
+MESSAGE_KEY: Final = "app.gazette.dev/message-key"
+"""Label of a journal with the field of its messages that is their key, or ``function=`` and its name."""
+MESSAGE_KEY_TYPE: Final = "app.gazette.dev/message-key-type"
+"""Label of a journal with the name of the encoding of keys: see `gazette.message.keys`."""
+MESSAGE_PARTITIONS: Final = "app.gazette.dev/message-partitions"
+"""Label of a journal with the number of partitions that it is one of."""
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
 """Label of a journal with the place of the UUID in its messages: names joined by dots. Absent: ``uuid``."""
@@ -32,7 +38,18 @@ CONTENT_RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
 """Content type: operations on the files of a shard."""
 
 SINGLE_VALUED: Final = frozenset(
-    {CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_SUBTYPE, MESSAGE_TYPE, MESSAGE_UUID, REGION}
+    {
+        CONTENT_TYPE,
+        INSTANCE,
+        MANAGED_BY,
+        MESSAGE_KEY,
+        MESSAGE_KEY_TYPE,
+        MESSAGE_PARTITIONS,
+        MESSAGE_SUBTYPE,
+        MESSAGE_TYPE,
+        MESSAGE_UUID,
+        REGION,
+    }
 )
 """Labels that may carry one value only."""
 

@@ -25,6 +25,7 @@ async def changes_needed(
     *,
     given: Collection[str] = (),
     more_partitions: bool = False,
+    changed_key: bool = False,
 ) -> DeclaredChanges:
     """Return the changes that the cluster needs. Without ``members``, assume that there is no shard.
 
@@ -39,6 +40,7 @@ async def changes_needed(
         shards,
         given=given,
         more_partitions=more_partitions,
+        changed_key=changed_key,
     )
 
 

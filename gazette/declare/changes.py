@@ -19,16 +19,26 @@ from gazette.declare.specs import (
     shard_specs,
 )
 from gazette.errors import Conflict, NotAllowed
-from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE, MESSAGE_UUID
+from gazette.labels import (
+    CONTENT_TYPE,
+    MESSAGE_KEY,
+    MESSAGE_KEY_TYPE,
+    MESSAGE_PARTITIONS,
+    MESSAGE_TYPE,
+    MESSAGE_UUID,
+)
+from gazette.message.key_rule import KeyRule
 from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Revision
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.text import duration
 
 SpecT = TypeVar("SpecT", JournalSpec, ShardSpec)
 
 MORE_PARTITIONS: Final = "--more-partitions"
+CHANGED_KEY: Final = "--changed-key"
 PAGE: Final = "docs/declaring.md"
 
 
@@ -85,33 +95,40 @@ def changes_of(
     *,
     given: Collection[str] = (),
     more_partitions: bool = False,
+    changed_key: bool = False,
 ) -> DeclaredChanges:
     """Return the changes that a cluster with these journals and shards needs.
 
     ``given`` names the fields of ``settings`` that the user has given: these change existing
     specifications too. Others only shape new ones. ``more_partitions`` permits to raise the number
-    of partitions of something with keys. Raise ``NotAllowed`` for changes that are refused.
+    of partitions of something with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for
+    changes that are refused.
     """
     existing = {one.spec.name: one for one in journals}
     held = {one.spec.id: one for one in shards}
     journal_changes: list[DeclaredChange[JournalSpec]] = []
     unchanged = 0
+    published = {one.name for one in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
+        drops_key = declared.key is None and declared.name in published
+        if not changed_key and (declared.key is not None or drops_key):
+            _check_key(declared, existing)
         for spec in partition_specs(declared, settings):
-            change = _journal_change(declared, spec, existing.get(spec.name), given)
+            current = existing.get(spec.name)
+            change = _journal_change(declared, spec, current, given, drops_key=drops_key)
             journal_changes += [change] if change is not None else []
             unchanged += change is None
     shard_changes: list[DeclaredChange[ShardSpec]] = []
     for wanted in shard_specs(declaration, settings):
-        current = held.get(wanted.id)
-        shard = _shard_change(wanted, current, given)
+        running = held.get(wanted.id)
+        shard = _shard_change(wanted, running, given)
         shard_changes += [shard] if shard is not None else []
         unchanged += shard is None
         # A shard that exists keeps its log, whatever its name: the state is there.
-        log = wanted.recovery_log if current is None else current.spec.recovery_log
+        log = wanted.recovery_log if running is None else running.spec.recovery_log
         if log and log not in existing:
-            if current is not None:
+            if running is not None:
                 raise _lost_log(wanted.id, log)
             spec = log_spec(log, settings)
             journal_changes.append(DeclaredChange(spec, 0, _new_journal(spec)))
@@ -145,7 +162,7 @@ def _check_count(
             f"{declared.name} has a partition {foreign[0]}, which the declaration does not make",
             hint=f"Partitions are named {declared.name}/part-000 and so on. Declare another name.",
         )
-    if 0 < count < wanted and declared.keyed and not more_partitions:
+    if 0 < count < wanted and declared.key is not None and not more_partitions:
         # A key stays if its hash has the same remainder by both counts.
         moved = round(100 * (1 - count / math.lcm(count, wanted)))
         raise NotAllowed(
@@ -156,11 +173,39 @@ def _check_count(
         )
 
 
+def _check_key(declared: DeclaredJournals, existing: Mapping[str, ExistingJournal]) -> None:
+    """Refuse another key than the one by which the messages that are there were mapped."""
+    for name in partitions_of(declared, existing):
+        labels = existing[name].spec.labels
+        former, wanted = KeyRule.of_labels(labels), declared.key
+        # Journals of an older version have no labels.
+        if former is None and not labels.values_of(MESSAGE_PARTITIONS):
+            continue
+        if _mapped_by(former) == _mapped_by(wanted):
+            continue
+        raise NotAllowed(
+            f"messages of {name} are mapped {_described(former)}, and the declaration says "
+            f"{_described(wanted)}: messages of one key would be in several partitions",
+            hint=f"Declare the former key. Or give {CHANGED_KEY}, and then rebuild the state of the shards "
+            f"from history ({PAGE} says how).",
+        )
+
+
+def _mapped_by(rule: KeyRule | None) -> tuple[str, str] | None:
+    return None if rule is None else (rule.key, rule.key_type)
+
+
+def _described(rule: KeyRule | None) -> str:
+    return "at random" if rule is None else f"by {rule} of type {rule.key_type}"
+
+
 def _journal_change(
     declared: DeclaredJournals,
     wanted: JournalSpec,
     current: ExistingJournal | None,
     given: Collection[str],
+    *,
+    drops_key: bool,
 ) -> DeclaredChange[JournalSpec] | None:
     if current is None:
         return DeclaredChange(wanted, 0, _new_journal(wanted))
@@ -173,9 +218,7 @@ def _journal_change(
             hint=f"Declare content_type={framing!r}, or another name.",
         )
     _check_uuid_place(declared, spec)
-    changed = spec
-    for label in wanted.labels.labels:
-        changed = replace(changed, labels=changed.labels.with_value(label.name, label.value))
+    changed = replace(spec, labels=_labels(declared, spec.labels, drops_key=drops_key))
     fragment = changed.fragment
     # Another application may declare the same journals without a retention: that is no wish to end it.
     if declared.retention_ns:
@@ -204,6 +247,16 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
         hint=f"Declare uuid={former!r}, or another name. If they do have it in {wanted}, label the journal "
         f"{MESSAGE_UUID}={wanted} by `gazctl journals edit`.",
     )
+
+
+def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
+    """Return labels that say what is declared. One who declares no key leaves it to others, or drops it."""
+    if drops_key:
+        labels = labels.without(MESSAGE_KEY).without(MESSAGE_KEY_TYPE)
+    for label in declared.labels.labels:
+        if label.name != MESSAGE_PARTITIONS or declared.key or labels.values_of(label.name):
+            labels = labels.with_value(label.name, label.value)
+    return labels
 
 
 _FRAGMENT_FIELDS: Final = {
@@ -284,6 +337,9 @@ def _journal_difference(before: JournalSpec, after: JournalSpec) -> str:
         old = before.labels.value_of(label.name)
         if old != label.value:
             texts.append(f"{label.name} {old or 'unset'} → {label.value}")
+    for label in before.labels.labels:
+        if not after.labels.values_of(label.name):
+            texts.append(f"{label.name} {label.value} → unset")
     return "; ".join(texts)
 
 

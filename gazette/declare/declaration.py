@@ -29,11 +29,14 @@ from gazette.labels import (
     CONTENT_CSV,
     CONTENT_JSON_LINES,
     CONTENT_PROTO_FIXED,
+    CONTENT_TYPE,
+    MESSAGE_PARTITIONS,
     MESSAGE_TYPE,
     MESSAGE_UUID,
 )
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_fields import KeyField, declared_field
+from gazette.message.key_rule import KeyRule
 from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding, canonical_key
 from gazette.message.mapping import (
     Mapping,
@@ -47,7 +50,7 @@ from gazette.message.message import CSVRecord
 from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.journal import JournalSpec
-from gazette.protocol.label_set import Label, LabelSelector
+from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.text.duration import MICROSECOND
 from gazette.protocol.text.validation import within
 
@@ -119,6 +122,13 @@ class _Declared(Generic[M]):
     def message_types(self) -> tuple[type, ...]:
         """Classes of the messages: several if they are declared as a union."""
         return _classes_of(self.message_type)
+
+    @property
+    def key_rule(self) -> KeyRule | None:
+        """What the labels of the journals say of the key. None without a key."""
+        if (field := self._key_field) is not None:
+            return KeyRule.of_field(field.name, field.encoding, self.partitions)
+        return KeyRule.of_function(self.key, self.partitions) if callable(self.key) else None
 
     @property
     def key_encoding(self) -> KeyEncoding:
@@ -325,8 +335,8 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
 
     name: str
     partitions: int
-    keyed: bool
-    """True if equal keys go to the same partition."""
+    key: KeyRule | None
+    """What maps equal keys to the same partition. None without a key."""
     content_type: str
     message_type: str
     """Value of the label `MESSAGE_TYPE`."""
@@ -336,6 +346,19 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
     names_uuid: bool = False
     """True if the declaration or its type names the place, and not the mere name of a field."""
+
+    @property
+    def labels(self) -> LabelSet:
+        """Labels of the journals, each with one value."""
+        key = () if self.key is None else self.key.labels
+        uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
+        return LabelSet.of(
+            (CONTENT_TYPE, self.content_type),
+            (MESSAGE_TYPE, self.message_type),
+            (MESSAGE_PARTITIONS, str(self.partitions)),
+            *key,
+            *uuid,
+        )
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -409,7 +432,7 @@ def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
     return DeclaredJournals(
         declared.name,
         declared.partitions,
-        declared.key is not None,
+        declared.key_rule,
         declared.content_type,
         message_type_label(declared),
         retention // timedelta(microseconds=1) * MICROSECOND,
@@ -563,7 +586,7 @@ def _with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) 
         if known[0] is not current:
             known = (
                 current,
-                Partitions(_declared_as(one, types, uuid) for one in current.all),
+                Partitions((_declared_as(one, types, uuid) for one in current.all), current.labels),
             )
         return known[1]
 

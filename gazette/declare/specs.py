@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gazette.declare.declaration import RECOVERY_DIRECTORY, Declaration, DeclaredJournals
 from gazette.errors import Invalid
-from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE, MESSAGE_UUID
+from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.journal_tree import JournalNode
@@ -77,12 +77,7 @@ def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[Jour
 
 def partition_specs(declared: DeclaredJournals, settings: SpecSettings) -> list[JournalSpec]:
     """Return the journals of one source or output, in order."""
-    labels = LabelSet.of(
-        (CONTENT_TYPE, declared.content_type),
-        (MESSAGE_TYPE, declared.message_type),
-        *([(MESSAGE_UUID, declared.uuid)] if declared.uuid else ()),
-    )
-    fragment = _fragment(settings, declared.retention_ns)
+    labels, fragment = declared.labels, _fragment(settings, declared.retention_ns)
     return [JournalSpec(name, settings.replication, labels, fragment) for name in declared.journals]
 
 

@@ -15,16 +15,16 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from gazette.errors import Invalid, NotFound
-from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
+from gazette.labels import CONTENT_TYPE, MESSAGE_KEY, MESSAGE_UUID
+from gazette.message.key_hash import fnv32a, hash_of_key
+from gazette.message.key_rule import LabelledKeys, one_rule
 from gazette.message.keys import ANY, CanonicalKey, KeyEncoding
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
 
 M = TypeVar("M")
 
-_FNV_OFFSET: Final = 0x811C9DC5
-_FNV_PRIME: Final = 0x01000193
-_HASHES_KEPT: Final = 1 << 16
 _CHOICES_KEPT: Final = 1 << 16
 
 
@@ -59,28 +59,48 @@ class Partition(NamedTuple):
         return tuple(one for one in self.message_types if hasattr(one, "gazette_codec"))
 
 
+def _partition_of(spec: JournalSpec) -> Partition:
+    content_type = spec.labels.value_of(CONTENT_TYPE) or ""
+    return Partition(spec.name, content_type, uuid=spec.labels.value_of(MESSAGE_UUID) or "")
+
+
 class Partitions:
     """An immutable snapshot of the partitions of a topic, ordered by name."""
 
-    __slots__ = ("_hashes", "all")
+    __slots__ = ("_hashes", "_keys", "all", "is_keyed", "labels")
 
-    def __init__(self, partitions: Iterable[Partition]) -> None:
+    def __init__(self, partitions: Iterable[Partition], labels: Iterable[LabelSet] = ()) -> None:
         self.all = tuple(partitions)
+        self.labels = tuple(labels)
+        """Labels of each, if they are known."""
+        self.is_keyed = any(one.values_of(MESSAGE_KEY) for one in self.labels)
+        """True if labels say by which key messages are mapped."""
         self._hashes: Any = None
+        self._keys: LabelledKeys | None = None
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
         """Return the partitions of specifications. Labels say the content type of each, and the place of
         the UUID.
         """
-        return cls(
-            Partition(
-                spec.name,
-                spec.labels.value_of(CONTENT_TYPE) or "",
-                uuid=spec.labels.value_of(MESSAGE_UUID) or "",
-            )
-            for spec in sorted(specs, key=lambda spec: spec.name)
-        )
+        ordered = sorted(specs, key=lambda spec: spec.name)
+        return cls((_partition_of(spec) for spec in ordered), [spec.labels for spec in ordered])
+
+    def keys(self) -> LabelledKeys | None:
+        """Return the keys of messages by the labels; None if these say nothing of keys.
+
+        Raise ``Invalid`` unless these are all partitions of one declaration.
+        """
+        if self._keys is None and self.is_keyed:
+            journals = [one.journal for one in self.all]
+            self._keys = LabelledKeys(one_rule(journals, self.labels))
+        return self._keys
+
+    def of_key(self, key: CanonicalKey) -> Partition:
+        """Return the partition of a key. Raise ``NotFound`` if there is none."""
+        if not self.all:
+            raise no_partitions()
+        return self.at(hash_of_key(key))
 
     def at(self, key_hash: int) -> Partition:
         """Return the partition whose place is the hash of the key, modulo their number."""
@@ -107,27 +127,6 @@ Key: TypeAlias = Callable[[M], Any]
 
 `gazette.message.keys` says which values are keys, and what is hashed for each.
 """
-
-
-def fnv32a(key: bytes) -> int:
-    """Return the 32-bit FNV-1a hash."""
-    value = _FNV_OFFSET
-    for byte in key:
-        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
-    return value
-
-
-class _KeyHashes(dict[CanonicalKey, int]):
-    """Hashes of recent keys, since the loop over their bytes is slow in Python. Any thread may use it."""
-
-    def __missing__(self, key: CanonicalKey) -> int:
-        if len(self) >= _HASHES_KEPT:
-            self.clear()
-        self[key] = key_hash = fnv32a(key.encode() if isinstance(key, str) else key)
-        return key_hash
-
-
-_key_hashes: Final = _KeyHashes()
 
 
 class _Choices(dict[CanonicalKey, Partition]):
@@ -157,12 +156,24 @@ class _Choices(dict[CanonicalKey, Partition]):
         key = ANY.encode(value)
         if len(self) >= _CHOICES_KEPT:
             self.clear()
-        self[key] = partition = self._choose(self.partitions, _key_hashes[key])
+        self[key] = partition = self._choose(self.partitions, hash_of_key(key))
         return partition
 
     def of_value(self, value: Any) -> Partition:
         """Return the partition of a value that no dictionary can hold, such as a bytearray."""
         return self[self._encoding.encode(value)]
+
+
+def _check_labels(partitions: Partitions, choose: Callable[[Partitions, int], Partition]) -> None:
+    """Raise ``Invalid`` if labels say that keys are mapped in another way."""
+    keys = partitions.keys()
+    if keys is not None and choose is not Partitions.at:
+        raise Invalid(
+            f"messages of these journals are mapped by {keys.rule}, modulo the number of partitions",
+            path="mapping",
+            hint="Use modulo_mapping, or the mapping() of the Source or Output.",
+            journal=partitions.all[0].journal,
+        )
 
 
 def _mapping_by_key(
@@ -177,6 +188,7 @@ def _mapping_by_key(
         nonlocal choices
         known, current = choices, partitions()
         if known.partitions is not current:
+            _check_labels(current, choose)
             choices = known = _Choices(current, choose, encoding)
         value = key(message)
         try:
@@ -202,9 +214,12 @@ def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[An
     """Spread messages evenly over the partitions, without order among them."""
 
     def mapping(_message: Any) -> Partition:
-        current = partitions().all
+        partitions_now = partitions()
+        current = partitions_now.all
         if not current:
             raise no_partitions()
+        if partitions_now.is_keyed:
+            raise _needs_key(partitions_now)
         return current[rng.randrange(len(current))]
 
     return mapping
@@ -229,6 +244,16 @@ def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
     of keys. See `modulo_mapping` for the values that are keys.
     """
     return _mapping_by_key(partitions, key, ANY, Partitions.choose)
+
+
+def _needs_key(partitions: Partitions) -> Invalid:
+    journal = partitions.all[0].journal
+    return Invalid(
+        "messages of these journals are mapped by a key, and not at random",
+        path="mapping",
+        hint="Use the mapping() of the Source or Output that declares them, or modulo_mapping.",
+        journal=journal,
+    )
 
 
 def no_partitions() -> NotFound:
@@ -278,7 +303,8 @@ class PartitionWatch:
         async for snapshot in self._snapshots:
             partitions = Partitions.of_specs(listed.spec for listed in snapshot.journals)
             # Keep the same object if nothing changed: mappings cache their choices for each snapshot.
-            if partitions.all != self._current.all:
+            former = self._current
+            if partitions.all != former.all or partitions.labels != former.labels:
                 self._current = partitions
             self._ready.set()
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gazette.declare.declaration import Declaration, DeclaredJournals
-from gazette.message.mapping import fnv32a
+from gazette.message.key_hash import fnv32a
 from gazette.run.samples import MessageSample
 
 _GAZCTL_BROKER: Final = "http://localhost:8080"
@@ -55,7 +55,7 @@ def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: st
     """Return a command that appends one message, to the partition of its key."""
     command = f"gazctl journals append -l name:prefix={source.name}/part- --framing lines"
     lines = [sample.line]
-    if source.keyed and source.partitions > 1:
+    if source.key is not None and source.partitions > 1:
         command += " --mapping modulo"
         lines.insert(0, sample.key)
     if brokers.replace("127.0.0.1", "localhost") != _GAZCTL_BROKER:
@@ -85,7 +85,7 @@ def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]
 def _shard_of(declaration: Declaration, samples: Mapping[str, MessageSample]) -> str:
     """Return the shard that gets the first sample: the one to ask for what it has changed."""
     for source in declaration.sources:
-        if source.keyed and source.name in samples:
+        if source.key is not None and source.name in samples:
             return f"shard-{fnv32a(samples[source.name].key.encode()) % source.partitions:03d}"
     return "shard-000"
 
@@ -100,4 +100,4 @@ def _fields_of(samples: Mapping[str, MessageSample]) -> dict[str, str]:
 
 def _journals_text(one: DeclaredJournals) -> str:
     partitions = f"{one.partitions} partition{'s' if one.partitions > 1 else ''}"
-    return f"{one.name}: {partitions} of {one.message_type}, {'by key' if one.keyed else 'no key'}"
+    return f"{one.name}: {partitions} of {one.message_type}, {'no key' if one.key is None else 'by key'}"

@@ -157,6 +157,7 @@ class RunSession:
                 client,
                 None,
                 more_partitions=self._flags.more_partitions,
+                changed_key=self._flags.changed_key,
             )
             await apply_journals(client, changes)
             await members.start()
@@ -294,6 +295,7 @@ class RunSession:
             shards,
             given={"hot_standbys"},
             more_partitions=self._flags.more_partitions,
+            changed_key=self._flags.changed_key,
         )
 
     async def _apply(self, declaration: Declaration, client: Client, shards: ShardClient) -> None:

@@ -36,6 +36,9 @@ class RunFlags:
     more_partitions: bool = flag(
         False, "raise numbers of partitions, though keys move to other shards"
     )
+    changed_key: bool = flag(
+        False, "take another key, though messages of a key are in several shards"
+    )
     lease: float = duration(
         "10s", "time after which a process that does not answer is given up", flag_only=True
     )

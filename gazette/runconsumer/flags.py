@@ -130,6 +130,9 @@ class SpecsApplyFlags(SpecsFlags):
     more_partitions: bool = setting(
         False, "raise numbers of partitions, though keys move to other shards", flag_only=True
     )
+    changed_key: bool = setting(
+        False, "take another key, though messages of a key are in several shards", flag_only=True
+    )
     timeout: float = duration("60s", "longest time that all calls may take", flag_only=True)
 
 

@@ -167,6 +167,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
                 reached,
                 given=given,
                 more_partitions=flags.more_partitions,
+                changed_key=flags.changed_key,
             )
             _show(changes, shards=flags.shards)
             if flags.dry_run:

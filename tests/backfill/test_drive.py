@@ -26,7 +26,7 @@ from gazette.errors import (
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
-from gazette.message.mapping import fnv32a
+from gazette.message.key_hash import fnv32a
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import armed

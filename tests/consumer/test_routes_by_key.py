@@ -28,7 +28,7 @@ from gazette import (
 from gazette.client.append.appender import AppendParams
 from gazette.consumer.query.all_shards import _Page
 from gazette.errors import Invalid
-from gazette.message.mapping import fnv32a
+from gazette.message.key_hash import fnv32a
 from gazette.protocol.pb import consumer_pb2 as pb
 from gazette.stores.json_file import JSONFileStore
 from gazette.testing.app_driver import AppDriver

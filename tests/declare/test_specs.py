@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from gazette import Application, Message, Output, Source
@@ -23,6 +24,7 @@ from gazette.declare.specs import (
 )
 from gazette.errors import Conflict, Invalid, NotAllowed
 from gazette.gazctl.journals.apply import parse_changes
+from gazette.labels import MESSAGE_KEY, MESSAGE_KEY_TYPE, MESSAGE_PARTITIONS
 from gazette.protocol.journal import JournalFlag, JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.shard_list import ShardList
@@ -87,6 +89,8 @@ fragment:
 children:
 - name: counts/part-000
   labels:
+  - name: app.gazette.dev/message-partitions
+    value: '1'
   - name: app.gazette.dev/message-type
     value: Word
   - name: content-type
@@ -100,6 +104,12 @@ children:
   - name: recovery/shop/shard-001
 - name: words/
   labels:
+  - name: app.gazette.dev/message-key
+    value: word
+  - name: app.gazette.dev/message-key-type
+    value: text
+  - name: app.gazette.dev/message-partitions
+    value: '2'
   - name: app.gazette.dev/message-type
     value: Word
   - name: content-type
@@ -330,17 +340,111 @@ def test_more_partitions_need_a_flag_if_there_are_keys() -> None:
     assert "docs/declaring.md" in error.hint
     changes = changes_of(more, SETTINGS, journals, shards, more_partitions=True)
     assert [one.spec.id for one in changes.shards] == [f"shard-{n:03d}" for n in range(2, 8)]
-    assert len(changes.journals) == 12
+    # Those that exist are labelled with the new number.
+    assert len(changes.journals) == 12 + 2
 
 
 def test_more_partitions_without_keys_need_no_flag() -> None:
     spread = replace(WORDS, key=None)
     journals, shards = applied(declared(words=spread))
     changes = changes_of(declared(words=replace(spread, partitions=3)), SETTINGS, journals, shards)
-    assert [one.spec.name for one in changes.journals] == [
+    assert [one.spec.name for one in changes.journals if not one.revision] == [
         "words/part-002",
         "recovery/shop/shard-002",
     ]
+
+
+# --- Keys
+
+
+class Order(Message):
+    customer: int = msgspec.field(default=0, name="customer id")
+    word: str = ""
+
+
+def by_word(message: Word) -> str:
+    return message.word
+
+
+KEYS = (MESSAGE_KEY, MESSAGE_KEY_TYPE, MESSAGE_PARTITIONS)
+
+
+def labels_of(journals: Sequence[Any], name: str) -> list[str | None]:
+    found = next(one.spec for one in journals if one.spec.name == name)
+    return [found.labels.value_of(label) for label in KEYS]
+
+
+def test_journals_are_labelled_with_their_key() -> None:
+    """A field has the name that messages have for it, and a function a name that no field has."""
+    orders = Source("orders", Order, partitions=2, key="customer")
+    words = replace(WORDS, key=by_word)
+    journals, _ = applied(declared(orders=orders, words=words, counts=COUNTS))
+    assert labels_of(journals, "orders/part-001") == ["customer%20id", "integer", "2"]
+    assert labels_of(journals, "words/part-000") == ["function=by_word", "any", "2"]
+    assert labels_of(journals, "counts/part-000") == [None, None, "1"]
+
+
+def without_labels(journals: Sequence[Listed]) -> list[Listed]:
+    """Return journals as versions without labels of keys made them."""
+    found = []
+    for one in journals:
+        labels = one.spec.labels
+        for name in KEYS:
+            labels = labels.without(name)
+        found.append(Listed(replace(one.spec, labels=labels)))
+    return found
+
+
+def test_journals_without_labels_get_them() -> None:
+    journals, shards = applied(SHOP)
+    changes = changes_of(SHOP, SETTINGS, without_labels(journals), shards)
+    changed = [one.spec.name for one in changes.journals]
+    assert changed == ["words/part-000", "words/part-001"]
+    assert labels_of(changes.journals, "words/part-000") == ["word", "text", "2"]
+    # Case: one who reads the journals of others does not say that they have no key.
+    reader = declared(words=replace(WORDS, key=None))
+    assert changes_of(reader, SETTINGS, without_labels(journals), shards).journals == ()
+    assert changes_of(reader, SETTINGS, journals, shards).journals == ()
+
+
+UUIDS = replace(WORDS, key="uuid")
+RANDOM = replace(WORDS, key=None)
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        (WORDS, UUIDS),
+        (WORDS, replace(WORDS, key=by_word)),
+        (replace(WORDS, key=by_word), WORDS),
+        (RANDOM, WORDS),
+    ],
+)
+def test_another_key_needs_a_flag(former: Any, now: Any) -> None:
+    journals, shards = applied(declared(words=former))
+    error = refusal(declared(words=now), journals, shards)
+    assert "words/part-000" in str(error)
+    assert "--changed-key" in error.hint
+    changes = changes_of(declared(words=now), SETTINGS, journals, shards, changed_key=True)
+    expected = labels_of(applied(declared(words=now))[0], "words/part-001")
+    assert labels_of(changes.journals, "words/part-001") == expected
+
+
+def test_another_type_of_the_key_needs_a_flag() -> None:
+    texts: Any = msgspec.defstruct("Word", [("word", str), ("uuid", str, "")])
+    numbers: Any = msgspec.defstruct("Word", [("word", float), ("uuid", str, "")])
+    former, now = (declared(words=Source("words", kind, key="word")) for kind in (texts, numbers))
+    assert "of type text" in str(refusal(now, *applied(former)))
+
+
+def test_an_output_without_the_key_of_its_journals_is_refused() -> None:
+    """It would spread messages whose key is declared elsewhere. A flag drops the key."""
+    keyed = declared(words=WORDS, counts=replace(COUNTS, key="word"))
+    journals, shards = applied(keyed)
+    assert "counts/part-000" in str(refusal(SHOP, journals, shards))
+    changes = changes_of(SHOP, SETTINGS, journals, shards, changed_key=True)
+    assert labels_of(changes.journals, "counts/part-000") == [None, None, "1"]
+    assert "message-key word → unset" in "\n".join(changes.lines())
 
 
 def test_more_partitions_of_an_output_move_keys_of_its_readers() -> None:

@@ -21,6 +21,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.message.codec import MsgspecCodec
 from gazette.message.mapping import Mapping, Partition, Partitions, fixed_mapping
 from gazette.message.publisher import Appends, Publisher
+from gazette.message.publishing.choices import choice_by_labels
 from gazette.message.publishing.outputs import KnownOutput
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import resolved
@@ -163,10 +164,16 @@ def _within_a_batch(publisher: Publisher, mapping: Mapping[Any], message: Any) -
     publisher.publish_committed_batch(mapping, [message])
 
 
+def known_output(partition: Partition, message_types: dict[str, str]) -> KnownOutput:
+    partitions = Partitions([partition])
+    choose = choice_by_labels(lambda: partitions, "modulo", random.Random(1))
+    return KnownOutput(lambda: partitions, message_types, choose)
+
+
 def _as_a_client(publisher: Publisher, mapping: Mapping[Any], message: Any) -> None:
     """Publish as publishers of programs that are no shards do."""
     partition = mapping(message)
-    known = KnownOutput(lambda: Partitions([partition]), {}, "modulo", random.Random(1))
+    known = known_output(partition, {})
     publisher.publish_committed(fixed_mapping(*known.partition_of(message, None)), message)
 
 
@@ -253,12 +260,7 @@ def test_a_union_is_declared_by_its_members() -> None:
 
     assert [one.message_type for one in declaration_of(Both()).sources] == ["Put+Delete"]
     assert message_type_label(Both.ins) == "Put+Delete"
-    known = KnownOutput(
-        lambda: Partitions([Partition("ins", Both.ins.content_type)]),
-        {"ins": "Put+Delete"},
-        "modulo",
-        random.Random(1),
-    )
+    known = known_output(Partition("ins", Both.ins.content_type), {"ins": "Put+Delete"})
     assert known.partition_of(Delete(), None).journal == "ins"
     with raises(Invalid, path="message", says="not B"):
         known.partition_of(B(), None)

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from gazette import CSVRecord, Message, Source
 from gazette.errors import Invalid
+from gazette.message.key_hash import fnv32a
 from gazette.message.keys import canonical_key, encoding_named
-from gazette.message.mapping import Partition, Partitions, fnv32a, modulo_mapping
+from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from tests.facts import raises
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gazette.errors import NotFound
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.key_hash import fnv32a, fnv32a_of_all
 from gazette.message.mapping import (
     Partition,
     Partitions,
     PartitionWatch,
     fixed_mapping,
-    fnv32a,
     modulo_mapping,
     random_mapping,
     rendezvous_mapping,
@@ -46,6 +48,11 @@ def test_fnv32a_is_the_published_one() -> None:
     assert fnv32a(b"") == 0x811C9DC5
     assert fnv32a(b"a") == 0xE40C292C
     assert fnv32a(b"foobar") == 0xBF9CF968
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_hashes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
+    assert fnv32a_of_all(keys).tolist() == [fnv32a(key) for key in keys]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from gazette import Application, CSVRecord, Message, Source
 from gazette.client.client import Client
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.errors import Conflict, Invalid
+from gazette.message.key_rule import KeyRule
 from gazette.run.banner import banner, publish_command, query_command
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.command import run
@@ -290,7 +291,7 @@ def test_samples_fill_the_required_fields() -> None:
     assert samples == {"words": MessageSample('{"word":"gazette","count":1}', "gazette")}
 
 
-WORDS = DeclaredJournals("words", 4, True, "application/x-ndjson", "Word", 0)
+WORDS = DeclaredJournals("words", 4, KeyRule("word", "text", 4), "application/x-ndjson", "Word", 0)
 SAMPLE = MessageSample('{"word":"it\'s"}', "it's")
 
 

@@ -21,7 +21,8 @@ def test_rows_of_a_history_elsewhere_are_mapped_as_the_publisher_maps(tmp_path: 
 
     from gazette.backfill.build import ShardTask
     from gazette.history.source import Access
-    from gazette.message.mapping import Partition, fnv32a
+    from gazette.message.key_hash import fnv32a
+    from gazette.message.mapping import Partition
     from gazette.protocol.checkpoint import Checkpoint
     from gazette.spark.backfill import _map_rows, _shards_by_journal
 

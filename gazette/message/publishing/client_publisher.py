@@ -15,7 +15,8 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags, broker_flags_of
 from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Closed, GazetteError, Invalid, Unavailable
-from gazette.message.publishing.outputs import KnownOutput, MappingName, Output
+from gazette.message.publishing.choices import MappingName
+from gazette.message.publishing.outputs import KnownOutput, Output
 from gazette.message.publishing.service import (
     CLOSE_S,
     TIMEOUT_S,

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Callable, Hashable
+from typing import Any, Final, Protocol, TypeAlias
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalList
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
-from gazette.message.mapping import (
-    Mapping,
-    Partition,
-    Partitions,
-    PartitionWatch,
-    modulo_mapping,
-    random_mapping,
-    rendezvous_mapping,
-)
+from gazette.message.key_rule import KeyRule, partition_number
+from gazette.message.mapping import Partition, Partitions, PartitionWatch
 from gazette.message.message import CSVRecord
+from gazette.message.publishing.choices import (
+    Choice,
+    DeclaredOutput,
+    MappingName,
+    choice_as_declared,
+    choice_by_labels,
+    choice_of_one,
+)
 from gazette.protocol.ids import JournalName, validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 
-Output: TypeAlias = str | LabelSelector | Partitions | Callable[[], Partitions]
-"""Journals to publish to: the name of one, a selector of several, or partitions that the caller keeps."""
-
-MappingName: TypeAlias = Literal["modulo", "rendezvous"]
+Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable[[], Partitions]
+"""Journals to publish to: the name of one, a selector of several, a `gazette.Source` or `gazette.Output`,
+or partitions that the caller keeps.
+"""
 
 _UNTYPED: Final = (bytes, dict, CSVRecord)
 """Types of messages whose name says nothing about what they hold."""
@@ -46,22 +47,26 @@ class KnownOutput:
         self,
         partitions: Callable[[], Partitions],
         message_types: dict[JournalName, str],
-        mapping: MappingName,
-        rng: random.Random,
+        choose: Choice,
     ) -> None:
         self.partitions = partitions
         self._message_types = message_types
-        by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
-        self._by_key: Mapping[Any] = by_key(partitions, lambda key: key)
-        self._at_random: Mapping[Any] = random_mapping(partitions, rng)
+        self._choose = choose
 
     def partition_of(self, message: Any, key: Any) -> Partition:
         """Return the journal for a message.
 
-        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a value that cannot be a key, for a
-        journal without a content type, and for a journal of messages of another type.
+        Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key that cannot be one, is not
+        known, or belongs to another journal. Raise it too for a journal without a content type, and for a
+        journal of messages of another type.
         """
-        found = self._at_random(message) if key is None else self._by_key(key)
+        try:
+            found = self._choose(message, key)
+        except Invalid:
+            # A message of another type has no such key: say that, and not which field it lacks.
+            for partition in self.partitions().all[:1]:
+                self._check_type(partition, type(message))
+            raise
         self._check_type(found, type(message))
         return found
 
@@ -92,23 +97,28 @@ class Outputs:
         self._daemons = daemons
         self._mapping: MappingName = mapping
         self._rng = random.Random()
-        self._known: dict[str | LabelSelector, KnownOutput] = {}
+        self._known: dict[str | LabelSelector | DeclaredOutput, KnownOutput] = {}
 
     def known(self, output: Output) -> KnownOutput | None:
         """Return the output if it was found before. Any thread may call this.
 
         Raise ``Invalid`` if it is no output.
         """
-        if not isinstance(output, str | LabelSelector | Partitions) and not callable(output):
-            raise Invalid(
-                f"not an output: {output!r}",
-                path="output",
-                hint='Give the name of a journal, LabelSelector.parse("prefix=words/"), or partitions.',
-            )
-        if isinstance(output, str | LabelSelector):
-            return self._known.get(output)
-        partitions = (lambda: output) if isinstance(output, Partitions) else output
-        return KnownOutput(partitions, {}, self._mapping, self._rng)
+        known: dict[Any, KnownOutput] = self._known
+        if isinstance(output, Hashable) and (found := known.get(output)) is not None:
+            return found
+        if isinstance(output, str | LabelSelector | DeclaredOutput):
+            return None
+        if isinstance(output, Partitions):
+            return self._by_labels(lambda: output, {})
+        if callable(output):
+            return self._by_labels(output, {})
+        raise Invalid(
+            f"not an output: {output!r}",
+            path="output",
+            hint='Give the name of a journal, LabelSelector.parse("prefix=words/"), a Source or Output, '
+            "or partitions.",
+        )
 
     async def find(self, output: Output) -> KnownOutput:
         """Return the output, and remember it. A selector is watched from now on.
@@ -120,9 +130,11 @@ class Outputs:
             return found
         if isinstance(output, LabelSelector):
             found = await self._of_selector(output)
-        else:
-            assert isinstance(output, str), "all others are known"
+        elif isinstance(output, str):
             found = await self._of_name(output)
+        else:
+            assert isinstance(output, DeclaredOutput), "all others are known"
+            found = await self._of_declared(output)
         return self._known.setdefault(output, found)
 
     async def _of_name(self, output: JournalName) -> KnownOutput:
@@ -135,8 +147,19 @@ class Outputs:
                 hint="For labels of journals, give LabelSelector.parse(…).",
             ) from error
         spec = (await self._client.get_journal(output)).spec
-        one = Partitions.of_specs([spec])
-        return KnownOutput(lambda: one, _types_of([spec]), self._mapping, self._rng)
+        one = Partitions(Partitions.of_specs([spec]).all)
+        rule = KeyRule.of_labels(spec.labels)
+        if rule is None:
+            return self._by_labels(lambda: one, _types_of([spec]))
+        number = partition_number(spec.name)
+        if number is None:
+            raise Invalid(
+                f"a key maps messages to {spec.name}, whose name does not say which partition it is",
+                path="output",
+                hint="Publish to all partitions by a selector.",
+            )
+        choose = choice_of_one(one.all[0], rule, number)
+        return KnownOutput(lambda: one, _types_of([spec]), choose)
 
     async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
         listed = await self._client.list_journals(selector)
@@ -147,11 +170,27 @@ class Outputs:
                 "`gazctl journals list`.",
                 selector=str(selector),
             )
+        watch, message_types = await self._watched(selector)
+        return self._by_labels(watch, message_types)
+
+    async def _of_declared(self, output: DeclaredOutput) -> KnownOutput:
+        watch, message_types = await self._watched(output.selector)
+        return KnownOutput(watch, message_types, choice_as_declared(output, watch))
+
+    def _by_labels(
+        self, partitions: Callable[[], Partitions], message_types: dict[JournalName, str]
+    ) -> KnownOutput:
+        choose = choice_by_labels(partitions, self._mapping, self._rng)
+        return KnownOutput(partitions, message_types, choose)
+
+    async def _watched(
+        self, selector: LabelSelector
+    ) -> tuple[PartitionWatch, dict[JournalName, str]]:
         message_types: dict[JournalName, str] = {}
         watch = PartitionWatch(self._observed(selector, message_types))
         self._daemons.daemon(watch.run(), name=f"partitions {selector}")
         await watch.ready()
-        return KnownOutput(watch, message_types, self._mapping, self._rng)
+        return watch, message_types
 
     async def _observed(
         self, selector: LabelSelector, message_types: dict[JournalName, str]

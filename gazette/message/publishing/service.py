@@ -26,8 +26,9 @@ from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Un
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, fixed_mapping
 from gazette.message.publisher import Publisher
+from gazette.message.publishing.choices import MappingName
 from gazette.message.publishing.commit_records import CommitRecords
-from gazette.message.publishing.outputs import KnownOutput, MappingName, Output, Outputs
+from gazette.message.publishing.outputs import KnownOutput, Output, Outputs
 from gazette.message.uuid import ACK_TXN, build_uuid
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach

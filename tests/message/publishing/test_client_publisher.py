@@ -30,6 +30,7 @@ from gazette.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message import publisher as publisher_module
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
+from gazette.message.publishing.choices import choice_by_labels
 from gazette.message.publishing.outputs import KnownOutput
 from gazette.message.publishing.service import PublishingService
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -538,7 +539,11 @@ async def test_an_interrupt_leaves_nothing(broker: BrokerFixture) -> None:
 
 def test_keys_of_unknown_types_are_refused() -> None:
     partitions = Partitions.of_specs([journal_spec(ONE, labels=LABELS)])
-    known = KnownOutput(lambda: partitions, {}, "modulo", random.Random())
+    known = KnownOutput(
+        lambda: partitions,
+        {},
+        choice_by_labels(lambda: partitions, "modulo", random.Random()),
+    )
     assert known.partition_of(Word(word="w"), b"k").journal == ONE
     assert known.partition_of(Word(word="w"), ("k",)).journal == ONE
     with raises(Invalid, path="key", says="list"):
