@@ -14,7 +14,8 @@ from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.errors import NotFound, NotYet
 from gazette.message.envelope_reader import CommittedReader
-from gazette.message.mapping import Partition, PartitionWatch, fixed_mapping, fnv32a
+from gazette.message.key_hash import fnv32a
+from gazette.message.mapping import Partition, PartitionWatch, fixed_mapping
 from gazette.message.publisher import Publisher
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
