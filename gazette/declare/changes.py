@@ -250,7 +250,7 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
 
 
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return labels that say what is declared. One who declares no key leaves it to others, or drops it."""
+    """Return labels that say what is declared. Without a key they keep the former one, or drop it."""
     if drops_key:
         labels = labels.without(MESSAGE_KEY).without(MESSAGE_KEY_TYPE)
     for label in declared.labels.labels:

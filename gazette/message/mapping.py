@@ -97,7 +97,7 @@ class Partitions:
         return self._keys
 
     def of_key(self, key: CanonicalKey) -> Partition:
-        """Return the partition of a key. Raise ``NotFound`` if there is none."""
+        """Return the partition of a key. Raise ``NotFound`` without partitions."""
         if not self.all:
             raise no_partitions()
         return self.at(hash_of_key(key))
@@ -211,14 +211,17 @@ def fixed_mapping(
 
 
 def random_mapping(partitions: PartitionsFunc, rng: random.Random) -> Mapping[Any]:
-    """Spread messages evenly over the partitions, without order among them."""
+    """Spread messages evenly over the partitions, without order among them.
+
+    The mapping raises ``Invalid`` if labels of several partitions say that messages are mapped by a key.
+    """
 
     def mapping(_message: Any) -> Partition:
         partitions_now = partitions()
         current = partitions_now.all
         if not current:
             raise no_partitions()
-        if partitions_now.is_keyed:
+        if partitions_now.is_keyed and len(current) > 1:
             raise _needs_key(partitions_now)
         return current[rng.randrange(len(current))]
 

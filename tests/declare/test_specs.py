@@ -401,7 +401,7 @@ def test_journals_without_labels_get_them() -> None:
     changed = [one.spec.name for one in changes.journals]
     assert changed == ["words/part-000", "words/part-001"]
     assert labels_of(changes.journals, "words/part-000") == ["word", "text", "2"]
-    # Case: one who reads the journals of others does not say that they have no key.
+    # Case: a mere reader of the journals of others does not drop their key.
     reader = declared(words=replace(WORDS, key=None))
     assert changes_of(reader, SETTINGS, without_labels(journals), shards).journals == ()
     assert changes_of(reader, SETTINGS, journals, shards).journals == ()

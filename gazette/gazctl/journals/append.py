@@ -28,6 +28,11 @@ from gazette.runtime.tasks import BlockingPool, TaskScope, first_failure
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 1 << 17
+KEYED_NOTE: Final = (
+    "a key says which messages belong to this journal, and raw bytes are not checked: use `gazctl "
+    "produce`, or --mapping modulo with keys"
+)
+"""Warning before bytes are appended to one partition of keys."""
 _NAMED_MAX: Final = 3
 _ANSWER_S: Final = 5.0
 """Seconds that an answer may take beyond the time for which a broker holds an append."""
@@ -53,6 +58,8 @@ async def run(context: Context) -> int:
                 await watch.ready()
             if not watch().all:
                 raise NotFound("no journal matches", selector=selector)
+            if flags.mapping == "random" and watch().is_keyed:
+                context.terminal.note(KEYED_NOTE)
             appending = Appending(service, choose_by(flags.mapping, watch, context))
             size = _size_of(flags.input)
             reports = report_stalls(
