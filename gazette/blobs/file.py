@@ -6,6 +6,7 @@ returns, the file is synced and renamed into place, and its directory is synced.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -28,6 +29,14 @@ PARTIAL_PREFIX: Final = ".partial-"
 """Prefix of the name of a file that is being written. A file that a crash has left may be deleted."""
 
 _COPY_BYTES: Final = 1 << 18
+_REFUSALS: Final = {
+    errno.EROFS: "Mount the file system of the store for writing.",
+    errno.ENAMETOOLONG: "Choose a journal of a shorter name, or another store for it.",
+    errno.ENOTDIR: "Remove the file that is in the place of a directory.",
+    errno.EISDIR: "Remove the directory that is in the place of a file.",
+    errno.ELOOP: "Remove the symbolic links that lead to themselves.",
+}
+"""Hints for errors that no repetition cures."""
 _DIRECTORY_MODE: Final = 0o750
 
 
@@ -224,4 +233,7 @@ def _mapped(path: str) -> Iterator[None]:
             file=path,
         ) from error
     except OSError as error:
-        raise Unavailable(f"file store: {error.strerror or error}", file=path) from error
+        text = f"file store: {error.strerror or error}"
+        if error.errno in _REFUSALS:
+            raise NotAllowed(text, hint=_REFUSALS[error.errno], file=path) from error
+        raise Unavailable(text, file=path) from error

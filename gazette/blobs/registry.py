@@ -19,12 +19,14 @@ from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.file import FileStore
 from gazette.blobs.fsspec import NamedStore
 from gazette.blobs.gs import GsStore
+from gazette.blobs.path_limits import check_path
 from gazette.blobs.s3.store import S3Store
 from gazette.blobs.store_calls import HUNG_AFTER_S, StoreCalls
 from gazette.blobs.thread_call import ended
 from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.ids import JournalName, Revision
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope, sleep_unless
 from gazette.runtime.timeouts import timeout
@@ -111,7 +113,7 @@ class ActiveStore:
         self._store = store
         self._threads = threads
         self._recheck = asyncio.Event()
-        """Set by a sign that the store has recovered."""
+        """Set by a sign that the store has recovered, or has failed."""
         self._hung = False
         broken = isinstance(store, GazetteError)
         self._health = HealthStatus(
@@ -121,6 +123,8 @@ class ActiveStore:
         self._changed = asyncio.Event()
         self._marked = True
         self._checking: concurrent.futures.Future[None] | None = None
+        self.refusals: dict[tuple[JournalName, Revision], str] = {}
+        """Reasons for which the store keeps refusing fragments, by journal and life of the journal."""
 
     @property
     def store(self) -> BlobStore:
@@ -164,6 +168,11 @@ class ActiveStore:
                 lambda: [store.sign_get(path, ttl_s) for path in rest]
             )
         return urls
+
+    def failed(self) -> None:
+        """Record that a call has failed: a store that is known as healthy is checked soon."""
+        if self._health.error is None:
+            self._recheck.set()
 
     def worked(self) -> None:
         """Record that a call has succeeded: a store that is known as unhealthy is checked soon."""
@@ -254,6 +263,7 @@ class BlobStores:
         constructors: Mapping[str, StoreConstructor] | None = None,
     ) -> None:
         self._threads = threads
+        self._file_only = settings.file_only
         self._pools = pools
         self._hung_after_s = hung_after_s
         self._clock = clock
@@ -288,6 +298,11 @@ class BlobStores:
         self._news.set()
         metrics.ACTIVE.set(len(self._stores))
         return active
+
+    def check_path(self, url: str, path: str) -> None:
+        """Raise ``Invalid`` if the store of ``url`` can never have an object at ``path``."""
+        parsed = FragmentStoreUrl.parse(url)
+        check_path(_instead(parsed) if self._file_only else parsed, path)
 
     def in_use(self, url: str) -> ActiveStore | None:
         """Return the store of ``url`` if ``get`` has made it, otherwise None. This call is no use of it."""
@@ -475,6 +490,14 @@ def _reason(error: BaseException) -> str:
     return str(error) or repr(error)
 
 
+def _instead(url: FragmentStoreUrl) -> FragmentStoreUrl:
+    """Return the URL of the files that take the place of another store in development."""
+    if url.scheme not in extras.EXTRAS:
+        return url
+    # Buckets stay apart: they may hold different histories of the same journal.
+    return FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}")
+
+
 def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
     """Return the constructors of stores, by scheme (``fsspec`` for all that begin with ``fsspec+``).
 
@@ -489,8 +512,7 @@ def default_constructors(settings: BlobSettings) -> dict[str, StoreConstructor]:
         return FileStore(settings.file_root, url)
 
     def file_instead(url: FragmentStoreUrl) -> BlobStore:
-        # Buckets stay apart: they may hold different histories of the same journal.
-        store = file(FragmentStoreUrl("file", "", f"/{url.scheme}/{url.host}{url.path}"))
+        store = file(_instead(url))
         try:
             store.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:

@@ -14,8 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.blobs.registry import BlobStores
-from gazette.errors import Bug, Closed, Corrupt, GazetteError, NotAllowed, Unavailable
+from gazette.blobs.registry import ActiveStore, BlobStores
+from gazette.errors import (
+    Bug,
+    Closed,
+    Corrupt,
+    GazetteError,
+    NotAllowed,
+    Retryable,
+    Unavailable,
+)
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.upload import LimitOf, SpecOf, Unconfirmed, Upload, UploadContext
@@ -29,6 +37,8 @@ from gazette.runtime.timeouts import timeout
 log = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 5
+_REFUSED_AFTER: Final = 2
+"""Failures of one upload after which its store counts as refusing it, by an error that may last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class Persister:
         self._slots: dict[str, asyncio.Semaphore] = {}
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
+        self._refused: dict[Upload, ActiveStore] = {}
+        """Uploads that their store keeps refusing."""
         self._hurry = asyncio.Event()
         self._shared = UploadContext(
             blob_stores,
@@ -215,6 +227,7 @@ class Persister:
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
         self._uploads.remove(upload)
+        self._note_refusal(upload, "")
         metrics.UNPERSISTED.dec()
         metrics.PERSISTED.inc()
         if not self._uploads:
@@ -294,6 +307,8 @@ class Persister:
         upload.error = str(error) or repr(error)
         metrics.PERSIST_FAILURES.inc()
         expected = isinstance(error, GazetteError)
+        if upload.failures >= _REFUSED_AFTER and not isinstance(error, Retryable | Closed):
+            self._note_refusal(upload, upload.error)
         grave = not expected or isinstance(error, Corrupt | Bug)
         log.log(
             logging.ERROR if grave else logging.WARNING,
@@ -305,6 +320,18 @@ class Persister:
             },
             exc_info=None if expected else error,
         )
+
+    def _note_refusal(self, upload: Upload, reason: str) -> None:
+        """Record why the first store refuses the journal's fragments; empty: it does not any more."""
+        key = (upload.spool.fragment.journal, upload.life)
+        former = self._refused.pop(upload, None)
+        if former is not None:
+            former.refusals.pop(key, None)
+        if reason:
+            active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
+            active.refusals[key] = reason
+            active.failed()
+            self._refused[upload] = active
 
     async def _on_unconfirmed(
         self, upload: Upload, spec: JournalSpec | None, error: GazetteError

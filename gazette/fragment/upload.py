@@ -129,7 +129,7 @@ class Upload:
         if self.aside is None:
             url = spec.fragment.stores[0]
             active = self._shared.blob_stores.get(url)
-            placed = _placed(self.spool, spec, url)
+            placed = _placed(self._shared.blob_stores, self.spool, spec, url)
             path = SetAside(placed, self.life, self.tenure).path
             await active.calls.run(_put_object, active.store, path, self.spool)
             self.aside = url, path
@@ -182,7 +182,7 @@ class Upload:
             return await self.take_back()
         active = self._shared.blob_stores.get(url)
         calls, store = active.calls, active.store
-        placed = _placed(self.spool, spec, url)
+        placed = _placed(self._shared.blob_stores, self.spool, spec, url)
         path = placed.content_path()
         if look:
             found = await self._look(url, calls.submit(store.exists, path))
@@ -331,10 +331,11 @@ class Upload:
         return True
 
 
-def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
+def _placed(stores: BlobStores, spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
     """Return the fragment as the store will hold it.
 
-    A template that fails must not keep the bytes out of the store: the fragment then gets no postfix.
+    A template that fails must not keep the bytes out of the store: the fragment then gets no postfix. The
+    same holds for a postfix that is too long for the store.
     """
     context = postfix_template.PostfixContext(
         fragment=spool.fragment,
@@ -344,6 +345,8 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
     )
     try:
         postfix = postfix_template.parse(spec.fragment.path_postfix_template).evaluate(context)
+        placed = replace(spool.fragment, backing_store=url, path_postfix=postfix)
+        stores.check_path(url, placed.content_path())
     except Invalid as error:
         log.warning(
             "%(journal)s: fragment %(fragment)s is stored without a path postfix, because the "
@@ -354,8 +357,8 @@ def _placed(spool: CompletedSpool, spec: JournalSpec, url: str) -> Fragment:
                 "error": error,
             },
         )
-        postfix = ""
-    return replace(spool.fragment, backing_store=url, path_postfix=postfix)
+        return replace(spool.fragment, backing_store=url)
+    return placed
 
 
 def _put_object(store: BlobStore, path: str, spool: CompletedSpool) -> bool:

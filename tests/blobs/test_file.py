@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gazette.blobs.file import FileStore
-from gazette.errors import Invalid, NotAllowed, Unavailable
+from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.testing.blob_store_tests import BlobStoreTests, get, paths, put
 from tests.facts import raises
@@ -200,12 +200,15 @@ with tempfile.TemporaryDirectory() as root:
     assert "Permission denied" in done.stdout
 
 
-def test_other_errors_are_unavailable(tmp_path: Path) -> None:
-    """A name that the file system cannot hold, for example."""
-    with pytest.raises(Unavailable):
-        put(file_store(tmp_path), "x" * 300, b"content")
-    assert os.listdir(tmp_path) == []
+def test_errors_that_waiting_does_not_cure_are_refusals(tmp_path: Path) -> None:
+    """A name that the file system cannot hold, and a file or a directory in the way."""
     store = file_store(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "directory").mkdir()
+    for path in ("x" * 300, "file/object", "directory"):
+        with pytest.raises(NotAllowed):
+            put(store, path, b"content")
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
     store.put("empty", io.BytesIO())
     assert get(store, "empty") == b""
 

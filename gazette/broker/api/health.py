@@ -66,6 +66,8 @@ class HealthApi:
             status = await active.wait_health_change(status)
         if status.error:
             return status.error
+        for (journal, _), reason in active.refusals.items():
+            return f"it refuses to store fragments of {journal}: {reason}"
         return (
             await self._probe(active, request.check_delete_prefix) if request.check_delete else ""
         )

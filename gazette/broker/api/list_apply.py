@@ -14,6 +14,7 @@ import grpc
 from gazette.allocator.model import ITEMS, DecodedKV, item_key
 from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
+from gazette.blobs.path_limits import longest_path
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
 from gazette.broker.context import BrokerContext
 from gazette.broker.deleted_journals import note_deletions
@@ -263,6 +264,7 @@ class ListApplyApi:
                 compares.append(Compare.mod_revision(key, "=", change.expect_mod_revision))
             if change.HasField("upsert"):
                 await self._check_name(key, change)
+                self._check_paths(change.upsert)
                 spec = await self._keeping(key, change)
                 operations.append(Op.put(key, spec.SerializeToString()))
             else:
@@ -317,6 +319,11 @@ class ListApplyApi:
                     "the known head of deleted journal %(journal)s stays in etcd, without effect: %(error)s",
                     {"journal": journal, "error": error},
                 )
+
+    def _check_paths(self, spec: broker_pb2.JournalSpec) -> None:
+        """Raise ``Invalid`` if a store can have no fragment of the journal, as its name is too long there."""
+        for url in spec.fragment.stores:
+            self._context.blob_stores.check_path(url, longest_path(spec.name))
 
     async def _keeping(
         self, key: str, change: broker_pb2.ApplyRequest.Change

@@ -552,6 +552,7 @@ class AppendDriver:
             unlisted="" if index.first_refreshed else replica.unlisted_reason,
             must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),
+            store_refuses=_refusal(store, replica),
             undecided_to=index.unexplained.end,
             undecided=replica.undecided_reason if is_short else "",
         )
@@ -775,6 +776,13 @@ class AppendDriver:
     def _held(self) -> Pipeline:
         assert self._pipeline is not None
         return self._pipeline
+
+
+def _refusal(store: ActiveStore | None, replica: Replica) -> str:
+    """Return the reason why the store refuses the journal's fragments; empty if it does not."""
+    if store is None or not store.refusals:
+        return ""
+    return store.refusals.get((replica.journal, replica.life), "")
 
 
 def _ticks(seconds: float) -> int:

@@ -345,6 +345,8 @@ class AppendFSM:
             )
         if seen.admission.commit is not None:
             return self._end_as_before(seen.admission.commit)
+        if seen.store_refuses:
+            return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.store_refuses)
         if self._store_until is None:
             self._store_until = seen.monotonic + self.store_wait_s
         if seen.unlisted or seen.store_error is not None:

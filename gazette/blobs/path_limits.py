@@ -1,0 +1,56 @@
+"""Limits of blob stores on the names of objects.
+
+An object whose name is too long can never be stored. Appends to its journal would be acknowledged all the
+same. So names are checked when a journal is applied.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import parse_qsl
+
+from gazette.blobs.blob_store import PathRewrite
+from gazette.errors import Invalid
+from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
+from gazette.protocol.ids import JournalName
+
+_COMPONENT_BYTES_MAX: Final = 255
+"""Of a name in a directory, in each usual file system."""
+_FILE_PATH_BYTES_MAX: Final = 4095
+_KEY_BYTES_MAX: Final = 1024
+"""Of S3, GCS and Azure."""
+_CLOUD: Final = frozenset({"s3", "gs", "azure", "azure-ad"})
+_OFFSET_MAX: Final = (1 << 63) - 1
+_ASIDE: Final = f".unconfirmed-{_OFFSET_MAX}-{_OFFSET_MAX}"
+
+
+def longest_path(journal: JournalName) -> str:
+    """Return a path that is as long as that of any object of a journal without a path postfix."""
+    fragment = Fragment(journal, _OFFSET_MAX, _OFFSET_MAX, codec=Codec.ZSTANDARD)
+    return f"{fragment.content_path()}{_ASIDE}"
+
+
+def check_path(url: FragmentStoreUrl, path: str) -> None:
+    """Raise ``Invalid`` if a store cannot have an object at ``path``, whatever its state."""
+    arguments = {name.lower(): value for name, value in parse_qsl(url.query)}
+    rewrite = PathRewrite(arguments.get("find", ""), arguments.get("replace", ""))
+    name = f"{url.path.removeprefix('/')}{rewrite.apply(path)}"
+    if url.scheme in _CLOUD:
+        _require("object names", name, len(name.encode()), _KEY_BYTES_MAX, url)
+    elif url.scheme == "file":
+        for component in name.split("/"):
+            length = len(component.encode())
+            _require("components of paths", component, length, _COMPONENT_BYTES_MAX, url)
+        _require("paths", name, len(name.encode()), _FILE_PATH_BYTES_MAX, url)
+
+
+def _require(what: str, name: str, length: int, limit: int, url: FragmentStoreUrl) -> None:
+    if length > limit:
+        raise Invalid(
+            f"{what} of a {url.scheme}:// store have at most {limit} bytes, and this one has {length}: "
+            f"{name}",
+            path="Name",
+            hint="Choose a shorter name, or a store with a higher limit. Nothing could be stored.",
+            bytes=length,
+            limit_bytes=limit,
+        )
