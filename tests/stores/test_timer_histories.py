@@ -20,7 +20,7 @@ def test_histories_of_timers_equal_their_model(tmp_path: Path, kind: str) -> Non
 
     `make fuzz-timers` tries more.
     """
-    for first in seeds(40)[::STORES_OF]:
+    for first in seeds(300 if kind == "remote" else 40)[::STORES_OF]:
         directory = tmp_path / str(first)
         directory.mkdir()
         with opened(kind, directory) as open_store:

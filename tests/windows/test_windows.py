@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette import Application, Envelope, EventTime, Message, Publisher, Timer
+from gazette import Application, Envelope, EventTime, Message, Publisher, TimeDomain, Timer
 from gazette.errors import Invalid, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
@@ -102,6 +102,24 @@ class Oracle:
     """Key, (time, value) of each message, begin and end."""
     closed: list[tuple[str, int, int, tuple[int, ...]]] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
+    early_s: float = 0.0
+    """Seconds between early results; 0 without them."""
+    now: float = 0.0
+    due: dict[tuple[str, int], float] = field(default_factory=dict)
+    """When windows have their next early results, by key and begin."""
+    early: list[tuple[str, int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and windows that have changed have early results."""
+        self.now += seconds
+        for key, messages, begin, end in self.open:
+            if (due := self.due.get((key, begin))) is not None and due <= self.now:
+                del self.due[key, begin]
+                self.early.append((key, begin, end, tuple(sorted(v for _, v in messages))))
+
+    def _changed(self, key: str, begin: int) -> None:
+        if self.early_s:
+            self.due.setdefault((key, begin), self.now + self.early_s)
 
     def add(self, event: Event) -> None:
         taken = False
@@ -126,12 +144,14 @@ class Oracle:
         for one in [one for one in self.open if not self._is_open(one[3])]:
             self.open.remove(one)
             key, messages, begin, end = one
+            self.due.pop((key, begin), None)
             self.closed.append((key, begin, end, tuple(sorted(value for _, value in messages))))
 
     def _is_open(self, end: int) -> bool:
         return self.watermark is None or end > self.watermark
 
     def _add_to(self, event: Event, begin: int, end: int) -> None:
+        self._changed(event.key, begin)
         for key, messages, other, _ in self.open:
             if (key, other) == (event.key, begin):
                 messages.append((event.at, event.value))
@@ -150,6 +170,10 @@ class Oracle:
         mine = next(group for group in groups if (event.at, event.value) in group)
         if not self._is_open(mine[-1][0] + gap):
             return False
+        joined = {begin for _, _, begin, end in ours if mine[0][0] <= begin <= mine[-1][0]}
+        for begin in joined - {mine[0][0]}:
+            self.due.pop((event.key, begin), None)
+        self._changed(event.key, mine[0][0])
         self.open = [one for one in self.open if one not in ours]
         self.open += [(event.key, group, group[0][0], group[-1][0] + gap) for group in groups]
         return True
@@ -167,6 +191,9 @@ class Story:
     """What happens to the primary, by steps."""
     run_every: int
     chunk_bytes: int
+    early_s: float = 0.0
+    pauses: tuple[float, ...] = ()
+    """Seconds that pass behind each of the first steps."""
 
 
 spans = st.one_of(
@@ -193,12 +220,14 @@ stories = st.builds(
 
 def check(story: Story) -> None:
     """Run a story through members and through the oracle, and compare all that they say."""
-    oracle = Oracle(story.spans, story.lateness)
+    oracle = Oracle(story.spans, story.lateness, early_s=story.early_s)
     clocks = [0, 7, 15]
     sent: list[Event] = []
+    early = timedelta(seconds=story.early_s) if story.early_s else None
 
     def application() -> Windowed:
-        return Windowed(Windows("rows", story.spans, values()), story.lateness)
+        windows = Windows("rows", story.spans, values(), early=early)
+        return Windowed(windows, story.lateness)
 
     with (
         tempfile.TemporaryDirectory(prefix="gazette-windows-") as directory,
@@ -217,17 +246,35 @@ def check(story: Story) -> None:
                 members.meet(story.fates[number])
             elif number % story.run_every == 0:
                 members.primary.run()
+            if number < len(story.pauses):
+                members.primary.advance(story.pauses[number])
+                oracle.advance(story.pauses[number])
         driver = members.primary
         driver.run()
         results = driver.committed(TARGET, Closed)
-        found = [(one.key, one.begin, one.end, tuple(one.value)) for one in results]
-        assert sorted(found) == sorted(oracle.closed)
+        found = [(one.key, one.begin, one.end, tuple(one.value), one.final) for one in results]
+        assert sorted(one[:-1] for one in found if one[-1]) == sorted(oracle.closed)
+        assert sorted(one[:-1] for one in found if not one[-1]) == sorted(oracle.early)
         assert [value for (value,) in driver.store.query("SELECT value FROM late")] == oracle.late
         rows = driver.store.query("SELECT key, begin, end, state FROM rows")
         left = sorted((key, b - EPOCH_US, e - EPOCH_US, json.loads(v)) for key, b, e, v in rows)
         assert left == sorted(
             (key, b, e, sorted(v for _, v in ms)) for key, ms, b, e in oracle.open
         )
+        check_timers(driver, oracle)
+
+
+def check_timers(driver: AppDriver[Any], oracle: Oracle) -> None:
+    """Check that each open window has the timer of its end, and that of its early result if it changed."""
+    if not driver.store.holds_timers:
+        assert not oracle.open
+        return
+    sql = "SELECT at FROM gazette_timer WHERE domain = ? ORDER BY at"
+    ends = [at - EPOCH_US for (at,) in driver.store.query(sql, (TimeDomain.EVENT.value,))]
+    assert ends == sorted(end for _, _, _, end in oracle.open)
+    begun = driver.clock.now() - oracle.now
+    early = driver.store.query(sql, (TimeDomain.PROCESSING.value,))
+    assert [round(at / 1e6 - begun, 3) for (at,) in early] == sorted(oracle.due.values())
 
 
 @settings(max_examples=examples(80), report_multiple_bugs=False)

@@ -112,12 +112,11 @@ class _Queue:
             self.revoked = None
 
     def _keep(self, rows: Collection[TimerRow]) -> None:
-        """Put timers back, because another one comes first."""
+        """Put timers back, because another one comes first: ``ahead`` is before them."""
         assert self.revoked is not None
         for row in rows:
             if row.key not in self.revoked:
                 self.table.put(self.domain, row)
-                self.ahead = _least(self.ahead, row.position)
 
 
 def _least(one: Position | None, other: Position | None) -> Position | None:
