@@ -20,6 +20,9 @@ class Aggregate(Generic[S, V, R]):
     ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the
     earlier one first. Windows other than `Sessions` do not need it. ``state_type`` is the type of states:
     ``dict[int, int]``, ``set[str]``, a Struct. Without it, states hold only what JSON has.
+
+    ``name`` and the type are a part of the definition of windows: a state that was made by another
+    aggregate is refused. Without a name, only the type is.
     """
 
     zero: Callable[[], S]
@@ -27,6 +30,7 @@ class Aggregate(Generic[S, V, R]):
     result: Callable[[S], R]
     merge: Callable[[S, S], S] | None = None
     state_type: Any = Any
+    name: str = ""
 
 
 def count() -> Aggregate[int, Any, int]:
@@ -37,6 +41,7 @@ def count() -> Aggregate[int, Any, int]:
         result=_same,
         merge=lambda one, other: one + other,
         state_type=int,
+        name="count",
     )
 
 
@@ -48,6 +53,7 @@ def total() -> Aggregate[float, float, float]:
         result=_same,
         merge=lambda one, other: one + other,
         state_type=int | float,
+        name="total",
     )
 
 
@@ -59,6 +65,7 @@ def least(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
         result=_same,
         merge=_least,
         state_type=value_type,
+        name="least",
     )
 
 
@@ -70,6 +77,7 @@ def greatest(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
         result=_same,
         merge=_greatest,
         state_type=value_type,
+        name="greatest",
     )
 
 
@@ -81,6 +89,7 @@ def mean() -> Aggregate[tuple[float, int], float, float]:
         result=lambda state: state[0] / state[1],
         merge=lambda one, other: (one[0] + other[0], one[1] + other[1]),
         state_type=tuple[int | float, int],
+        name="mean",
     )
 
 

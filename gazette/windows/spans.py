@@ -44,6 +44,9 @@ class Hopping:
                 hint="Make the step longer, or the windows smaller.",
             )
 
+    def __str__(self) -> str:
+        return f"hopping: {self.size} every {self.step}"
+
     def spans_of(self, at_us: int) -> Sequence[Span]:
         """Return the windows of a time, in order."""
         size_us, step_us = self.size // _MICROSECOND, self.step // _MICROSECOND
@@ -61,6 +64,9 @@ class Tumbling:
     def __post_init__(self) -> None:
         _require_positive("size", self.size)
 
+    def __str__(self) -> str:
+        return f"tumbling: {self.size}"
+
     def spans_of(self, at_us: int) -> Sequence[Span]:
         """Return the window of a time."""
         size_us = self.size // _MICROSECOND
@@ -76,6 +82,9 @@ class Sessions:
 
     def __post_init__(self) -> None:
         _require_positive("gap", self.gap)
+
+    def __str__(self) -> str:
+        return f"sessions: gap {self.gap}"
 
     def span_of(self, at_us: int) -> Span:
         """Return the session of a single message."""

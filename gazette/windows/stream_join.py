@@ -13,8 +13,16 @@ from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import Timer, time_at, unix_us
 from gazette.errors import Invalid
 from gazette.message.values import ValueEncoding
+from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
+from gazette.windows.tables import (
+    Sweep,
+    check_bound,
+    check_keeps,
+    check_name,
+    duration,
+    watermark_us,
+)
 
 if TYPE_CHECKING:
     # With a default, type checkers ask for no annotation where a join has no types.
@@ -139,8 +147,17 @@ class StreamJoin(Generic[L, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the table if it is absent."""
-        return (
+        """SQL that creates the table if it is absent, and keeps the definition of the join."""
+        return define(
+            self.name,
+            kind="join of streams",
+            key="text",
+            before=duration(self._before),
+            after=duration(self._after),
+            results=self.kind.value,
+            left=self._sides[_LEFT].identity,
+            right=self._sides[_RIGHT].identity,
+        ) + (
             f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, side INTEGER NOT NULL,"
             " at INTEGER NOT NULL, number INTEGER NOT NULL, due INTEGER NOT NULL,"
             " paired INTEGER NOT NULL, value TEXT NOT NULL,"
@@ -167,7 +184,7 @@ class StreamJoin(Generic[L, R]):
     def _add(
         self, shard: Shard, store: SQLiteStore, side: int, key: str, at: int, value: Any
     ) -> JoinOutcome[L, R]:
-        check_join(store, key)
+        check_keeps(store, key, "a join")
         text = self._sides[side].encode(value, _NAMES[side], join=self.name, key=key).decode()
         watermark = watermark_us(shard)
         earlier, later = self._before, self._after

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import Timer, time_at, unix_us
 from gazette.message.values import ValueEncoding
+from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.windows.tables import Sweep, check_bound, check_join, check_name, watermark_us
+from gazette.windows.tables import (
+    Sweep,
+    check_bound,
+    check_keeps,
+    check_name,
+    duration,
+    watermark_us,
+)
 
 if TYPE_CHECKING:
     # With a default, type checkers ask for no annotation where a join has no types.
@@ -100,8 +108,15 @@ class TableJoin(Generic[V, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the tables if they are absent."""
-        return (
+        """SQL that creates the tables if they are absent, and keeps the definition of the join."""
+        return define(
+            self.name,
+            kind="join with a table",
+            key="text",
+            wait=duration(self._wait),
+            value=self._values.identity,
+            row=self._rows.identity,
+        ) + (
             f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, at INTEGER NOT NULL,"
             " due INTEGER, value TEXT, PRIMARY KEY (key, at)) WITHOUT ROWID;\n"
             f'CREATE INDEX IF NOT EXISTS "{self.name}.due" ON {self._table} (due)'
@@ -119,7 +134,7 @@ class TableJoin(Generic[V, R]):
         Raise ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a
         row that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
-        check_join(store, key)
+        check_keeps(store, key, "a join")
         text = None
         if row is not None:
             text = self._rows.encode(row, "row", join=self.name, key=key).decode()
@@ -158,7 +173,7 @@ class TableJoin(Generic[V, R]):
 
         Return False if it is late: it is before the watermark, and changed nothing. Raise what `put` does.
         """
-        check_join(store, key)
+        check_keeps(store, key, "a join")
         text = self._values.encode(value, "value", join=self.name, key=key).decode()
         at_us, watermark = unix_us(at), watermark_us(shard)
         if watermark is not None and at_us < watermark:

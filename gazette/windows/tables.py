@@ -7,13 +7,16 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import TimeDomain, time_at, unix_us
+from gazette.consumer.timers.timer import PAYLOAD_BYTES_MAX, TimeDomain, time_at, unix_us
 from gazette.errors import Invalid
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
 """Rows that one timer removes, or more if they are due at the same time."""
+KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
+"""Longest key: it fits into the payload of a timer, in any script."""
 MICROSECOND: Final = timedelta(microseconds=1)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NAME: Final = re.compile(r"(?!gazette_|sqlite_)[a-z][a-z0-9_]{0,40}", re.ASCII)
 
 
@@ -29,22 +32,25 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def check_store(store: SQLiteStore, what: str) -> None:
-    """Raise ``Invalid`` unless the store has SQL tables of the shard."""
+def check_keeps(store: SQLiteStore, key: str, what: str) -> None:
+    """Raise ``Invalid`` unless the store has SQL tables of the shard, which can keep this key."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
         )
-
-
-def check_join(store: SQLiteStore, key: str) -> None:
-    """Raise ``Invalid`` unless a join can keep a message of this key in the store."""
-    check_store(store, "a join")
     if not isinstance(key, str):
         raise Invalid(
-            f"the key of a join is of type {type(key).__name__}",
+            f"the key of {what} is of type {type(key).__name__}",
             path="key",
             hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
+        )
+    if not key.isascii() and _SURROGATE.search(key):
+        raise Invalid(f"the key of {what} is no Unicode text", path="key")
+    if len(key) > KEY_CHARACTERS_MAX:
+        raise Invalid(
+            f"the key of {what} has {len(key)} characters (at most {KEY_CHARACTERS_MAX})",
+            path="key",
+            hint="Use a digest of long texts, and keep the text in the value.",
         )
 
 
@@ -59,6 +65,11 @@ def check_bound(path: str, value: timedelta) -> int:
     if value < timedelta(0):
         raise Invalid(f"invalid {path} ({value}; expected >= 0)", path=path)
     return value // MICROSECOND
+
+
+def duration(us: int) -> str:
+    """Return microseconds as a text, for a definition."""
+    return str(us * MICROSECOND)
 
 
 def watermark_us(shard: Shard) -> int | None:

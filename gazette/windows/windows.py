@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import TimeDomain, Timer, check_key, time_at, unix_us
+from gazette.consumer.timers.timer import KEY_BYTES_MAX, TimeDomain, Timer, time_at, unix_us
 from gazette.errors import Invalid
 from gazette.message.values import ValueEncoding
+from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.aggregate import Aggregate
 from gazette.windows.spans import Hopping, Sessions, Span, Tumbling
-from gazette.windows.tables import check_name, check_store, watermark_us
+from gazette.windows.tables import check_keeps, check_name, watermark_us
 
 S = TypeVar("S")
 V = TypeVar("V")
@@ -107,8 +109,15 @@ class Windows(Generic[S, V, R]):
 
     @property
     def schema(self) -> str:
-        """SQL that creates the table if it is absent."""
-        return (
+        """SQL that creates the table if it is absent, and keeps the definition of its windows."""
+        return define(
+            self.name,
+            kind="windows",
+            key="text",
+            spans=str(self.spans),
+            aggregate=self.aggregate.name,
+            state=self._states.identity,
+        ) + (
             f"CREATE TABLE IF NOT EXISTS {self._table} (key TEXT NOT NULL, begin INTEGER NOT NULL,"
             " end INTEGER NOT NULL, state TEXT NOT NULL, early INTEGER NOT NULL,"
             " PRIMARY KEY (key, begin)) WITHOUT ROWID;\n"
@@ -122,8 +131,7 @@ class Windows(Generic[S, V, R]):
         that would not read back equal: the value then changed nothing. Raise ``NotAllowed`` without
         ``event_time``.
         """
-        check_store(store, "windows")
-        check_key(key)
+        check_keeps(store, key, "windows")
         closed_us = watermark_us(shard)
         at_us = unix_us(at)
         if isinstance(self.spans, Sessions):
@@ -194,9 +202,9 @@ class Windows(Generic[S, V, R]):
                 f"DELETE FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
                 (key, one.begin),
             )
-            shard.cancel(self._timer(_FINAL, one.begin, key), domain=TimeDomain.EVENT)
+            self._cancel(shard, _FINAL, one, key)
             if one.early:
-                shard.cancel(self._timer(_EARLY, one.begin, key))
+                self._cancel(shard, _EARLY, one, key)
         if kept is None or kept.end != merged[1]:
             self._schedule(shard, key, merged)
         self._put(shard, store, key, merged, text, kept)
@@ -214,7 +222,8 @@ class Windows(Generic[S, V, R]):
         begin, end = span
         early = 0 if former is None else former.early
         if self.early is not None and not early:
-            shard.schedule(self._timer(_EARLY, begin, key), shard.now + self.early)
+            timer, payload = self._timer(_EARLY, begin, key)
+            shard.schedule(timer, shard.now + self.early, payload)
             early = 1
         store.execute(
             f"INSERT INTO {self._table} VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, begin) DO UPDATE"  # noqa: S608
@@ -223,11 +232,20 @@ class Windows(Generic[S, V, R]):
         )
 
     def _schedule(self, shard: Shard, key: str, span: Span) -> None:
-        timer = self._timer(_FINAL, span[0], key)
-        shard.schedule(timer, time_at(span[1]), domain=TimeDomain.EVENT)
+        timer, payload = self._timer(_FINAL, span[0], key)
+        shard.schedule(timer, time_at(span[1]), payload, domain=TimeDomain.EVENT)
 
-    def _timer(self, kind: str, begin: int, key: str) -> str:
-        return f"{self.name}:{kind}:{begin}:{key}"
+    def _cancel(self, shard: Shard, kind: str, window: _Open, key: str) -> None:
+        domain = TimeDomain.EVENT if kind == _FINAL else TimeDomain.PROCESSING
+        shard.cancel(self._timer(kind, window.begin, key)[0], domain=domain)
+
+    def _timer(self, kind: str, begin: int, key: str) -> tuple[str, bytes]:
+        """Return the key and the payload of a timer. A key of a window that is too long is in the payload."""
+        name = f"{self.name}:{kind}:{begin}:{key}"
+        encoded = key.encode()
+        if len(name) - len(key) + len(encoded) <= KEY_BYTES_MAX:
+            return name, b""
+        return f"{self.name}:{kind}#:{begin}:{sha256(encoded).hexdigest()}", encoded
 
     def _encode(self, key: str, state: S) -> str:
         return self._states.encode(state, "state", windows=self.name, key=key).decode()
@@ -246,6 +264,8 @@ class Windows(Generic[S, V, R]):
         name, _, rest = timer.key.partition(":")
         kind, _, rest = rest.partition(":")
         begin, _, key = rest.partition(":")
+        if kind.endswith("#"):
+            kind, key = kind[:-1], timer.payload.decode()
         if name != self.name or kind not in (_FINAL, _EARLY):
             return
         where = (key, int(begin))
@@ -264,6 +284,6 @@ class Windows(Generic[S, V, R]):
         else:
             store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", where)  # noqa: S608
             if window.early:
-                shard.cancel(self._timer(_EARLY, window.begin, key))
+                self._cancel(shard, _EARLY, window, key)
         value = self.aggregate.result(self._decode(key, window))
         yield WindowResult(key, time_at(window.begin), time_at(window.end), value, kind == _FINAL)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_mistake_applies_once(name: str) -> None:
-    """Check that the text of each mistake is there. Who changes the source changes it, too."""
+    """Check that the text of each mistake is there. A change of the source changes its mistakes too."""
     plant = PLANTS[name]
     compile(plant.made_in((ROOT / plant.path).read_text()), plant.path, "exec")
     assert all((ROOT / one).exists() for one in plant.tests)

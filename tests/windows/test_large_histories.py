@@ -12,7 +12,8 @@ from tests.fuzzing import seeds
 from tests.windows import test_joins, test_windows
 from tests.windows.members import FATES, us
 
-KEYS = tuple(f"key {n}" for n in range(70))
+LONG = "k" * 1100
+KEYS = ("a", "", LONG, f"{LONG}:", "é" * 500, *(f"key {n}" for n in range(65)))
 LEAP = 300
 """Microseconds after which all that is open is due."""
 
@@ -22,7 +23,7 @@ def steps(rng: random.Random, producers: int) -> list[tuple[int, int, str]]:
     found: list[tuple[int, int, str]] = []
     while len(found) < 350:
         keys = KEYS[: rng.choice((1, 2, 8, 70))]
-        ahead = rng.choice(((0, 1), (0, 0, 0, 5), (-3, 0, 3, 9)))
+        ahead = rng.choice(((0, 1), (0, 0, 0, 5), (-3, 0, 3, 9), (4, 11, 26)))
         for _ in range(rng.choice((5, 40, 90))):
             found.append((rng.randrange(producers), rng.choice(ahead), rng.choice(keys)))
         # All producers leap, so that the watermark does.

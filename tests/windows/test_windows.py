@@ -246,6 +246,7 @@ def check(story: Story) -> None:
                 members.meet(story.fates[number])
             elif number % story.run_every == 0:
                 members.primary.run()
+                check_timers(members.primary, oracle)
             if number < len(story.pauses):
                 members.primary.advance(story.pauses[number])
                 oracle.advance(story.pauses[number])

@@ -32,6 +32,7 @@ _HISTORIES: Final = ("tests/stores/test_timer_histories.py",)
 _TABLES: Final = ("tests/stores/test_timer_tables.py",)
 _APPS: Final = ("tests/consumer/test_timers.py",)
 _LARGE: Final = ("tests/windows/test_large_histories.py",)
+_DEFINED: Final = ("tests/windows/test_definitions.py",)
 _OF_LISTS: Final = ("tests/consumer/test_list_histories.py",)
 
 
@@ -165,7 +166,7 @@ def _windows() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "timers are left by joined sessions",
-        plant("shard.cancel(self._timer(_FINAL, one.begin, key), domain=TimeDomain.EVENT)", "pass"),
+        plant("self._cancel(shard, _FINAL, one, key)", "pass"),
     )
     yield (
         "sessions a whole gap apart are joined",
@@ -240,6 +241,38 @@ def _joins() -> Iterator[tuple[str, Plant]]:
     )
 
 
+def _definitions() -> Iterator[tuple[str, Plant]]:
+    path = _STORES + "sqlite/definitions.py"
+    yield "another definition is taken", Plant(path, "if name in known:", "if not name:", _DEFINED)
+    yield (
+        "a definition is not noticed by migrations",
+        Plant(
+            _STORES + "sqlite/migrations.py",
+            "connection.execute(definitions_of(migration)).fetchall()",
+            "pass",
+            _DEFINED,
+        ),
+    )
+    yield (
+        "a definition changes a migration",
+        Plant(
+            _STORES + "sqlite/migrations.py",
+            "without_definitions(migration)",
+            "migration",
+            _DEFINED,
+        ),
+    )
+    yield (
+        "a long key is lost",
+        Plant(
+            _WINDOWS + "windows.py",
+            "kind, key = kind[:-1], timer",
+            "kind, _ = kind[:-1], timer",
+            _DEFINED,
+        ),
+    )
+
+
 def _lists() -> Iterator[tuple[str, Plant]]:
     def plant(right: str, wrong: str) -> Plant:
         return Plant(_LISTS, right, wrong, _OF_LISTS)
@@ -273,6 +306,6 @@ def _lists() -> Iterator[tuple[str, Plant]]:
 
 PLANTS: Final = {
     name.replace(" ", "-").replace(":", "").lower(): plant
-    for part in (_firing, _tables, _windows, _joins, _lists)
+    for part in (_firing, _tables, _windows, _joins, _definitions, _lists)
     for name, plant in part()
 }

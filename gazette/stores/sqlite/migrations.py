@@ -20,6 +20,7 @@ from typing import Final
 import apsw
 
 from gazette.errors import Invalid
+from gazette.stores.sqlite.definitions import definitions_of, without_definitions
 
 Migration = str | Callable[[apsw.Connection], None]
 """SQL of one or more statements, or a function that runs it.
@@ -54,6 +55,8 @@ def apply_migrations(connection: apsw.Connection, migrations: Sequence[Migration
                 version=version,
                 hint="Leave migrations as they were, and add others behind them.",
             )
+        if isinstance(migration, str):
+            connection.execute(definitions_of(migration)).fetchall()
     pending = migrations[len(applied) :]
     if pending:
         connection.execute(_TABLE).fetchall()
@@ -84,10 +87,12 @@ def _applied(connection: apsw.Connection) -> list[str]:
 
 
 def _digest(migration: Migration) -> str:
-    """Return the digest of a migration's SQL, in which white space does not count.
+    """Return the digest of a migration's SQL, in which white space and definitions do not count.
 
     A function is known by its name only, since its SQL cannot be seen.
     """
     if isinstance(migration, str):
-        return hashlib.sha256(" ".join(migration.split()).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            " ".join(without_definitions(migration).split()).encode()
+        ).hexdigest()[:16]
     return f"function {migration.__qualname__}"

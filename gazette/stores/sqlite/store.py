@@ -34,6 +34,7 @@ from gazette.stores.sqlite.connections import (
     check_pragma,
 )
 from gazette.stores.sqlite.databases import RedoDatabases, check_log
+from gazette.stores.sqlite.definitions import unchanged_definitions
 from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
 from gazette.stores.sqlite.timers import ANY, CREATE, EXISTS, SQLiteTimers
@@ -187,9 +188,10 @@ class SQLiteStore(Store):
             setup.call_prepare(self.connection)
             self._begin()
             self.connection.execute(CHECKPOINT_TABLE).fetchall()
-            if schema:
-                self.connection.execute(schema).fetchall()
-            apply_migrations(self.connection, migrations)
+            with unchanged_definitions(self.connection):
+                if schema:
+                    self.connection.execute(schema).fetchall()
+                apply_migrations(self.connection, migrations)
             self._commit()
             self._recording.ship(changed=False)
             self._committed = self._checkpoint_row()

@@ -1,0 +1,80 @@
+"""Definitions of what is declared in a SQLite state, such as windows and joins: each beside its tables.
+
+The SQL of a schema writes them, in the transaction that opens the store. A state without one adopts what is
+declared. One with another is refused: rows that were made by one rule would be read by another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from gazette.errors import Invalid
+
+_CREATE: Final = (
+    "CREATE TABLE IF NOT EXISTS gazette_definition (name TEXT NOT NULL, definition TEXT NOT NULL,"
+    " UNIQUE (name, definition));\n"
+)
+_INSERT: Final = "INSERT OR IGNORE INTO gazette_definition VALUES "
+_STATEMENTS: Final = re.compile(f"{re.escape(_CREATE)}{re.escape(_INSERT)}[^\n]*\n")
+_EXISTS: Final = "SELECT 1 FROM main.sqlite_master WHERE name = 'gazette_definition'"
+_ALL: Final = "SELECT name, definition FROM gazette_definition ORDER BY rowid"
+
+
+def define(name: str, **parts: Any) -> str:
+    """Return SQL that writes a definition, for a schema or a migration. JSON has its parts."""
+    definition = msgspec.json.encode(parts).decode()
+    return f"{_CREATE}{_INSERT}({_quoted(name)}, {_quoted(definition)});\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def definitions_of(sql: str) -> str:
+    """Return the part of SQL that `define` returned."""
+    return "".join(_STATEMENTS.findall(sql))
+
+
+def without_definitions(sql: str) -> str:
+    """Return SQL without what `define` returned."""
+    return _STATEMENTS.sub("", sql)
+
+
+@contextlib.contextmanager
+def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
+    """Run SQL of schemas. Raise ``Invalid`` if a definition that it wrote differs from the one before."""
+    try:
+        yield
+    except apsw.Error:
+        # Such as an index of a column that the table of before does not have.
+        _check(connection)
+        raise
+    _check(connection)
+
+
+def _check(connection: apsw.Connection) -> None:
+    if not connection.execute(_EXISTS).fetchall():
+        return
+    known: dict[str, str] = {}
+    rows: list[Any] = connection.execute(_ALL).fetchall()
+    for name, definition in rows:
+        if name in known:
+            raise _changed(name, known[name], definition)
+        known[name] = definition
+
+
+def _changed(name: str, before: str, declared: str) -> Invalid:
+    return Invalid(
+        "this state was written under another definition",
+        path=name,
+        before=before,
+        declared=declared,
+        hint="Declare it as it was, or give the new one another name: it begins with nothing. To have the"
+        " history in it, build the state again with a backfill (docs/backfill.md).",
+    )
