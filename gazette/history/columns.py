@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -18,11 +18,14 @@ import numpy.typing as npt
 
 from gazette import labels
 from gazette.errors import Bug, Invalid
+from gazette.history import lenient_json
 from gazette.history.json_lines import Field, FoundFields, LineScanner
+from gazette.history.lenient_json import NO_JSON
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import DECODE_ERRORS, MessageCodec
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
-from gazette.message.framing.frames import Framing, MalformedMessage, hint_of
+from gazette.message.framing.csv import CSVCodec
+from gazette.message.framing.frames import Frames, Framing, MalformedMessage, hint_of
 from gazette.message.framing.framing import JSONLinesFraming, framing_of
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import (
@@ -31,6 +34,7 @@ from gazette.message.uuid import (
     UUID_BYTES,
     UuidArrays,
     parse_arrays,
+    texts_to_bytes,
     uuid_text,
 )
 from gazette.message.uuid_form import TextForm
@@ -132,6 +136,27 @@ class Decoded(NamedTuple):
     fields: FoundFields | None = None
 
 
+class MalformedArray(MalformedMessage):
+    """A line is an array of JSON, of which Spark would make a row of each item.
+
+    It is an error also where malformed messages become null.
+    """
+
+    default_hint = (
+        "Publish each item as a message. Or read `value=text`, and take the items from the text. "
+        "`mode=DROPMALFORMED` leaves such lines out."
+    )
+
+    def __init__(self, journal: JournalName, error: MalformedMessage) -> None:
+        super().__init__(
+            "line is an array of JSON, and not one message",
+            begin=error.begin,
+            end=error.end,
+            raw=error.raw,
+            journal=journal,
+        )
+
+
 class ColumnDecoder:
     """Decoder of one journal's bytes. For one thread."""
 
@@ -209,24 +234,68 @@ class ColumnDecoder:
             try:
                 frames = framing.decode(rest, base + at)
             except MalformedMessage as error:
-                if self.shape.malformed == "fail":
-                    raise error.of(self.journal) from error.__cause__
+                uuid = self._uuid_of_malformed(framing, error)
                 self.clean = False
                 if self.shape.malformed == "null":
                     begins.append(error.begin)
                     ends.append(error.end)
-                    # What stands in the place of a UUID is kept for the column of that name.
-                    about_uuid = hint_of(error.__cause__) is not None
-                    uuids.append(_ANY_FOREIGN if about_uuid else NIL_UUID)
+                    uuids.append(uuid)
                 at = error.end - base
                 continue
+            at += frames.consumed
+            if None in frames.messages:
+                frames = _without_blanks(frames)
             begins += frames.begins
             ends += frames.ends
             uuids.append(frames.uuids or NIL_UUID * len(frames))
-            at += frames.consumed
             if not frames.stopped:
                 break
         return Decoded(_columns(begins, ends, b"".join(uuids)), at)
+
+    def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
+        """Return the UUID that a malformed frame has all the same, or the nil UUID.
+
+        Raise the error if such a frame is no message in any sense.
+        """
+        if self.shape.malformed == "skip":
+            return NIL_UUID
+        codec = framing.codec
+        if isinstance(codec, UuidCodec) and lenient_json.is_array(error.raw):
+            raise MalformedArray(self.journal, error) from error.__cause__
+        if self.shape.malformed == "fail":
+            raise error.of(self.journal) from error.__cause__
+        # What stands in the place of a UUID is kept for the column of that name.
+        about_uuid = hint_of(error.__cause__) is not None
+        return _ANY_FOREIGN if about_uuid else _visible_uuid(codec, error.raw)
+
+
+def _visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
+    """Return the UUID that a malformed line shows, or the nil UUID.
+
+    So the line stays in its transaction, whatever else is wrong with it.
+    """
+    text: str | None = None
+    if isinstance(codec, UuidCodec):
+        text = lenient_json.find_string(raw, codec.names)
+    elif isinstance(codec, CSVCodec):
+        text = raw.strip().split(b",", 1)[0].strip(b'"').decode("ascii", "replace")
+    try:
+        return texts_to_bytes([text or ""])
+    except Invalid:
+        return NIL_UUID
+
+
+def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
+    """Return the frames that are messages. A blank line has none."""
+    kept = [at for at, message in enumerate(frames.messages) if message is not None]
+    uuids = [frames.uuids[at * UUID_BYTES : (at + 1) * UUID_BYTES] for at in kept]
+    return replace(
+        frames,
+        begins=[frames.begins[at] for at in kept],
+        ends=[frames.ends[at] for at in kept],
+        messages=[frames.messages[at] for at in kept],
+        uuids=b"".join(uuids),
+    )
 
 
 def _columns(begins: list[int], ends: list[int], uuids: bytes) -> Columns:
@@ -270,11 +339,31 @@ class UuidCodec(MessageCodec[Any]):
             field = msgspec.field(default=None, name=name)
             kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
         super().__init__(kind, TextForm())
-        self._depth = len(names)
+        self.names = names
+        """Names that lead to the UUID."""
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, payload: bytes) -> Any:
-        return self._decoder.decode(payload)
+        """Return the message. Return None for a blank line, which Spark passes over, too."""
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.ValidationError:
+            raise  # It is not an object with such a UUID.
+        except NO_JSON:
+            return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
+
+    def _decode_lenient(self, payload: bytes) -> Any:
+        found = b"null"
+        text = payload
+        for name in self.names:
+            text = lenient_json.members(text).get(name, b"null")
+            if text == b"null":
+                break
+        else:
+            found = lenient_json.strict(text)
+        for name in reversed(self.names):
+            found = b"{%b:%b}" % (msgspec.json.encode(name), found)
+        return self._decoder.decode(found)
 
     def decode_lines(self, lines: bytes) -> list[Any] | None:
         return self._decoder.decode_lines(lines)
@@ -285,7 +374,7 @@ class UuidCodec(MessageCodec[Any]):
 
     def value_of(self, message: Any) -> Any:
         """Return what stands in the place of the UUID of a decoded message. None: nothing."""
-        for _ in range(self._depth):
+        for _ in self.names:
             if message is None:
                 return None
             message = message.value

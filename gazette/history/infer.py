@@ -9,6 +9,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from gazette.history import lenient_json
+
 _LONG_DIGITS: Final = 18
 _DECIMAL_DIGITS_MAX: Final = 38
 _INT64: Final = range(-(1 << 63), 1 << 63)
@@ -38,7 +40,7 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     seen: _Kind = _Object()
     for line in lines:
         try:
-            found = json.loads(line)
+            found = json.loads(lenient_json.strict(line, kinds_only=True))
         except ValueError:
             continue
         if isinstance(found, dict):

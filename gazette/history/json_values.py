@@ -17,13 +17,15 @@ import datetime
 import decimal
 import re
 import zoneinfo
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from gazette.errors import Invalid
+from gazette.history import lenient_json
+from gazette.history.lenient_json import NO_JSON, NOT_FINITE
 
 Convert = Callable[[bytes, list[str]], Any]
 """Function that converts the text of one value. It appends each nested misfit, which becomes null.
@@ -36,14 +38,6 @@ EncodeVariant = Callable[[str], dict[str, bytes]]
 _NULL: Final = b"null"
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
 _NUMBER_BEGIN: Final = b"-0123456789"
-_NOT_FINITE: Final = {
-    "NaN": "nan",
-    "+INF": "inf",
-    "+Infinity": "inf",
-    "Infinity": "inf",
-    "-INF": "-inf",
-    "-Infinity": "-inf",
-}
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]([+-]?0*\d{1,10}))?", re.ASCII)
 _DECIMALS: Final = decimal.Context(
     prec=decimal.MAX_PREC,
@@ -54,6 +48,9 @@ _DECIMALS: Final = decimal.Context(
 """Context of all arithmetic with decimals. The context of a thread would round to 28 digits."""
 _EXPONENT_MAX: Final = 400
 """Greatest exponent of a decimal that is expanded. Beyond it, the value is zero or fits no column."""
+
+_BASE64_GROUP: Final = re.compile(r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
+_BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*+[\x00-\x20]*+")
 
 _DAY: Final = re.compile(
     r"([+-]?\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
@@ -82,9 +79,9 @@ _GREGORIAN_BEGIN: Final = datetime.date(1582, 10, 15).toordinal() - _EPOCH
 _INT32: Final = range(-(1 << 31), 1 << 31)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_text = msgspec.json.Decoder(str).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 class JsonRow:
@@ -103,15 +100,46 @@ class JsonRow:
         """
         misfits: list[str] = []
         try:
-            found = _object(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = _line(line)
+        except ValueError as error:
             return [None] * len(self._fields), [str(error)]
         return [
             _member(found.get(name), convert, misfits, name) for name, convert in self._fields
         ], misfits
 
 
-def _member(raw: msgspec.Raw | None, convert: Convert, misfits: list[str], name: str) -> Any:
+def _line(line: bytes) -> Mapping[str, msgspec.Raw | bytes]:
+    try:
+        line.decode()  # The parser does not look at the bytes of strings that are left as they are.
+        return _decode_object(line)
+    except NO_JSON:
+        return lenient_json.members(line)
+
+
+def _object(raw: bytes) -> Mapping[str, msgspec.Raw | bytes]:
+    try:
+        return _decode_object(raw)
+    except NO_JSON:
+        return lenient_json.members(raw)
+
+
+def _list(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
+    try:
+        return _decode_list(raw)
+    except NO_JSON:
+        return lenient_json.items(raw)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return _decode_text(raw)
+    except NO_JSON:
+        return lenient_json.string(raw)
+
+
+def _member(
+    raw: msgspec.Raw | bytes | None, convert: Convert, misfits: list[str], name: str
+) -> Any:
     """Convert a field of an object. A misfit becomes null, and the other fields stay."""
     if raw is None:
         return None
@@ -179,7 +207,7 @@ def _is_number(raw: bytes) -> bool:
 
 
 def _is_text(raw: bytes) -> bool:
-    return raw[0] == 0x22
+    return raw[0] in b"\"'"
 
 
 def _boolean(raw: bytes, _: list[str]) -> bool:
@@ -202,16 +230,18 @@ def _integer(bits: int) -> Convert:
 
 
 def _double(raw: bytes, _: list[str]) -> float:
+    # Spark takes numbers that JSON does not have with quotes and without.
+    text = _text(raw).encode("utf-8", "replace") if _is_text(raw) else raw
+    if value := NOT_FINITE.get(text):
+        return float(value)
     if _is_number(raw):
         # Parsed as an integer, -0 is a positive zero.
         return 0.0 if raw == b"-0" else float(raw)
-    if _is_text(raw) and (value := _NOT_FINITE.get(_text(raw))):
-        return float(value)
     raise _misfit(raw, "a number")
 
 
 def _single(raw: bytes, misfits: list[str]) -> float:
-    if not _is_number(raw) or raw == b"-0":
+    if not _is_number(raw) or raw == b"-0" or raw in NOT_FINITE:
         return _double(raw, misfits)
     # Round once, from the digits. A detour through a double would round twice.
     value: float = pa.scalar(raw.decode()).cast(pa.float32()).as_py()
@@ -249,15 +279,11 @@ def _string(raw: bytes, _: list[str]) -> str:
 def _binary(raw: bytes, _: list[str]) -> bytes:
     if not _is_text(raw):
         raise _misfit(raw, "base64")
-    digits = re.sub(r"[\r\n]", "", _text(raw))
-    try:
-        # Text may follow padding: decode each group of four separately.
-        return b"".join(
-            binascii.a2b_base64(digits[at : at + 4], strict_mode=True)
-            for at in range(0, len(digits), 4)
-        )
-    except (binascii.Error, ValueError) as error:
-        raise _misfit(raw, "base64") from error
+    text = _text(raw)
+    if not _BASE64.fullmatch(text):
+        raise _misfit(raw, "base64")
+    # Text may follow padding: decode each group of four separately.
+    return b"".join(map(binascii.a2b_base64, _BASE64_GROUP.findall(text)))
 
 
 def _days(year: int, month: int, day: int) -> int:
@@ -383,7 +409,7 @@ def _map(item: Convert) -> Convert:
 
 def _variant(encode: EncodeVariant) -> Convert:
     def convert(raw: bytes, _: list[str]) -> dict[str, bytes]:
-        return encode(raw.decode())
+        return encode(lenient_json.strict(raw).decode())
 
     return convert
 

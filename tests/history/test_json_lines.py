@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
@@ -19,6 +19,7 @@ from gazette.history import json_kernel, json_lines
 from gazette.history.columns import ColumnDecoder, Malformed, MessageFormat
 from gazette.history.field_arrays import FieldsBuilder, scannable
 from gazette.history.json_lines import DEPTH_MAX, FIELDS_MAX, Field, LineScanner
+from gazette.history.lenient_json import is_array
 from gazette.history.read import Batch
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import RowMaker
@@ -292,6 +293,7 @@ def test_damaged_bytes_are_declined_or_read_alike(
         at = min(at, len(buffer))
         buffer = buffer[:at] + new + buffer[at + drop :]
     buffer = buffer[: buffer.rfind(b"\n") + 1]
+    assume(not any(map(is_array, buffer.splitlines())))
     if buffer and scanned(buffer) is not None:
         assert_same(buffer)
 
@@ -414,10 +416,13 @@ def test_accepted(line: str) -> None:
         '{"a" 1}',
         '{"a":1}}',
         '{"a":1',
-        "[]",
         "1",
-        "",
         "{,}",
+        "{'text':'a'}",
+        '{"number":NaN}',
+        '{"text":"\\ud800"}',
+        '{"text":"a"} {"text":"b"}',
+        '\ufeff{"text":"a"}',
         '{"text":"\x01"}',
     ],
 )

@@ -29,6 +29,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history import in_order
+from gazette.history.columns import MalformedArray
 from gazette.history.json_values import JsonRow
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import Unfit
@@ -259,6 +260,115 @@ def test_what_cannot_be_right_is_named(
     given = {"journals": JOURNAL, "store": store_of(tmp_path), **options}
     with raises(Invalid, path=path, says=says):
         gazette.read_table(given.pop("journals"), **given)
+
+
+BROKEN = [
+    b'{"uuid":"%b","n":1',
+    b'{"n":tru,"uuid":"%b"}',
+    b'{"n":[1 2],"_meta":{"uuid":"no"},"uuid":"%b"}',
+    b'{"text":"\\q\x01","uuid":"%b","n":01}',
+    b"{'uuid':'%b','n':None}",
+    b'INFO {"uuid" : "%b"} ]',
+    b'{"text":"\xff","uuid":"%b"}',
+]
+"""Lines that are no JSON, not even to Spark."""
+LENIENT = [
+    b"{'uuid':'%b','n':1}",
+    b'{"n":1,"uuid":"%b","x":NaN}',
+    b'\xef\xbb\xbf{"n":1,"uuid":"%b"}',
+    b'{"uuid":"%b","n":1} {"n":2}',
+    b'{"text":"\\ud800","n":1,"uuid":"%b"}',
+]
+"""Lines that are no JSON, and that Spark reads all the same."""
+
+
+@pytest.mark.parametrize("many", [1, 30])
+@pytest.mark.parametrize("form", [*BROKEN, *LENIENT])
+def test_a_line_stays_in_its_transaction(tmp_path: Path, form: bytes, many: int) -> None:
+    """Whatever else is wrong with it: no row of a pending transaction is seen, in any mode."""
+
+    def lines(producer: bytes, count: int = many) -> bytes:
+        uuids = [uuid_text(build_uuid(producer, at, CONTINUE_TXN)) for at in range(1, count + 1)]
+        return b"".join(form % uuid.encode() + b"\n" for uuid in uuids)
+
+    pending, committed = lines(ALPHA), lines(BETA)
+    acknowledged = line(many + 1, ACK_TXN, BETA)
+    content = line(0, OUTSIDE_TXN, n=7) + pending + committed + acknowledged
+    write_journal(tmp_path, STORE, JOURNAL, [content])
+
+    def read(misfits: Any) -> list[int | None]:
+        store, columns = store_of(tmp_path), ["n"]
+        table = gazette.read_table(
+            JOURNAL, store=store, fields="n long", columns=columns, misfits=misfits
+        )
+        found: list[int | None] = table["n"].to_pylist()
+        return found
+
+    if form in LENIENT:
+        assert read("fail") == read("null") == read("skip") == [7] + [1] * many
+        return
+    assert read("null") == [7] + [None] * many
+    assert read("skip") == [7]
+    with raises(Corrupt, journal=JOURNAL):
+        read("fail")
+
+
+def test_a_broken_record_of_csv_stays_in_its_transaction(tmp_path: Path) -> None:
+    uuids = [uuid_text(build_uuid(ALPHA, at, CONTINUE_TXN)).encode() for at in (1, 2)]
+    content = b'%b,1\n"%b",2,3\n' % (*uuids,) + b'%b,bare"quote\n' % uuids[1]
+    write_journal(tmp_path, STORE, "rows/csv", [content])
+    table = gazette.read_table(
+        "rows/csv", store=store_of(tmp_path), value="csv", fields="n long", misfits="null"
+    )
+    assert table.num_rows == 0
+
+
+def test_blank_lines_are_no_messages(tmp_path: Path) -> None:
+    content = (
+        b"\n" + line(1, OUTSIDE_TXN, n=1) + b" \t\r\n\n" + line(2, OUTSIDE_TXN, n=2) + b"\n" * 40
+    )
+    write_journal(tmp_path, STORE, JOURNAL, [content])
+    for name in ("n", "offset"):
+        for fields in ("n long", pa.schema([("n", pa.int8())])):
+            table = gazette.read_table(
+                JOURNAL, store=store_of(tmp_path), fields=fields, columns=[name]
+            )
+            assert table.num_rows == 2
+    assert gazette.read_table(JOURNAL, store=store_of(tmp_path))["n"].to_pylist() == [1, 2]
+    text = gazette.read_table(JOURNAL, store=store_of(tmp_path), value="text", columns=["value"])
+    assert text.num_rows == 2
+
+
+def test_arrays_are_named(tmp_path: Path) -> None:
+    """Spark would make a row of each item, and null would be nothing of either."""
+    first, array = line(1, OUTSIDE_TXN, n=1), b'[{"n":1},{"n":2}]\n'
+    write_journal(tmp_path, STORE, JOURNAL, [first + array])
+    write_journal(tmp_path, STORE, "b/journal", [array * 20])
+    misfits: Any
+    for journal, begin in ((JOURNAL, len(first)), ("b/journal", 0)):
+        for misfits in ("fail", "null"):
+            with raises(MalformedArray, journal=journal, begin=begin):
+                gazette.read_table(
+                    journal, store=store_of(tmp_path), misfits=misfits, fields="n long"
+                )
+            with raises(MalformedArray, journal=journal, begin=begin):
+                gazette.read_table(journal, store=store_of(tmp_path), misfits=misfits)
+    table = gazette.read_table(
+        JOURNAL, store=store_of(tmp_path), fields="n long", columns=["n"], misfits="skip"
+    )
+    assert table["n"].to_pylist() == [1]
+
+
+def test_columns_are_inferred_from_lines_that_spark_reads(tmp_path: Path) -> None:
+    content = (
+        b"{'a':NaN}\n" + b'\xef\xbb\xbf{"b":"\\ud800"} x\n' + b'{"c":1' + b'}\n{"\\ud800":1}\n'
+    )
+    write_journal(tmp_path, STORE, JOURNAL, [content])
+    table = gazette.read_table(
+        JOURNAL, store=store_of(tmp_path), columns=["a", "b", "c"], misfits="null"
+    )
+    assert [field.type for field in table.schema] == [pa.float64(), pa.string(), pa.int64()]
+    assert table["b"].to_pylist() == [None, "?", None, None]
 
 
 def test_decimals_of_all_digits_and_scales(tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""Lines that are no JSON by its standard, and that ``spark.read.json`` reads all the same. Pure.
+
+These are strings in single quotes, NaN and infinities, a byte order mark, halves of surrogates, and text
+behind the object. Values are cut out as they stand, and so may be read by this module again.
+
+It is slow, and for lines that the fast parsers refuse. What these accept is read alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+NOT_FINITE: Final = {
+    b"NaN": "nan",
+    b"Infinity": "inf",
+    b"+Infinity": "inf",
+    b"+INF": "inf",
+    b"-Infinity": "-inf",
+    b"-INF": "-inf",
+}
+"""Numbers that JSON does not have, as Spark spells them and as Python does."""
+
+NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of the fast parsers for text that is no JSON by its standard."""
+
+_SPELT: Final = {"nan": b'"NaN"', "inf": b'"Infinity"', "-inf": b'"-Infinity"'}
+
+_decode_any = msgspec.json.Decoder().decode
+_MARK: Final = b"\xef\xbb\xbf"
+_BLANKS: Final = b" \t\r\n"
+_DEPTH_MAX: Final = 1000
+_CLOSING: Final = {"{": "}", "[": "]"}
+_ESCAPE = rb"\\(?:[\"'\\/bfnrt]|u[0-9a-fA-F]{4})"
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|%b)*+"|\'(?:[^\'\\\x00-\x1f]++|%b)*+\'' % (_ESCAPE, _ESCAPE)
+_NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9.])"
+_WORD = rb"true|false|null|NaN|[+-]?Infinity|[+-]INF"
+_TOKEN = re.compile(rb"[ \t\r\n]*+(%b|%b|%b|[{}\[\]:,])" % (_WORD, _NUMBER, _STRING))
+_LOOSE_TOKEN = re.compile(
+    rb"(?P<blanks>\s++)|\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[{}\[\]:,]"
+    rb"|[^\s{}\[\]:,\"'][^\s{}\[\]:,]*+|(?P<open>[\"'].*+)",
+    re.DOTALL,
+)
+_ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_MEANT: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class _Token(NamedTuple):
+    sign: str
+    """Its first character."""
+    begin: int
+    end: int
+
+
+def is_blank(line: bytes) -> bool:
+    """Return True if a line holds nothing."""
+    return not line.removeprefix(_MARK).strip(_BLANKS)
+
+
+def is_array(line: bytes) -> bool:
+    """Return True if a line is an array, and nothing else."""
+    at = _begin(line)
+    try:
+        return _token(line, at).sign == "[" and is_blank(line[_value_end(line, at) :])
+    except ValueError:
+        return False
+
+
+def members(text: bytes) -> dict[str, bytes]:
+    """Return the values of an object by name, each as it stands. Of equal names the last one counts.
+
+    Raise ``ValueError`` for anything else. Ignore what follows the object.
+    """
+    token = _token(text, _begin(text))
+    if token.sign != "{":
+        raise ValueError("not an object")
+    found: dict[str, bytes] = {}
+    at = token.end
+    token = _token(text, at)
+    while token.sign != "}":
+        name, at = _key(text, at)
+        begin, end = _token(text, at).begin, _value_end(text, at)
+        found[name] = text[begin:end]
+        token = _token(text, end)
+        at = token.end
+        if token.sign not in ",}":
+            raise _unexpected(text, token.begin)
+    text[: token.end].decode()
+    return found
+
+
+def items(text: bytes) -> list[bytes]:
+    """Return the items of an array, each as it stands. Raise ``ValueError`` for anything else."""
+    token = _token(text, 0)
+    if token.sign != "[":
+        raise ValueError("not an array")
+    found: list[bytes] = []
+    at = token.end
+    token = _token(text, at)
+    while token.sign != "]":
+        begin, end = _token(text, at).begin, _value_end(text, at)
+        found.append(text[begin:end])
+        token = _token(text, end)
+        at = token.end
+        if token.sign not in ",]":
+            raise _unexpected(text, token.begin)
+    return found
+
+
+def string(text: bytes) -> str:
+    """Return the characters of a string in quotes. A half of a surrogate pair becomes ``?``."""
+    return _unescaped(text).encode("utf-8", "replace").decode()
+
+
+def strict(text: bytes, *, kinds_only: bool = False) -> bytes:
+    """Return a value as JSON by its standard. Numbers that JSON does not have become strings.
+
+    With ``kinds_only``, each value may become another one of its kind. Raise ``ValueError`` for what
+    is no value, and otherwise for halves of surrogate pairs.
+    """
+    try:
+        _decode_any(text)
+    except NO_JSON:
+        return _repaired(text, kinds_only)
+    return text
+
+
+def _repaired(text: bytes, kinds_only: bool) -> bytes:
+    begin = _begin(text)
+    end = _value_end(text, begin)
+    return b"".join(
+        [_strict_token(match[1], kinds_only) for match in _TOKEN.finditer(text, begin, end)]
+    )
+
+
+def find_string(line: bytes, path: Sequence[str]) -> str | None:
+    """Return the string at a path of names, as far as a line can be read, which need not be JSON.
+
+    Return None if there is no string.
+    """
+    raw: bytes | None = None
+    wanted = list(path)
+    names: list[str | None] = []
+    """By level of the objects and lists that have begun: the last name."""
+    named = False
+    for match in _LOOSE_TOKEN.finditer(line):
+        if match["blanks"]:
+            continue
+        if match["open"]:
+            break  # A string without an end.
+        token, sign = match[0], match[0][:1]
+        if sign in (b"{", b"["):
+            names.append(None)
+            named = False
+        elif sign in (b"}", b"]"):
+            if len(names) <= 1:
+                break
+            names.pop()
+        elif not names:
+            continue  # Text before the object.
+        elif sign == b":":
+            named = True
+        elif named:
+            if sign in (b'"', b"'") and names == wanted:
+                raw = token
+            named = False
+        elif sign in (b'"', b"'"):
+            names[-1] = token[1:-1].decode("utf-8", "replace")
+    return None if raw is None else raw[1:-1].decode("utf-8", "replace")
+
+
+def _begin(line: bytes) -> int:
+    return len(_MARK) if line.startswith(_MARK) else 0
+
+
+def _unexpected(text: bytes, at: int) -> ValueError:
+    return ValueError(f"not JSON at {text[at : at + 20]!r}")
+
+
+def _token(text: bytes, at: int) -> _Token:
+    match = _TOKEN.match(text, at)
+    if match is None:
+        raise _unexpected(text, at)
+    begin, end = match.span(1)
+    return _Token(chr(text[begin]), begin, end)
+
+
+def _key(text: bytes, at: int) -> tuple[str, int]:
+    """Return the name at ``at``, and the end of its colon."""
+    token = _token(text, at)
+    colon = _token(text, token.end)
+    if token.sign not in "\"'" or colon.sign != ":":
+        raise _unexpected(text, token.begin)
+    name = _unescaped(text[token.begin : token.end])
+    name.encode()  # A name has no halves of surrogate pairs.
+    return name, colon.end
+
+
+def _value_end(text: bytes, at: int) -> int:
+    """Return the end of the value at ``at``. Raise ``ValueError`` if no value is there."""
+    closing: list[str] = []
+    while True:
+        token = _token(text, at)
+        at = token.end
+        if token.sign in _CLOSING:
+            closing.append(_CLOSING[token.sign])
+            if len(closing) > _DEPTH_MAX:
+                raise ValueError("nested too deeply")
+            following = _token(text, at)
+            if following.sign != closing[-1]:
+                at = _key(text, at)[1] if token.sign == "{" else at
+                continue
+            closing.pop()
+            at = following.end
+        elif token.sign in ":,}]":
+            raise _unexpected(text, token.begin)
+        while closing:
+            token = _token(text, at)
+            at = token.end
+            if token.sign == closing[-1]:
+                closing.pop()
+                continue
+            if token.sign != ",":
+                raise _unexpected(text, token.begin)
+            at = _key(text, at)[1] if closing[-1] == "}" else at
+            break
+        else:
+            return at
+
+
+def _unescaped(text: bytes) -> str:
+    """Return the characters of a string in quotes, halves of surrogate pairs among them."""
+
+    def meant(match: re.Match[str]) -> str:
+        escaped = match[1]
+        return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _MEANT.get(escaped, escaped)
+
+    found = _ESCAPED.sub(meant, text[1:-1].decode())
+    # Two escapes that are a pair become one character.
+    return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def _strict_token(token: bytes, kinds_only: bool) -> bytes:
+    if token in NOT_FINITE:
+        return b"0.5" if kinds_only else _SPELT[NOT_FINITE[token]]
+    if token[:1] not in b"\"'":
+        return token
+    found = string(token) if kinds_only else _unescaped(token)
+    found.encode()  # Raise for halves of surrogate pairs.
+    return msgspec.json.encode(found)
