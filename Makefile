@@ -173,7 +173,11 @@ sim-consumers: $(DEV_STAMP)
 #   go install google.golang.org/grpc/interop/client@latest            (GRPC_INTEROP=~/go/bin/client)
 #   go install google.golang.org/grpc/interop/server@latest            (GRPC_INTEROP_SERVER=~/go/bin/server)
 H2SPEC ?=
-# GAZETTE_GO names the directory of the original's programs: a broker of it and two of ours are one cluster then.
+# GAZETTE_GO names the directory of the original's programs: a broker of it and two of ours are one cluster then. With `tally` in it, shards
+# change hands between that application of the original and ours. To make it, in a clone of the original, with librocksdb-dev and
+# libsqlite3-dev of Debian 12 (RocksDB 7.8, SQLite 3.40):
+#   go build -tags libsqlite3 -o DIRECTORY ./cmd/gazette ./cmd/gazctl
+#   go build -tags libsqlite3 -o DIRECTORY/tally THIS/tools/conformance/original/tally.go
 GRPC_INTEROP ?=
 GRPC_INTEROP_SERVER ?=
 GAZETTE_GO ?=

@@ -1,32 +1,16 @@
-"""Errors of the directory of recovered files: it holds another kind of store, or the disk fails."""
+"""Errors of the directory of recovered files: a file changed, or the disk fails."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gazette.errors import Broken, Corrupt, GazetteError, Invalid, Unavailable
+from gazette.errors import Broken, Corrupt, GazetteError, Unavailable
 from gazette.recoverylog.log.recorder import Recorder
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-
-
-def check_kind(recorder: Recorder, what: str, is_ours: Callable[[str], bool]) -> None:
-    """Refuse the log of another kind of store. The store would find no state there, and begin
-    without one.
-
-    ``is_ours`` recognizes a file of the store by its path. Raise ``Invalid``.
-    """
-    paths = sorted(recorder.fsm.links)
-    if paths and not any(is_ours(path) for path in paths):
-        raise Invalid(
-            f"the recovery log does not hold a {what}",
-            files=", ".join(paths[:5]),
-            hint="Open the store with the class that recorded it, or begin a new log.",
-        )
 
 
 def check_lengths(recorder: Recorder) -> None:

@@ -33,11 +33,18 @@ from gazette.recoverylog.rocksdb.keys import (
 )
 from gazette.recoverylog.rocksdb.native import DEFAULT, load_rocksdict, native_errors
 from gazette.recoverylog.rocksdb.scan import Pinned, Scan, joined, spans
+from gazette.recoverylog.sqlite.page_db import take_out
 from gazette.recoverylog.sqlite.redo import materialize
 from gazette.recoverylog.sqlite.wal import require_whole_wal
+from gazette.recoverylog.store_files import (
+    PAGE_DB,
+    PRIMARY_DATABASE,
+    STATE_FILE,
+    StateForm,
+    form_of,
+    require_whole,
+)
 
-PRIMARY_DATABASE: Final = "primary.db"
-STATE_FILE: Final = "state.json"
 _REDO: Final = re.compile(r"(.+)\.redo-\d{8,}")
 _LEFTOVER: Final = re.compile(r"\d+\.(sst|blob|log)(\..*)?|MANIFEST-\d+(\..*)?|IDENTITY|next\.json")
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
@@ -62,9 +69,15 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
     """Turn played-back files into files that stock SQLite opens. Return the names of databases.
     Blocks.
 
-    Files of other kinds stay as they are. The call may be repeated. Raise ``Corrupt`` if a
-    database's files contradict each other. Raise ``GazetteError`` if the disk is full.
+    So it does with those of a SQLite store of the Go original. Files of other kinds stay as they are.
+    The call may be repeated. Raise ``Corrupt`` if a database's files contradict each other, or
+    ``Invalid`` if some are missing. Raise ``GazetteError`` if the disk is full.
     """
+    files = relative_files(directory)
+    require_whole(files)
+    if form_of(files) is StateForm.PAGES:
+        return take_out(directory)
+    _remove(directory / PAGE_DB)
     databases = recorded_databases(path.name for path in directory.iterdir() if path.is_file())
     for name in databases:
         materialize(directory, name)
@@ -75,6 +88,19 @@ def to_standalone(directory: Path) -> tuple[str, ...]:
         if any((directory / f"{name}{suffix}").exists() for suffix in ("-wal", "-journal")):
             _settle(directory / name)
     return tuple(sorted(databases))
+
+
+def _remove(path: Path) -> None:
+    """Remove the note, or a RocksDB of the original without a commit."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def relative_files(directory: Path) -> set[str]:
+    """Return the paths of all files below a directory, relative to it."""
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
 def _is_database(path: Path) -> bool:
@@ -184,7 +210,8 @@ class ShardState:
                 if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"):
                     return Checkpoint()
                 rows = self.query("SELECT checkpoint FROM gazette_checkpoint")
-                return Checkpoint.from_bytes(rows[0][0]) if rows else Checkpoint()
+                # The original writes an empty text before its first commit.
+                return Checkpoint.from_bytes(rows[0][0]) if rows and rows[0][0] else Checkpoint()
             case StateKind.ROCKSDB:
                 return self._rocksdb_checkpoint()
             case StateKind.JSON:

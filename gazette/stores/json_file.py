@@ -22,10 +22,11 @@ from gazette.consumer.timers.timer import TimerTable
 from gazette.errors import Corrupt, Invalid
 from gazette.message.values import ValueEncoding
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
-from gazette.recoverylog.disk_errors import check_kind, check_lengths, disk_error
+from gazette.recoverylog.disk_errors import check_lengths, disk_error
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import write_private
+from gazette.recoverylog.store_files import StateForm, require_form
 from gazette.runtime.tasks import OpFuture
 
 StateT = TypeVar("StateT")
@@ -68,7 +69,7 @@ class JSONFileStore(Store, Generic[StateT]):
         self._checkpoint = Checkpoint()
         self._timers: MemoryTimers | None = None
         self._encoding: ValueEncoding[StateT] = ValueEncoding(state_type, "state_type")
-        check_kind(recorder, "state of a JSONFileStore", {STATE_PATH, NEXT_PATH}.__contains__)
+        require_form(recorder.fsm.links, "JSONFileStore", StateForm.JSON)
         check_lengths(recorder)
         path = self._directory / STATE_PATH.lstrip("/")
         if path.exists():
@@ -92,6 +93,7 @@ class JSONFileStore(Store, Generic[StateT]):
             store._thread = None
             store._timers = None
             store._encoding = ValueEncoding(state_type, "state_type")
+            require_form(files.paths, "JSONFileStore", StateForm.JSON)
             path = files.paths.get(STATE_PATH.lstrip("/"))
             if path is None:
                 store.state = (new_state or state_type)()

@@ -2,7 +2,8 @@
 
 h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers
 have, and our client calls that service on grpc-go's server. All do so without and with TLS. Brokers and
-gazctl of the original work beside ours in one cluster. The `Makefile` says how to build the programs.
+gazctl of the original work beside ours in one cluster, and shards change hands between its applications
+and ours. The `Makefile` says how to build the programs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.etcd import etcd_for_tests
+from tools.conformance.handover import handover
 from tools.conformance.interop import CASES, TestService
 from tools.conformance.interop_calls import InteropCalls, run_case
 from tools.conformance.mixed import mixed
@@ -184,6 +186,8 @@ async def main(
                 passed.append(await _client(server, files))
         if original is not None:
             await mixed(original, Path(directory))
+            if (original / "tally").exists():
+                await handover(original, Path(directory, "handover"))
     return 0 if all(passed) else 1
 
 

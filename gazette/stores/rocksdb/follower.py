@@ -25,6 +25,7 @@ from gazette.errors import Corrupt, GazetteError, NotYet
 from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import copy_private, make_private, write_private
 from gazette.recoverylog.rocksdb.native import DEFAULT, native_errors
+from gazette.recoverylog.store_files import StateForm, require_form
 from gazette.stores.rocksdb.batch import Layer, WrittenAhead
 from gazette.stores.rocksdb.manifest import Manifest
 from gazette.stores.rocksdb.options import recorded_options
@@ -98,7 +99,7 @@ class FollowedRocksDB:
         no store makes, or ``GazetteError`` (a full disk). After an error the copy is built from
         nothing next time.
         """
-        if _CURRENT not in files.paths:
+        if require_form(files.paths, "RocksDBStore", StateForm.ROCKSDB) is StateForm.NOTHING:
             raise NotYet("the shard's database has not been made yet")
         self.families = {}
         try:

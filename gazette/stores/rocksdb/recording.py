@@ -33,9 +33,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gazette.errors import Broken
-from gazette.recoverylog.disk_errors import check_kind, check_lengths
+from gazette.recoverylog.disk_errors import check_lengths
 from gazette.recoverylog.log.recorder import PROPERTY_PATHS, Group, Recorder
 from gazette.recoverylog.private_files import FILE_MODE
+from gazette.recoverylog.store_files import StateForm, require_form
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.rocksdb.wal import continues
 
@@ -130,7 +131,7 @@ class RocksDBRecording:
         """
         links = self._recorder.fsm.links
         # A log without the file CURRENT ends before the first commit of its first owner.
-        check_kind(self._recorder, "RocksDB database", _is_ours)
+        require_form(links, "RocksDBStore", StateForm.ROCKSDB)
         check_lengths(self._recorder)
         for path, fnode in sorted(links.items()):
             name = path[1:]
@@ -460,11 +461,6 @@ class RocksDBRecording:
 
 def _is_recorded(name: str) -> bool:
     return any(kind.fullmatch(name) for kind in (TABLE, WAL, MANIFEST))
-
-
-def _is_ours(path: str) -> bool:
-    name = path[1:].removesuffix(_COPY_SUFFIX)
-    return _is_recorded(name) or SMALL.fullmatch(name) is not None
 
 
 def _unrecorded(tracked: _Tracked, size: int | None = None) -> bytes:

@@ -14,10 +14,10 @@ from typing import Any, Final
 import apsw
 
 from gazette.errors import Broken, Invalid
-from gazette.recoverylog.disk_errors import check_kind, check_lengths
 from gazette.recoverylog.log.recorder import Recorder
-from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.runtime.tasks import OpFuture
+from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record_note
 from gazette.stores.sqlite.redo_recording import RedoRecording
 
 REIMAGE_MAX: Final = 4
@@ -35,17 +35,7 @@ add little to the recorded bytes.
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
-_SQLITE_FILE: Final = re.compile(r"/.*\.db(-wal|-journal|\.(redo|image)-[0-9-]+|\.rebase)?")
 _DATABASE_FILE: Final = re.compile(r"/([A-Za-z_][A-Za-z0-9_]*)\.db(?:\.(?:redo|image)-[0-9-]+)?")
-
-
-def check_log(recorder: Recorder) -> None:
-    """Refuse the log of another kind of store, and files of other lengths than it records.
-
-    Raise ``Invalid`` or ``Corrupt``.
-    """
-    check_kind(recorder, "SQLite database", lambda path: bool(_SQLITE_FILE.fullmatch(path)))
-    check_lengths(recorder)
 
 
 def no_frames(path: Path) -> Broken:
@@ -85,19 +75,25 @@ class RedoDatabases:
         *,
         page_size: int = 4096,
         image_files: int = IMAGE_FILES,
+        former: Former = NO_FORMER,
     ) -> None:
         self._recorder = recorder
+        self._former = former
         self._image_files = image_files
         self._until_merge = 0
-        self._primary = RedoRecording(recorder, PRIMARY_DATABASE, page_size=page_size)
-        attached = database_names(names, recorder.fsm.links)
+        attached = database_names(names, (*recorder.fsm.links, *former.links))
+        schemas = {PRIMARY_DATABASE: "main", **{f"{name}.db": name for name in attached}}
         self._all = [
-            self._primary,
-            *(
-                RedoRecording(recorder, f"{name}.db", schema=name, page_size=page_size)
-                for name in attached
-            ),
+            RedoRecording(
+                recorder,
+                name,
+                schema=schema,
+                page_size=page_size,
+                is_taken_over=name in former.databases,
+            )
+            for name, schema in schemas.items()
         ]
+        self._primary = self._all[0]
         self._by_schema = {one.schema: one for one in self._all}
         self._connection: apsw.Connection | None = None
 
@@ -124,6 +120,9 @@ class RedoDatabases:
         connection.set_wal_hook(self._on_commit)
         if self._recorder.offline:
             self._recorder.at_end(self._record_images)
+        elif self._former.databases:
+            self._record_images()
+        self._former.leave(self._recorder)
         return connection
 
     def _record_images(self) -> None:
@@ -195,6 +194,8 @@ class RedoDatabases:
             if recorder.horizon_bytes <= bound:
                 return
             oldest = self._of_oldest_file()
+            if oldest is None and self._renew_note():
+                continue
             if oldest is None or not oldest.renew(bound, self._file_bytes):
                 return
 
@@ -229,6 +230,15 @@ class RedoDatabases:
                 return self._by_schema.get("main" if f"{name}.db" == PRIMARY_DATABASE else name)
         return None
 
+    def _renew_note(self) -> bool:
+        """Record the note again if it is the oldest file of the log. Return True if it was."""
+        nodes = self._recorder.fsm.nodes
+        if NOTE_PATH not in nodes[next(iter(nodes))].links:
+            return False
+        with self._recorder.group() as group:
+            record_note(group)
+        return True
+
     def close(self) -> None:
         """Close the connection, then descriptors. Record nothing."""
         if self._connection is not None:
@@ -239,4 +249,4 @@ class RedoDatabases:
             one.wal.close()
 
 
-__all__ = ["RedoDatabases", "check_log", "database_names", "no_frames"]
+__all__ = ["RedoDatabases", "database_names", "no_frames"]

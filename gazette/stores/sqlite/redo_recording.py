@@ -16,6 +16,7 @@ import apsw
 
 from gazette.errors import Bug, Corrupt, Invalid
 from gazette.recoverylog.log.recorder import Group, Recorder
+from gazette.recoverylog.sqlite.page_db import HEADER_BYTES, page_header
 from gazette.recoverylog.sqlite.redo import GroupImage, RedoState, is_recorded, materialize
 from gazette.recoverylog.sqlite.redo_format import (
     HEADER_LENGTH,
@@ -51,12 +52,15 @@ class RedoRecording:
         checkpoint_frames: int = 4000,
         group_pages: int = GROUP_PAGES,
         horizon_slack: int = HORIZON_SLACK,
+        is_taken_over: bool = False,
     ) -> None:
+        """Make a recorder. ``is_taken_over``: the log has the database of the directory in another form."""
         self.recorder = recorder
         self.database = database
         self.schema = schema
         self.path: Path = recorder.directory / database
         self.wal = WalChanges(self.path, schema, checkpoint_frames)
+        self._is_taken_over = is_taken_over and self.path.stat().st_size > 0
         self._group_pages = group_pages
         self.horizon_slack = horizon_slack
         self._state = RedoState(page_size=page_size, pages=0)
@@ -91,21 +95,27 @@ class RedoRecording:
         self._begin(connection, recorded=recorded)
 
     def _recover(self) -> bool:
+        """Prepare the file. Return False for a new database, which has to be recorded whole."""
         recorded = is_recorded(self.recorder.directory, self.database)
+        known = recorded or self._is_taken_over
         if recorded:
             self._state = materialize(self.recorder.directory, self.database)
             self._serial = max((image.serial for image in self._state.groups.values()), default=0)
             self._old_redo = sorted(self._state.redo)
             self._image_files.update(image.file for image in self._state.groups.values())
             self._require_groups()
-        elif self.path.exists():
+        elif self.path.exists() and not self._is_taken_over:
             raise Invalid(
-                "the recovery log holds this database in another form",
+                "the directory has a database that the recovery log does not have",
                 path=str(self.path),
-                hint="Open the store with the mode that recorded it ('vfs'), or begin a new log.",
+                hint="Remove the file. A state that was made elsewhere is built by a backfill.",
             )
+        elif self._is_taken_over:
+            with self.path.open("rb") as file:
+                size, _ = page_header(file.read(HEADER_BYTES))
+            self._state = RedoState(page_size=size, pages=0)
         self.wal.open_file(self._state.page_size)
-        return recorded
+        return known
 
     def _require_groups(self) -> None:
         for number, image in self._state.groups.items():

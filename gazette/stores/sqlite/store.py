@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import getrefcount
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Final, Literal, Protocol, Self, cast
+from typing import Any, Final, Self, cast
 
 import apsw
 
@@ -33,12 +33,11 @@ from gazette.stores.sqlite.connections import (
     PrepareConnection,
     check_pragma,
 )
-from gazette.stores.sqlite.databases import RedoDatabases, check_log
 from gazette.stores.sqlite.definitions import unchanged_definitions
 from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
+from gazette.stores.sqlite.recording import Mode, recording_of
 from gazette.stores.sqlite.timers import ANY, CREATE, EXISTS, SQLiteTimers
-from gazette.stores.sqlite.vfs_recording import VfsRecording
 from gazette.stores.sqlite.view import FollowedDatabases
 
 Bindings = Sequence[Any] | dict[str, Any]
@@ -49,27 +48,6 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
     checkpoint BLOB NOT NULL
 )
 """
-
-
-class Recording(Protocol):
-    """Way in which commits of the database reach the log."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def attached(self) -> Mapping[str, Path]: ...
-
-    def open(self) -> apsw.Connection: ...
-
-    def ship(
-        self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
-    ) -> OpFuture[Any]: ...
-
-    @property
-    def live_bytes(self) -> int: ...
-
-    def close(self) -> None: ...
 
 
 _OF_THE_DISK: Final = (
@@ -129,7 +107,7 @@ class SQLiteStore(Store):
         *,
         databases: Iterable[str] = (),
         migrations: Sequence[Migration] = (),
-        mode: Literal["redo", "vfs"] = "redo",
+        mode: Mode = "redo",
         page_size: int = 4096,
         cache_bytes: int = 64 << 20,
         readers: int = 4,
@@ -152,14 +130,8 @@ class SQLiteStore(Store):
                 f"invalid page_size ({page_size})", hint="Use a power of two from 512 to 65536."
             )
         _check_readers(readers)
-        check_log(recorder)
         self._directory = recorder.directory
-        if mode == "redo":
-            self._recording: Recording = RedoDatabases(recorder, databases, page_size=page_size)
-        elif mode == "vfs":
-            self._recording = VfsRecording(recorder, names=databases, page_size=page_size)
-        else:
-            raise Invalid(f"unknown recording mode {mode!r}", hint="Use 'redo' or 'vfs'.")
+        self._recording = recording_of(recorder, mode, databases, page_size)
         self._thread: int | None = threading.get_ident()
         """The shard's thread: its queries see the writes of the running transaction."""
         self._ours = False
@@ -501,10 +473,11 @@ class SQLiteStore(Store):
             self._transaction("ROLLBACK")
         self._rolled_back = False
         data = self._committed = self._checkpoint_row()
-        return Checkpoint() if data is None else Checkpoint.from_bytes(data)
+        return Checkpoint.from_bytes(data) if data else Checkpoint()
 
     def _checkpoint_row(self) -> bytes | None:
         row = self.connection.execute("SELECT checkpoint FROM gazette_checkpoint").fetchall()
+        # The original writes an empty text before its first commit.
         return cast("bytes", row[0][0]) if row else None
 
     def close_reading(self) -> None:

@@ -18,13 +18,12 @@ from typing import Any, Final
 
 import apsw
 
-from gazette.errors import Invalid
 from gazette.recoverylog.log.recorder import Recorder
-from gazette.recoverylog.shard_state import PRIMARY_DATABASE
-from gazette.recoverylog.sqlite.redo import is_recorded
 from gazette.recoverylog.sqlite.wal import require_whole_wal
+from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.databases import database_names, no_frames
+from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record_note
 from gazette.stores.sqlite.wal_changes import BUSY_MS, check_file, checkpoint
 
 RECORDED_KINDS: Final = (
@@ -128,7 +127,9 @@ class VfsRecording:
         page_size: int = 4096,
         journal_mode: str = "WAL",
         horizon_slack: int = HORIZON_SLACK,
+        former: Former = NO_FORMER,
     ) -> None:
+        self._former = former
         self.recorder = recorder
         self.database = database
         self.path: Path = recorder.directory / database
@@ -140,7 +141,7 @@ class VfsRecording:
         self._vfs: _RecordedVFS | None = None
         self.attached: Mapping[str, Path] = {
             name: recorder.directory / f"{name}.db"
-            for name in database_names(names, recorder.fsm.links)
+            for name in database_names(names, (*recorder.fsm.links, *former.links))
         }
         """The other databases, by name."""
         self._fds: dict[Path, int] = {}
@@ -148,14 +149,7 @@ class VfsRecording:
 
     def open(self) -> apsw.Connection:
         """Open the database as it was recorded, or a new one. Blocks."""
-        directory = self.recorder.directory
         paths = (self.path, *self.attached.values())
-        if any(is_recorded(directory, path.name) for path in paths):
-            raise Invalid(
-                "the recovery log holds this database in another form",
-                path=str(self.path),
-                hint="Open the store with the mode that recorded it ('redo'), or begin a new log.",
-            )
         name = f"gazette-{os.getpid()}-{next(_serial)}"
         self._vfs = _RecordedVFS(name, self)
         for path in paths:
@@ -176,6 +170,9 @@ class VfsRecording:
             ):
                 connection.execute(f"PRAGMA {schema}.{pragma}").fetchall()
         connection.execute("PRAGMA temp_store=MEMORY").fetchall()
+        if self._former.databases:
+            self._rebase()
+        self._former.leave(self.recorder)
         return connection
 
     def log_path(self, name: str) -> str:
@@ -248,6 +245,8 @@ class VfsRecording:
             for event in self._noted:
                 if isinstance(event, _Emptied | _Opened) and event.path not in mains:
                     group.create(event.path)
+            if NOTE_PATH in self.recorder.fsm.links:
+                record_note(group)
             for path, fd in mains.items():
                 fnode = group.create(path)
                 for offset in range(0, os.fstat(fd).st_size, COALESCE_BYTES):

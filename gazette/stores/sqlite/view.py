@@ -12,8 +12,9 @@ import apsw
 from gazette.errors import GazetteError
 from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import make_private
-from gazette.recoverylog.shard_state import PRIMARY_DATABASE
+from gazette.recoverylog.sqlite.page_db import take_out
 from gazette.recoverylog.sqlite.redo import apply_redo, build, redo_files
+from gazette.recoverylog.store_files import PRIMARY_DATABASE, StateForm, require_form
 from gazette.stores.sqlite.databases import database_names
 
 
@@ -99,17 +100,20 @@ class FollowedDatabases:
 
         Raise ``Corrupt``, or ``GazetteError`` (a full disk).
         """
+        form = require_form(
+            files.paths, "SQLiteStore", StateForm.REDO, StateForm.PLAIN, StateForm.PAGES
+        )
         before, self._followed = self._followed, {}
         names = [f"{name}.db" for name in database_names((), (f"/{path}" for path in files.paths))]
         try:
-            if redo_files(files.paths, PRIMARY_DATABASE):
+            if form is StateForm.REDO:
                 if not before:
                     self.rebuilds += 1
                     shutil.rmtree(self._directory, ignore_errors=True)
                 recorded = [name for name in names if redo_files(files.paths, name)]
                 followed = self._follow([PRIMARY_DATABASE, *recorded], before, files)
             else:
-                followed = self._recover(names, files)
+                followed = self._recover(names, files, form)
         except (OSError, apsw.Error) as error:
             raise GazetteError(
                 f"cannot follow the database: {error}",
@@ -130,10 +134,15 @@ class FollowedDatabases:
                 self.rebuilds += 1
         return followed
 
-    def _recover(self, names: list[str], files: PlayedFiles) -> dict[str, FollowedDatabase]:
+    def _recover(
+        self, names: list[str], files: PlayedFiles, form: StateForm
+    ) -> dict[str, FollowedDatabase]:
         """Recover databases that were recorded as files, with the journals or WALs of their owner."""
         self.rebuilds += 1
         files.copy_to(self._directory)
+        if form is StateForm.PAGES:
+            taken = [f"/{name}" for name in take_out(self._directory)]
+            names = [f"{name}.db" for name in database_names((), taken)]
         for name in (PRIMARY_DATABASE, *names):
             connection = apsw.Connection(str(self._directory / name))
             try:

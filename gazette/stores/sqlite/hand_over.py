@@ -1,0 +1,86 @@
+"""Hand-over of SQLite databases between this store and that of the Go original: `Former`, `record_note`.
+
+The original's store does not know how ours records databases. It would find no ``/pageDB/`` in our log,
+and begin without a state. So each of our logs has a file of that name. The original fails at it, with its
+name in the error. The file says why.
+
+Ours takes the original's databases over at promotion: it records them whole, and then unlinks the
+original's files in one append. Until that append they are the state, for every owner.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from gazette.errors import Invalid
+from gazette.recoverylog.disk_errors import check_lengths
+from gazette.recoverylog.log.recorder import Group, Recorder
+from gazette.recoverylog.sqlite.page_db import take_out
+from gazette.recoverylog.store_files import PAGE_DB, StateForm, require_form
+
+NOTE_PATH: Final = f"/{PAGE_DB}"
+NOTE: Final = (
+    b"The SQLite database of this shard is in the form of Gazette in Python, which the Go original does"
+    b" not read. See docs/migrating.md.\n"
+)
+
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.db")
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Files in the log that end with the hand-over, and the databases that they were."""
+
+    databases: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    @property
+    def links(self) -> list[str]:
+        """Paths that the databases have in logs of ours."""
+        return [f"/{name}" for name in self.databases]
+
+    @classmethod
+    def take(cls, recorder: Recorder, form: StateForm) -> Self:
+        """Turn the original's files into databases in the directory. Leave files of ``form`` alone. Blocks.
+
+        Raise ``Invalid`` for the log of another store or mode, and as `take_out` does.
+        """
+        links = recorder.fsm.links
+        found = require_form(links, "SQLiteStore", form, StateForm.PAGES)
+        check_lengths(recorder)
+        before = {path for path in links if path.startswith(f"{NOTE_PATH}/")}
+        if found is not StateForm.PAGES:
+            return cls(paths=tuple(sorted(before)))
+        databases = take_out(recorder.directory)
+        for name in databases:
+            if not _NAME.fullmatch(name):
+                raise Invalid(
+                    f"the database {name!r} of the original cannot be attached under its name",
+                    hint="Names here are letters, digits and underscores before .db. Let the original's"
+                    " application move its tables to a database with such a name.",
+                )
+        before |= {path for path in links if path.endswith(("-wal", "-journal")) or "-mj" in path}
+        with recorder.group() as group:
+            for path in set(links) - before:
+                group.unlink(path)  # A hand-over that did not end left it.
+        return cls(databases, tuple(sorted(before)))
+
+    def leave(self, recorder: Recorder) -> None:
+        """Unlink the files: from here on the databases are as they were recorded since."""
+        if not self.paths and NOTE_PATH in recorder.fsm.links:
+            return
+        with recorder.group() as group:
+            for path in self.paths:
+                group.unlink(path)
+            record_note(group)
+
+
+NO_FORMER: Final = Former()
+
+
+def record_note(group: Group) -> None:
+    """Record the note, or record it again at the end of the log."""
+    group.write(group.create(NOTE_PATH), 0, NOTE)

@@ -1,0 +1,143 @@
+"""A SQLite shard of the Go original comes over whole, and no owner begins without what the log holds."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.store_files import StateForm, form_of
+from gazette.stores.sqlite.hand_over import NOTE_PATH
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.testing.recovery import MemoryLog, Replayer, replay, take_over
+from tests.recoverylog.original_logs import NAMES, OriginalLog, original_log
+
+rocksdict: Any = pytest.importorskip("rocksdict")
+
+SHARD: Any = None
+MODES = ("redo", "vfs")
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS word (w TEXT PRIMARY KEY NOT NULL, n INTEGER NOT NULL, filler BLOB)"
+)
+LOGS = {name: original_log(name) for name in NAMES}
+
+
+def counts(store: SQLiteStore | ShardState) -> dict[str, int]:
+    return dict(store.query("SELECT w, n FROM word"))
+
+
+def count(store: SQLiteStore, word: str, read_through: int) -> None:
+    store.execute(
+        "INSERT INTO word VALUES (?, 1, zeroblob(500)) ON CONFLICT DO UPDATE SET n = n + 1", (word,)
+    )
+    sources = {"a/source": SourceCheckpoint(read_through)}
+    store.start_commit(SHARD, Checkpoint(sources), ()).result()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shard_of_the_original_comes_over_whole(name: str, mode: Any, tmp_path: Path) -> None:
+    """State, offsets and producers are those of its last commit; later owners have ours only."""
+    original, rng = LOGS[name], random.Random(1)
+    log = MemoryLog(original.data)
+    recorder = take_over(log, tmp_path / "one", rng)
+    store = SQLiteStore(recorder, SCHEMA, mode=mode)
+    assert counts(store) == original.counts
+    source = store.restore_checkpoint(SHARD).sources[original.source]
+    assert source.read_through == original.read_through
+    assert [one.begin is None for one in source.producers.values()].count(False) == 1
+    attached = name == "journal"
+    if attached:
+        assert store.query("SELECT count(*) FROM archive.seen") == [
+            (sum(original.counts.values()),)
+        ]
+    assert form_of(recorder.fsm.links) is {"redo": StateForm.REDO, "vfs": StateForm.PLAIN}[mode]
+    assert not [path for path in recorder.fsm.links if path.startswith(f"{NOTE_PATH}/")]
+    expected = dict(original.counts)
+    for owner in ("two", "three"):
+        for _ in range(20):
+            word = f"word {rng.randrange(60):02d}"
+            expected[word] = expected.get(word, 0) + 1
+            count(store, word, expected[word])
+        store.execute("DELETE FROM word")
+        store.destroy()
+        store = SQLiteStore(take_over(log, tmp_path / owner, rng), SCHEMA, mode=mode)
+        assert counts(store) == expected
+        assert store.query("PRAGMA integrity_check") == [("ok",)]
+        assert "a/source" in store.restore_checkpoint(SHARD).sources
+    store.destroy()
+
+
+def total(directory: Path) -> tuple[int, int, int]:
+    """Return how many words a state has counted, in each database, and the offset of its checkpoint."""
+    with ShardState(directory) as state:
+        if state.kind is StateKind.FILES:
+            return 0, 0, 0  # The original had made a RocksDB, and no database in it.
+        tables = {row[0] for row in state.query("SELECT name FROM sqlite_master")}
+        words = state.query("SELECT total(n) FROM word")[0][0] if "word" in tables else 0
+        seen = words
+        if "archive.db" in state.databases and words:
+            seen = state.query("SELECT count(*) FROM archive.seen")[0][0]
+        offsets = [one.read_through for one in state.checkpoint.sources.values()]
+        for name in state.databases:
+            connection = sqlite3.connect(directory / name)
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            connection.close()
+        return int(words), int(seen), offsets[0] if offsets else 0
+
+
+def chosen(original: OriginalLog, rng: random.Random) -> list[int]:
+    """Return cuts of a log: any, and those within a transaction over two databases."""
+    cuts = list(original.cuts())
+    within = [at for at, paths in cuts if any("-mj" in path for path in paths)]
+    assert bool(within) == (original.name == "journal")
+    begun = [at for at, paths in cuts if "/pageDB/CURRENT" in paths]
+    few = rng.sample(within, min(len(within), 30))
+    return sorted({*rng.sample(begun, 30), *few})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_owner_that_died_anywhere_leaves_a_commit(name: str, tmp_path: Path) -> None:
+    """The original appends single writes. Unfinished transactions are rolled back, in all databases."""
+    original = LOGS[name]
+    replayer = Replayer(tmp_path / "played")
+    found: list[tuple[int, int]] = []
+    for cut in chosen(original, random.Random(7)):
+        replayer.advance(original.data, cut)
+        replayer.copy_live(tmp_path / "copy")
+        words, seen, offset = total(tmp_path / "copy")
+        assert words == seen
+        found.append((offset, words))
+    replayer.abandon()
+    assert found == sorted(found)
+    assert len(set(found)) == len({offset for offset, _ in found}) > 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_take_over_that_does_not_end_changes_nothing(mode: Any, tmp_path: Path) -> None:
+    """Until its last append the files of the original are the state, and whole, for every owner."""
+    original, rng = LOGS["journal"], random.Random(1)
+    log = MemoryLog(original.data)
+    SQLiteStore(take_over(log, tmp_path / "one", rng), mode=mode).destroy()
+    ends = [end for end in log.ends if end > len(original.data)]
+    forms = []
+    for end in ends:
+        directory = tmp_path / str(end)
+        played = directory / "played"
+        forms.append(form_of(replay(bytes(log.data[:end]), played).links))
+        with ShardState(played) as state:
+            assert counts(state) == original.counts
+        branch = MemoryLog(bytes(log.data[:end]))
+        for number, owner in enumerate(("two", "three", "four")):
+            store = SQLiteStore(take_over(branch, directory / owner, rng), SCHEMA, mode=mode)
+            assert counts(store) == original.counts | {f"by {n}": 1 for n in range(number)}
+            count(store, f"by {number}", number)
+            store.destroy()
+    assert forms[0] is StateForm.PAGES
+    assert forms[-1] is not StateForm.PAGES
+    assert forms == sorted(forms, key=lambda form: form is not StateForm.PAGES)
