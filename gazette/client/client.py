@@ -63,13 +63,15 @@ class Client(BrokerAccess):
         mapping: Literal["modulo", "rendezvous"] = "modulo",
         timeout_s: float = 60.0,
         commits: Path | str | None = None,
+        uuid: str = "",
     ) -> TransactionalPublisher:
         """Return a publisher of messages. Use it as ``async with client.publisher() as publisher``.
 
         ``mapping`` says how keys choose among journals, as the application does that publishes to the
         same ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory
         of this publisher alone. With it, a transaction over several journals is all or nothing even if
-        the process dies: the next publisher with the same directory completes it.
+        the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of
+        the UUID in messages, where neither a label of the journal nor the type of the message says it.
 
         Raise ``Invalid`` for settings that cannot be right, and in the distribution of the client alone.
         """
@@ -84,7 +86,7 @@ class Client(BrokerAccess):
                 hint="Run `pip uninstall pygazette-client` and `pip install pygazette`.",
             ) from error
         made: TransactionalPublisher = room.ClientPublisher(
-            self, mapping=mapping, timeout_s=timeout_s, commits=commits
+            self, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid
         )
         return made
 

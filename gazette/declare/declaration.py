@@ -632,14 +632,7 @@ def _fields_of(message_type: Any) -> tuple[str, ...] | None:
 
 
 def _declared_as(partition: Partition, types: tuple[type, ...], uuid: str) -> Partition:
-    if uuid and partition.uuid not in ("", uuid):
-        raise Invalid(
-            f"journal {partition.journal} has the UUIDs of messages in {partition.uuid}, and the "
-            f"declaration says {uuid}",
-            path="uuid",
-            hint=f"Declare the place of the journal's label {MESSAGE_UUID}, or correct the label.",
-        )
-    return partition._replace(message_types=types, uuid=uuid or partition.uuid)
+    return partition.with_uuid(uuid)._replace(message_types=types)
 
 
 def _uuid_label(declared: Source[Any] | Output[Any]) -> str:

@@ -6,19 +6,26 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
+
+import msgspec
 
 from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.commands import Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import AttachUuidsFlags
-from gazette.message.uuid import OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
+from gazette.message.uuid import ANOTHER_PLACE, OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
 from gazette.message.uuid import Clock as MessageClock
+from gazette.message.uuid_form import TextForm
+from gazette.message.uuid_place import names_of
+from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
 
 READ_BYTES: Final = 1 << 16
 """Bytes of one read. The clock is read once for each batch, so batches are small."""
 
+DEFAULT_TEMPLATE: Final = "{{.UUID}},{{.Line}}\n"
+_NULL: Final = b"null"
 _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UUID: Final = ".UUID"
 _LINE: Final = ".Line"
@@ -28,7 +35,14 @@ def run(context: Context, _command: Command) -> int:
     flags = context.flags(AttachUuidsFlags)
     if flags.max_length < 1:
         raise Invalid(f"invalid length ({flags.max_length}; expected > 0)", path="--max-length")
-    attacher = UuidAttacher(Template(flags.template), context.clock, context.rng)
+    if flags.uuid and flags.template != DEFAULT_TEMPLATE:
+        raise Invalid(
+            "is given together with --uuid, which writes the line itself",
+            path="--template",
+            hint="Give one of the two.",
+        )
+    layout = PlaceInJson(flags.uuid) if flags.uuid else Template(flags.template)
+    attacher = UuidAttacher(layout, context.clock, context.rng)
     stdout = context.terminal.stdout
     with ExitStack() as stack:
         # Open all files first: a typing error in the last name must not leave half of an output.
@@ -36,11 +50,14 @@ def run(context: Context, _command: Command) -> int:
             (name, _open(name, context, stack)) for name in context.loaded.arguments or ("-",)
         ]
         for name, file in inputs:
-            skip = flags.skip_header
+            skip, number = flags.skip_header, 1
             for lines in read_lines(name, file, flags.max_length):
-                stdout.write(attacher.attach(lines[1:] if skip else lines))
+                if skip:
+                    lines, number, skip = lines[1:], 2, False
+                with within(name):
+                    stdout.write(attacher.attach(lines, number))
                 stdout.flush()  # In a pipeline, each batch of input goes out at once.
-                skip = False
+                number += len(lines)
     return 0
 
 
@@ -51,6 +68,45 @@ def _open(path: str, context: Context, stack: ExitStack) -> BinaryIO:
         return stack.enter_context(Path(path).open("rb"))
     except OSError as error:
         raise Invalid(f"cannot read {path}: {error.strerror}", path="FILE") from error
+
+
+class Layout(Protocol):
+    """The form of a line with its UUID."""
+
+    def render(self, uuid: bytes, line: bytes) -> bytes: ...
+
+
+class PlaceInJson:
+    """A place in the JSON object of a line. All other values stay byte for byte."""
+
+    def __init__(self, place: str) -> None:
+        """Raise ``Invalid`` for a path that cannot be."""
+        with within("--uuid"):
+            self._names = names_of(place)
+        self._form = TextForm()
+        self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+    def render(self, uuid: bytes, line: bytes) -> bytes:
+        return self._put(line, self._names, uuid) + b"\n"
+
+    def _put(self, text: bytes, names: list[str], uuid: bytes) -> bytes:
+        try:
+            fields = self._decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(f"no JSON object: {error}", path="--uuid", content=text[:64]) from error
+        name, *rest = names
+        found = bytes(fields.get(name, _NULL))
+        if rest:
+            fields[name] = msgspec.Raw(self._put(b"{}" if found == _NULL else found, rest, uuid))
+        elif not self._form.is_free(value := msgspec.json.decode(found)):
+            raise Invalid(
+                f"the field {name} holds {str(value)[:64]!r}, and is where the UUID goes",
+                path="--uuid",
+                hint=ANOTHER_PLACE,
+            )
+        else:
+            fields[name] = msgspec.Raw(b'"%s"' % uuid)
+        return msgspec.json.encode(fields)
 
 
 class Template:
@@ -83,17 +139,28 @@ class Template:
 class UuidAttacher:
     """Renderer of lines, each with a UUID of one new producer. Each message is committed alone."""
 
-    def __init__(self, template: Template, clock: Clock, entropy: Entropy) -> None:
-        self._template = template
+    def __init__(self, layout: Layout, clock: Clock, entropy: Entropy) -> None:
+        self._layout = layout
         self._wall_clock = clock
         self._clock = MessageClock()
         self._mint = UuidMint(new_producer_id(entropy), self._clock)
 
-    def attach(self, lines: list[bytes]) -> bytes:
+    def attach(self, lines: list[bytes], number: int = 1) -> bytes:
+        """Return lines with UUIDs. Raise ``Invalid`` that says which: ``number`` is that of the first."""
         self._clock.update(int(self._wall_clock.now() * 1e9))
-        render, text = self._template.render, self._mint.text
+        render, text, found = self._layout.render, self._mint.text, []
         with self._clock.lock:
-            return b"".join([render(text(OUTSIDE_TXN).encode(), line) for line in lines])
+            for at, line in enumerate(lines, number):
+                try:
+                    found.append(render(text(OUTSIDE_TXN).encode(), line))
+                except Invalid as error:
+                    raise Invalid(
+                        f"line {at}: {error.message}",
+                        path=error.path,
+                        hint=error.hint,
+                        **error.facts,
+                    ) from error
+        return b"".join(found)
 
 
 def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[bytes]]:

@@ -569,9 +569,11 @@ committed. Consumers drop a message if they have seen its UUID. Write the output
 the file: then you may append it again after a failure. Few large files are better than many small ones,
 because consumers remember every producer.
 
-A template may hold {{.UUID}} and {{.Line}} beside text.""",
+A template may hold {{.UUID}} and {{.Line}} beside text. With --uuid, each line is a JSON object, and its UUID
+goes into a field of it. A line with another value in that field ends the command.""",
         """\
   gazctl attach-uuids one.csv two.csv > with-uuids.csv
+  gazctl attach-uuids orders.ndjson --uuid _meta.uuid > with-uuids.ndjson
   gazctl attach-uuids --skip-header one.csv two.csv
   gazctl attach-uuids in.json --template=$'{"uuid":"{{.UUID}}","record":{{.Line}}}\\n'""",
         arguments="[FILE...]",

@@ -20,6 +20,10 @@ flag: Any = partial(setting, flag_only=True)
 """Describe a setting of one command."""
 
 FORMATS: Final = ("table", "yaml", "json", "proto")
+_UUID: Final = (
+    "place of the UUID in messages; dots join nested fields (empty: as the label "
+    "app.gazette.dev/message-uuid of the journal says, or else uuid)"
+)
 _SELECTOR: Final = "label selector of {}"
 
 
@@ -333,6 +337,7 @@ class ReadMessagesFlags(SharedFlags):
         False, "write an object with journal, offset and time around each message", short="m"
     )
     message: str = flag("", "class of protobuf messages, as module:Class")
+    uuid: str = flag("", _UUID)
     uncommitted: bool = flag(False, "write every message as it stands in its journal")
     skip_malformed: bool = flag(
         False, "leave out what is no message, and say so, instead of failing"
@@ -356,6 +361,7 @@ class ProduceMessagesFlags(SharedFlags):
         choices=("modulo", "rendezvous"),
         short="m",
     )
+    uuid: str = flag("", _UUID)
     one_transaction: bool = flag(False, "publish all of the input in one transaction, or nothing")
 
 
@@ -368,6 +374,11 @@ class MembersFlags(SharedFlags):
 class AttachUuidsFlags(SharedFlags):
     template: str = flag(
         "{{.UUID}},{{.Line}}\n", "text to write for each line; both actions are required"
+    )
+    uuid: str = flag(
+        "",
+        "put the UUID into the JSON object of each line, in this place, instead of the template; dots "
+        "join nested fields",
     )
     max_length: int = flag(4_194_304, "longest line to accept, in bytes")
     skip_header: bool = flag(False, "skip the first line of each file")

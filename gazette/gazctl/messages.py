@@ -130,7 +130,11 @@ class MessageWriter:
             begin = await write_head(self.context, self.client, name)
         params = ReadParams(name, begin, block=flags.follow)
         reader: Any = (UncommittedReader if flags.uncommitted else CommittedReader)(
-            self.client, params, kind, on_malformed=self._skipped if flags.skip_malformed else None
+            self.client,
+            params,
+            kind,
+            uuid=flags.uuid,
+            on_malformed=self._skipped if flags.skip_malformed else None,
         )
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
@@ -217,6 +221,7 @@ async def produce(context: Context) -> int:
             client,
             mapping=flags.mapping,  # type: ignore[arg-type]
             timeout_s=context.timeout_s,
+            uuid=flags.uuid,
         ) as publisher:
             producing = Producing(publisher, output, flags.key)
             source = read_lines(context.terminal.stdin, pool)

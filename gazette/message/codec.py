@@ -181,7 +181,7 @@ class MsgspecCodec(MessageCodec[M]):
 
     single_line = True
 
-    def __init__(self, message_type: Any, place: str = "") -> None:
+    def __init__(self, message_type: Any, place: str | None = "") -> None:
         self._info = zero_value.inspect_objects(message_type)
         found = object_place(self._info, place)
         super().__init__(message_type, None if found is None else found.form, found)
@@ -243,9 +243,9 @@ class DictCodec(MessageCodec[dict[str, Any]]):
 
     single_line = True
 
-    def __init__(self, place: str = "") -> None:
+    def __init__(self, place: str | None = "") -> None:
         found = dict_place(place)
-        super().__init__(dict, found.form, found)
+        super().__init__(dict, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(dict[str, Any])
         self._encoder = msgspec.json.Encoder()
 
@@ -267,7 +267,7 @@ class PydanticCodec(MessageCodec[M]):
 
     single_line = True
 
-    def __init__(self, message_type: Any, place: str = "") -> None:
+    def __init__(self, message_type: Any, place: str | None = "") -> None:
         found = pydantic_place(message_type, place)
         super().__init__(message_type, None if found is None else found.form, found)
         self._peek = None if found is None else _peek_of(found)
@@ -296,7 +296,7 @@ class PydanticCodec(MessageCodec[M]):
 class ProtobufCodec(MessageCodec[M]):
     """Codec for generated protobuf classes, with their UUID in a field ``bytes uuid``."""
 
-    def __init__(self, message_type: Any, place: str = "") -> None:
+    def __init__(self, message_type: Any, place: str | None = "") -> None:
         found = protobuf_place(message_type, place)
         super().__init__(message_type, None if found is None else found.form, found)
         self._from_string = message_type.FromString
@@ -332,7 +332,7 @@ class BytesCodec(MessageCodec[bytes]):
         raise AssertionError("has no UUID")
 
 
-def json_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+def json_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
     """Return the JSON codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
@@ -354,7 +354,7 @@ def json_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
     return MsgspecCodec(message_type, place)
 
 
-def protobuf_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+def protobuf_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
     """Return the protobuf codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, Type
 from gazette.client.journals import get_journal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotYet
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
@@ -51,15 +51,21 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
-async def journal_framing(client: Client, journal: JournalName, message_type: Any) -> Framing[Any]:
+async def journal_framing(
+    client: Client, journal: JournalName, message_type: Any, uuid: str = ""
+) -> Framing[Any]:
     """Return the framing of a journal's content type, for messages of a type.
+
+    ``uuid`` is the place of their UUID. Empty: as the label of the journal says.
 
     Raise what `get_journal` raises. Raise `Invalid` if the content type is unknown, or cannot hold
     the type.
     """
     listed = await get_journal(client, journal)
     try:
-        return framing_of(listed.spec.labels.value_of(CONTENT_TYPE) or "", message_type)
+        labels = listed.spec.labels
+        place = uuid or labels.value_of(MESSAGE_UUID) or ""
+        return framing_of(labels.value_of(CONTENT_TYPE) or "", message_type, place=place)
     except Invalid as error:
         raise error.within(journal) from error
 
@@ -135,7 +141,7 @@ class UncommittedReader(Generic[M]):
 
     ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head
     of the journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame
-    ends the reading.
+    ends the reading. ``uuid`` is the place of the UUID in messages; empty: as the journal's label says.
     """
 
     def __init__(
@@ -144,9 +150,11 @@ class UncommittedReader(Generic[M]):
         params: ReadParams,
         message_type: type[M],
         *,
+        uuid: str = "",
         on_malformed: OnMalformed | None = None,
     ) -> None:
         self._client = client
+        self._uuid = uuid
         self._params = params
         self._message_type = message_type
         self._on_malformed = on_malformed
@@ -157,7 +165,9 @@ class UncommittedReader(Generic[M]):
         Close the generator if you cancel it or do not exhaust it. Closing releases everything.
         """
         params = self._params
-        framing = await journal_framing(self._client, params.journal, self._message_type)
+        framing = await journal_framing(
+            self._client, params.journal, self._message_type, self._uuid
+        )
         source = self._client.retry_reader(params)
         batches = read_batches(source, params.journal, framing, on_malformed=self._on_malformed)
         async with aclosing(batches):
@@ -170,7 +180,8 @@ class CommittedReader(Generic[M]):
 
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader
     begins at the offset of ``params``. Transactions of more than ``ring_size`` messages are read
-    twice. Acknowledgements are left out unless ``acknowledgements`` is set.
+    twice. Acknowledgements are left out unless ``acknowledgements`` is set. ``uuid`` is as of an
+    `UncommittedReader`.
     """
 
     def __init__(
@@ -183,9 +194,11 @@ class CommittedReader(Generic[M]):
         ring_size: int = RING_SIZE,
         batch_max: int = BATCH_MAX,
         acknowledgements: bool = False,
+        uuid: str = "",
         on_malformed: OnMalformed | None = None,
     ) -> None:
         self._client = client
+        self._uuid = uuid
         self._message_type = message_type
         self._batch_max = batch_max
         self._acknowledgements = acknowledgements
@@ -205,7 +218,9 @@ class CommittedReader(Generic[M]):
         transaction.
         """
         params, sequencer = self._params, self._sequencer
-        framing = await journal_framing(self._client, params.journal, self._message_type)
+        framing = await journal_framing(
+            self._client, params.journal, self._message_type, self._uuid
+        )
         skip = None if self._on_malformed is None else self._skip
         source = self._client.retry_reader(params)
         read = read_batches(source, params.journal, framing, on_malformed=skip)
@@ -251,7 +266,7 @@ class CommittedReader(Generic[M]):
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)
-            framing = await journal_framing(self._client, journal, self._message_type)
+            framing = await journal_framing(self._client, journal, self._message_type, self._uuid)
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
             source = self._client.retry_reader(params)

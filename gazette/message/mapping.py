@@ -55,6 +55,16 @@ class Partition(NamedTuple):
             + (" A subclass reads back without what it adds." if issubclass(kind, wanted) else ""),
         )
 
+    def with_uuid(self, place: str) -> Partition:
+        """Return the same partition with that place of UUIDs. Raise ``Invalid`` if a label names another."""
+        if self.uuid and place and self.uuid != place:
+            raise Invalid(
+                f"journal {self.journal} has the UUIDs of messages in {self.uuid}, and not in {place}",
+                path="uuid",
+                hint=f"Go by the label {MESSAGE_UUID} of the journal, or correct it.",
+            )
+        return self._replace(uuid=place or self.uuid)
+
     def _with_own_codec(self) -> tuple[type, ...]:
         return tuple(one for one in self.message_types if hasattr(one, "gazette_codec"))
 

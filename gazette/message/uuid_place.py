@@ -115,11 +115,14 @@ def names_of(place: str) -> list[str]:
     return names
 
 
-def declared_place(message_type: Any, given: str) -> str:
+def declared_place(message_type: Any, given: str | None) -> str | None:
     """Return the place that is given, or that of the class attribute ``gazette_uuid``; empty if neither is.
 
-    Raise `Invalid` if both are, and differ.
+    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if a place and
+    an attribute are given, and differ.
     """
+    if given is None:
+        return None
     kinds = get_args(message_type) or (message_type,)
     own = {getattr(kind, "gazette_uuid", "") for kind in kinds}
     if len(own | ({given} if given else set())) > 1 and own != {""}:
@@ -136,17 +139,24 @@ def declared_place(message_type: Any, given: str) -> str:
     return place
 
 
-def dict_place(place: str) -> UuidPlace[dict[str, Any]]:
-    """Return the place in JSON objects as dicts."""
+def dict_place(place: str | None) -> UuidPlace[dict[str, Any]] | None:
+    """Return the place in JSON objects as dicts. None stays None."""
+    if place is None:
+        return None
     place = place or DEFAULT_PLACE
     return UuidPlace(place, [Key(name) for name in names_of(place)], TextForm())
 
 
-def object_place(objects: tuple[zero_value.ObjectType, ...], place: str) -> UuidPlace[Any] | None:
-    """Return the place in structs or dataclasses. None if they have no field ``uuid``, and none is given.
+def object_place(
+    objects: tuple[zero_value.ObjectType, ...], place: str | None
+) -> UuidPlace[Any] | None:
+    """Return the place in structs or dataclasses. None stays None, and is also the result for types
+    without a field ``uuid`` if the place is empty.
 
     Raise `Invalid` that names the field that is missing, or cannot hold a UUID.
     """
+    if place is None:
+        return None
     if place:
         steps, form = _object_steps(objects, names_of(place), place)
         return UuidPlace(place, steps, form)
@@ -208,8 +218,10 @@ def _common_field(
     return first
 
 
-def pydantic_place(model: Any, place: str) -> UuidPlace[Any] | None:
+def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
     """Return the place in pydantic models. None and `Invalid` as of `object_place`."""
+    if place is None:
+        return None
     if not place and "uuid" not in model.model_fields:
         return None
     names = names_of(place) if place else [_alias_of("uuid", model.model_fields["uuid"])]
@@ -242,8 +254,10 @@ def _alias_of(name: str, field: Any) -> str:
     return alias
 
 
-def protobuf_place(message_type: Any, place: str) -> UuidPlace[Any] | None:
+def protobuf_place(message_type: Any, place: str | None) -> UuidPlace[Any] | None:
     """Return the place in protobuf messages. None and `Invalid` as of `object_place`."""
+    if place is None:
+        return None
     descriptor = message_type.DESCRIPTOR
     if not place and "uuid" not in descriptor.fields_by_name:
         return None

@@ -244,7 +244,7 @@ class CSVFraming(Framing[M]):
         return payload + b"\n"
 
 
-def csv_codec(message_type: Any, place: str = "") -> MessageCodec[Any]:
+def csv_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
     """Return the CSV codec of a type. Raise `Invalid` if the type has no CSV methods, or for a place."""
     if message_type is bytes:
         return BytesCodec()

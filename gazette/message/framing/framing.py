@@ -321,14 +321,15 @@ def framing_of(
     content_type: str,
     message_type: Any,
     *,
-    place: str = "",
+    place: str | None = "",
     frame_bytes_max: int = FRAME_BYTES_MAX,
 ) -> Framing[Any]:
     """Return a new framing for one reader or publisher.
 
     ``place`` is where messages have their UUID: a path of names as they stand in JSON, such as
-    ``_meta.uuid``. Empty: the class attribute ``gazette_uuid`` of the type, or else its field ``uuid``. A
-    type with a class method ``gazette_codec(content_type)`` supplies its own codec, and knows the place.
+    ``_meta.uuid``. Empty: the class attribute ``gazette_uuid`` of the type, or else its field ``uuid``.
+    None: decode messages without a look at their UUIDs. A type with a class method
+    ``gazette_codec(content_type)`` supplies its own codec, and knows the place.
 
     Raise `Invalid` if the content type is unknown, or cannot hold the type, and if the type lacks the place.
     """

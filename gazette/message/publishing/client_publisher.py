@@ -48,9 +48,10 @@ class ClientPublisher:
         mapping: MappingName = "modulo",
         timeout_s: float = TIMEOUT_S,
         commits: Path | str | None = None,
+        uuid: str = "",
     ) -> None:
         self._service = PublishingService(
-            client, mapping=mapping, timeout_s=timeout_s, commits=commits
+            client, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid
         )
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
@@ -181,6 +182,7 @@ class SyncPublisher:
         mapping: MappingName = "modulo",
         timeout_s: float = TIMEOUT_S,
         commits: Path | str | None = None,
+        uuid: str = "",
     ) -> None:
         """Connect. Raise ``Unavailable`` if no broker answers in time."""
         self._timeout_s = timeout_s
@@ -194,7 +196,7 @@ class SyncPublisher:
         async def start() -> None:
             client = self._client = flags.client("", SystemClock())
             self._service = PublishingService(
-                client, mapping=mapping, timeout_s=timeout_s, commits=commits
+                client, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid
             )
             await require_reachable(
                 client,
@@ -341,6 +343,7 @@ def open_publisher(
     mapping: MappingName = "modulo",
     timeout_s: float = TIMEOUT_S,
     commits: Path | str | None = None,
+    uuid: str = "",
 ) -> SyncPublisher:
     """Return a publisher for a script. Use it as ``with open_publisher() as publisher``.
 
@@ -352,6 +355,8 @@ def open_publisher(
     application which publishes to the same ones. ``timeout_s`` bounds each call, in seconds.
     ``commits`` is a directory of this publisher alone. With it, a transaction over several journals is
     all or nothing even if the process dies: the next publisher with the same directory completes it.
+    ``uuid`` is the place of the UUID in messages, such as ``_meta.uuid``, where neither a label of the
+    journal nor the type of the message says it.
 
     Raise ``Unavailable`` if no broker answers in time, and ``Invalid`` for settings that cannot be right.
     """
@@ -359,7 +364,7 @@ def open_publisher(
         flags = broker_flags_of(os.environ, broker)
     elif broker:
         raise Invalid("is given, and flags have an address, too", path="broker")
-    return SyncPublisher(flags, mapping=mapping, timeout_s=timeout_s, commits=commits)
+    return SyncPublisher(flags, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid)
 
 
 def _busy(timeout_s: float) -> Unavailable:

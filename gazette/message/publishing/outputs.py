@@ -48,7 +48,9 @@ class KnownOutput:
         partitions: Callable[[], Partitions],
         message_types: dict[JournalName, str],
         choose: Choice,
+        uuid: str = "",
     ) -> None:
+        self._uuid = uuid
         self.partitions = partitions
         self._message_types = message_types
         self._choose = choose
@@ -68,7 +70,7 @@ class KnownOutput:
                 self._check_type(partition, type(message))
             raise
         self._check_type(found, type(message))
-        return found
+        return found.with_uuid(self._uuid) if self._uuid else found
 
     def _check_type(self, partition: Partition, kind: type) -> None:
         if not partition.content_type:
@@ -92,7 +94,10 @@ class KnownOutput:
 class Outputs:
     """The outputs that a publisher has used so far. Loop-bound, except `known`."""
 
-    def __init__(self, client: Client, daemons: Daemons, mapping: MappingName) -> None:
+    def __init__(
+        self, client: Client, daemons: Daemons, mapping: MappingName, uuid: str = ""
+    ) -> None:
+        self._uuid = uuid
         self._client = client
         self._daemons = daemons
         self._mapping: MappingName = mapping
@@ -159,7 +164,7 @@ class Outputs:
                 hint="Publish to all partitions by a selector.",
             )
         choose = choice_of_one(one.all[0], rule, number)
-        return KnownOutput(lambda: one, _types_of([spec]), choose)
+        return KnownOutput(lambda: one, _types_of([spec]), choose, self._uuid)
 
     async def _of_selector(self, selector: LabelSelector) -> KnownOutput:
         listed = await self._client.list_journals(selector)
@@ -175,13 +180,14 @@ class Outputs:
 
     async def _of_declared(self, output: DeclaredOutput) -> KnownOutput:
         watch, message_types = await self._watched(output.selector)
-        return KnownOutput(watch, message_types, choice_as_declared(output, watch))
+        choose = choice_as_declared(output, watch)
+        return KnownOutput(watch, message_types, choose, self._uuid)
 
     def _by_labels(
         self, partitions: Callable[[], Partitions], message_types: dict[JournalName, str]
     ) -> KnownOutput:
         choose = choice_by_labels(partitions, self._mapping, self._rng)
-        return KnownOutput(partitions, message_types, choose)
+        return KnownOutput(partitions, message_types, choose, self._uuid)
 
     async def _watched(
         self, selector: LabelSelector

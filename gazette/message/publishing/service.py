@@ -30,6 +30,7 @@ from gazette.message.publishing.choices import MappingName
 from gazette.message.publishing.commit_records import CommitRecords
 from gazette.message.publishing.outputs import KnownOutput, Output, Outputs
 from gazette.message.uuid import ACK_TXN, build_uuid
+from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
 from gazette.runtime.forks import MadeBeforeFork
@@ -88,15 +89,18 @@ class PublishingService:
         mapping: MappingName = "modulo",
         timeout_s: float = TIMEOUT_S,
         commits: Path | str | None = None,
+        uuid: str = "",
     ) -> None:
         if mapping not in ("modulo", "rendezvous"):
             raise Invalid(f"must be modulo or rendezvous, not {mapping!r}", path="mapping")
         if not timeout_s > 0:
             raise Invalid(f"must be a number above 0, not {timeout_s!r}", path="timeout_s")
+        if uuid:
+            names_of(uuid)
         self._client = client
         self._timeout_s = timeout_s
         self._scope = TaskScope("publisher", on_failure=self.give_up)
-        self._outputs = Outputs(client, self._scope, mapping)
+        self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
         self._directory = None if commits is None else Path(commits)
