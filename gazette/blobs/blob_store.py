@@ -32,7 +32,7 @@ class BlobStore(Protocol):
 
     All methods may raise
 
-    * ``Invalid`` for a path that is not clean, or would leave the root,
+    * ``Invalid`` for a path that is not clean, would leave the root, or can never be stored,
     * ``NotAllowed`` if credentials do not suffice, or the bucket or directory does not exist,
     * ``Unavailable`` if the store cannot be reached or failed; the call may be repeated.
     """

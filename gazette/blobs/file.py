@@ -29,14 +29,13 @@ PARTIAL_PREFIX: Final = ".partial-"
 """Prefix of the name of a file that is being written. A file that a crash has left may be deleted."""
 
 _COPY_BYTES: Final = 1 << 18
-_REFUSALS: Final = {
-    errno.EROFS: "Mount the file system of the store for writing.",
+_NEVER: Final = {
     errno.ENAMETOOLONG: "Choose a journal of a shorter name, or another store for it.",
     errno.ENOTDIR: "Remove the file that is in the place of a directory.",
     errno.EISDIR: "Remove the directory that is in the place of a file.",
     errno.ELOOP: "Remove the symbolic links that lead to themselves.",
 }
-"""Hints for errors that no repetition cures."""
+"""Hints for errors of one path that no repetition cures."""
 _DIRECTORY_MODE: Final = 0o750
 
 
@@ -234,6 +233,9 @@ def _mapped(path: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         text = f"file store: {error.strerror or error}"
-        if error.errno in _REFUSALS:
-            raise NotAllowed(text, hint=_REFUSALS[error.errno], file=path) from error
+        if error.errno == errno.EROFS:
+            hint = "Mount the file system of the store for writing."
+            raise NotAllowed(text, hint=hint, file=path) from error
+        if error.errno in _NEVER:
+            raise Invalid(text, hint=_NEVER[error.errno], file=path) from error
         raise Unavailable(text, file=path) from error

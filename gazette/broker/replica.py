@@ -433,6 +433,22 @@ class Replica:
                 return f"{health.error} (store={url})"
         return "the first listing of the journal's fragment stores is not done yet"
 
+    @property
+    def problem(self) -> str:
+        """The reason for which the journal cannot be written or read as it should; empty without one."""
+        stores = () if self.spec is None else self.spec.fragment.stores
+        for active in map(self._context.blob_stores.get, stores):
+            if reason := active.refusals.get((self.journal, self.life)):
+                return reason
+            if active.health.error and active.health.checks:
+                return f"{active.health.error} (store={active.url})"
+        if self.emptied_stores:
+            emptied = self.emptied_stores[0]
+            return (
+                f"store {emptied.url} lists none of the {emptied.fragments} fragments that it had"
+            )
+        return self.refresh_error or self.undecided_reason
+
     async def _refresh(self, spec: JournalSpec) -> bool:
         try:
             if not self.head.loaded:

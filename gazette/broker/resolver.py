@@ -7,7 +7,7 @@ the loop as the keys that they come from. So no task ever sees one without the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -170,6 +170,11 @@ class Resolver:
     def journals(self) -> tuple[str, ...]:
         """The journals of which this broker holds a replica."""
         return tuple(self._held)
+
+    @property
+    def replicas(self) -> Iterator[Replica]:
+        """The replicas that this broker holds."""
+        return (held.replica for held in self._held.values())
 
     def etcd_header(self) -> EtcdHeader:
         return etcd_header(self._ks)

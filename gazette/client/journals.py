@@ -121,6 +121,12 @@ class FragmentsParams:
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
 """Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
+PROBLEMS_ASKED: Final = "gazette-problems"
+"""Metadata of a List call that asks a broker for the problems of journals that it serves, and not for the
+journals.
+"""
+PROBLEM_KEY: Final = "gazette-journal-problem"
+"""Trailing metadata of its answer: a journal and its problem, percent-encoded."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
 """Trailing metadata of Apply: what the caller should know of a new journal, percent-encoded."""
 
@@ -369,21 +375,52 @@ async def _fragments_page(
     return response, conflicts
 
 
+async def journal_problems(
+    client: BrokerAccess, endpoint: str, selector: LabelSelector = EVERYTHING
+) -> dict[str, str]:
+    """Return the problems of journals that match, as one broker has them, by the names of the journals.
+
+    An answer names some of them, if there are many. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    """
+    request = broker_pb2.ListRequest(selector=selector.to_pb())
+    metadata = client.credentials.metadata(list_claims(selector), SHORT_LIFETIME_S)
+    found: dict[str, str] = {}
+    with map_errors("List", client.channels, endpoint=endpoint):
+        stub = client.channels.journal(endpoint)
+        call: Any = stub.List(request, metadata=(*metadata, (PROBLEMS_ASKED, "1")))
+        try:
+            while await call.read() is not END_OF_STREAM:
+                pass  # A broker of another version lists its journals.
+            trailing = await call.trailing_metadata()
+        finally:
+            call.cancel()
+    for key, value in trailing:
+        if key == PROBLEM_KEY:
+            journal, _, problem = unquote(str(value)).partition(" ")
+            found[journal] = problem
+    return found
+
+
 async def fragment_store_health(
-    client: BrokerAccess, store: str, *, check_delete: bool = False, check_delete_prefix: str = ""
+    client: BrokerAccess,
+    store: str,
+    *,
+    check_delete: bool = False,
+    check_delete_prefix: str = "",
+    endpoint: str = "",
 ) -> str:
     """Return what is wrong with a fragment store, as a broker sees it; empty if nothing is.
 
-    ``check_delete`` also checks that objects can be removed, below ``check_delete_prefix``. Raise
-    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    ``endpoint`` is that of the broker (default: any). ``check_delete`` also checks that objects can be
+    removed, below ``check_delete_prefix``. Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     request = broker_pb2.FragmentStoreHealthRequest(
         fragment_store=store, check_delete=check_delete, check_delete_prefix=check_delete_prefix
     )
     validate_health_request(request)
     metadata = client.credentials.metadata(Claims(Capability.READ))
-    with map_errors("FragmentStoreHealth", client.channels, endpoint=client.address):
-        stub, _ = await client.connected()
+    with map_errors("FragmentStoreHealth", client.channels, endpoint=endpoint or client.address):
+        stub = client.channels.journal(endpoint) if endpoint else (await client.connected())[0]
         wait = client.addresses.wait_for_ready
         response = await stub.FragmentStoreHealth(request, metadata=metadata, wait_for_ready=wait)
     with answered("FragmentStoreHealth"):

@@ -92,8 +92,9 @@ _JOURNALS: Final = (
 {SELECTORS}
 
 The table marks suspended journals with <S>. It marks journals that lack replicas with the number that
-they have, as in <2/3>. YAML output is input of `journals apply`, with the listed revisions. JSON output is
-one document; with --watch it is one document on each line.""",
+they have, as in <2/3>. Behind it are problems that brokers have with journals: stores that are unhealthy or
+refuse fragments, and fragments that nothing explains. YAML output is input of `journals apply`, with the
+listed revisions. JSON output is one document; with --watch it is one document on each line.""",
         """\
   gazctl journals list
   gazctl journals list -l name:prefix=examples/ --primary --replicas

@@ -200,13 +200,13 @@ with tempfile.TemporaryDirectory() as root:
     assert "Permission denied" in done.stdout
 
 
-def test_errors_that_waiting_does_not_cure_are_refusals(tmp_path: Path) -> None:
+def test_errors_that_waiting_does_not_cure_are_invalid(tmp_path: Path) -> None:
     """A name that the file system cannot hold, and a file or a directory in the way."""
     store = file_store(tmp_path)
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "directory").mkdir()
     for path in ("x" * 300, "file/object", "directory"):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Invalid):
             put(store, path, b"content")
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
     store.put("empty", io.BytesIO())

@@ -16,6 +16,7 @@ from google.protobuf import text_format
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.errors import Corrupt
+from gazette.etcd.client import Etcd
 from gazette.gazctl.journals.fragments import holes
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
@@ -24,7 +25,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
-from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from tests.facts import raises
 from tests.gazctl.runner import Runner
 from tests.gazctl.stored import path_of, store, stored
@@ -272,6 +273,36 @@ async def test_unexplained_fragments_are_decided(
     assert [row[1:3] for row in rows] == [["0", "3"]]
     result = await gazctl(*decide, "--former-template", "{{ .Bogus")
     assert result.code != 0
+
+
+async def test_problems_of_journals_are_listed(
+    broker: BrokerFixture, gazctl: Runner, etcd: Etcd, tmp_path: Path
+) -> None:
+    """Whichever broker serves them: of stores that refuse, and of fragments that nothing explains."""
+    store(broker, "a/dated", b"whose?", begin=0, mod_time=NOW - DAY, postfix="2025/06/01")
+    (broker.file_root / "fragments" / "b").write_bytes(b"a file in the place of a directory")
+    await broker.create(journal_spec("a/dated"), journal_spec("b/refused"), journal_spec("c/well"))
+    await broker.client.append(AppendParams("b/refused"), b"content")
+
+    async def problems(*argv: str) -> dict[str, str]:
+        result = await gazctl.ok("journals", "list", *argv)
+        return dict(line.split(": ", 1) for line in result.err.splitlines() if ": " in line)
+
+    while len(found := await problems()) < 2:
+        await SystemClock().sleep(0.05)
+    assert sorted(found) == ["a/dated", "b/refused"]
+    assert "2025/06/01" in found["a/dated"]
+    assert "Not a directory" in found["b/refused"]
+    assert list(await problems("-l", "name:prefix=b/")) == ["b/refused"]
+    assert await problems("-l", "name=c/well") == {}
+    # Case: the broker that is asked serves none of them.
+    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two") as other:
+        address = f"--broker.address={other.endpoint}"
+        assert sorted(await problems(address)) == ["a/dated", "b/refused"]
+        result = await gazctl("journals", "store-health", STORE, address)
+        assert result.code == 1
+        assert "b/refused" in result.out
+    (broker.file_root / "fragments" / "b").unlink()
 
 
 async def test_offsets_that_no_fragment_has_are_named(

@@ -16,6 +16,7 @@ from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
 from gazette.blobs.path_limits import longest_path
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
+from gazette.broker.api.problems import asks_for_problems, problems_of
 from gazette.broker.context import BrokerContext
 from gazette.broker.deleted_journals import note_deletions
 from gazette.broker.key_space import decode_journal
@@ -119,6 +120,9 @@ class ListApplyApi:
         selector = with_prefix_as_name(LabelSelector.from_pb(request.selector))
         allowed = with_prefix_as_name(claims.selector)
         expiry = Expiry(claims, self._context.clock)
+        if asks_for_problems(call):
+            await self._send_problems(selector, allowed, call)
+            return
         if request.HasField("watch_resume"):
             await expiry.bound(self._await_revision(Header.from_pb(request.watch_resume)))
         matched = await self._match(selector, allowed)
@@ -132,6 +136,15 @@ class ListApplyApi:
             if matched.version != sent:
                 await self._send(matched, call, watch=True)
                 sent = matched.version
+
+    async def _send_problems(
+        self, selector: LabelSelector, allowed: LabelSelector, call: Any
+    ) -> None:
+        """Send a list without journals, and the problems of those that this broker serves."""
+        resolver, clock = self._context.resolver, self._context.clock
+        problems = await problems_of(list(resolver.replicas), selector, allowed, clock)
+        call.set_trailing_metadata(problems)
+        await call.write(broker_pb2.ListResponse(header=resolver.unrouted_header().to_pb()))
 
     async def _await_revision(self, resume: Header) -> None:
         """Wait for a revision that the holder of ``resume`` has not seen."""

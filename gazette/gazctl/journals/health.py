@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from gazette.errors import Invalid
-from gazette.gazctl.context import Context
+from gazette.client.client import Client
+from gazette.client.journals import fragment_store_health
+from gazette.errors import GazetteError, Invalid
+from gazette.gazctl.context import Context, each
 from gazette.gazctl.flags import StoreHealthFlags
+from gazette.gazctl.journals.list import endpoints_of, list_journals
 from gazette.protocol.fragment import FragmentStoreUrl
+from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.text.validation import within
 
 
@@ -27,8 +31,26 @@ async def run(context: Context) -> int:
             check_delete=context.loaded.sources["check-delete-prefix"] == "flag",
             check_delete_prefix=context.flags(StoreHealthFlags).check_delete_prefix,
         )
+    problem = problem or await _problem_elsewhere(context, client, stores[0])
     if problem:
         context.terminal.write(f"{stores[0]} is unhealthy: {problem}\n")
         return 1
     context.terminal.write(f"{stores[0]} is healthy\n")
     return 0
+
+
+async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
+    """Return what is wrong with a store as the brokers of its journals see it; empty if nothing is."""
+    listed = await list_journals(context, client, EVERYTHING)
+    journals = [one for one in listed.journals if store in one.spec.fragment.stores]
+
+    async def ask(endpoint: str) -> str:
+        async with context.answering(endpoint):
+            return await fragment_store_health(client, store, endpoint=endpoint)
+
+    endpoints = endpoints_of(journals)
+    results = await each("ask", endpoints, ask)
+    for endpoint, result in zip(endpoints, results, strict=True):
+        if isinstance(result, GazetteError):
+            context.terminal.note(f"cannot ask {endpoint}: {result}")
+    return next((result for result in results if isinstance(result, str) and result), "")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from gazette.client.client import Client
-from gazette.client.journals import JournalList, ListedJournal
-from gazette.gazctl.context import Context, parse_selector
+from gazette.client.journals import JournalList, ListedJournal, journal_problems
+from gazette.errors import GazetteError
+from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsListFlags
 from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import broker_pb2
+
+_ASK_S: Final = 5.0
+"""Seconds for which a broker is waited for to name problems."""
 
 
 async def run(context: Context) -> int:
@@ -25,7 +32,34 @@ async def run(context: Context) -> int:
     if not listed.journals:
         context.terminal.note("no journal matches")
     context.terminal.write(render(context, listed, flags))
+    if flags.format == "table":
+        await _note_problems(context, client, listed, selector)
     return 0
+
+
+async def _note_problems(
+    context: Context, client: Client, listed: JournalList, selector: LabelSelector
+) -> None:
+    """Tell the user of problems, which the brokers of the listed journals name."""
+
+    async def ask(endpoint: str) -> dict[str, str]:
+        async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
+            return await journal_problems(client, endpoint, selector)
+
+    endpoints = endpoints_of(listed.journals)
+    problems: dict[str, str] = {}
+    for endpoint, result in zip(endpoints, await each("ask", endpoints, ask), strict=True):
+        if isinstance(result, GazetteError):
+            context.terminal.note(f"cannot ask {endpoint} for problems of its journals: {result}")
+        else:
+            problems |= result
+    for journal, problem in sorted(problems.items()):
+        context.terminal.note(f"{journal}: {problem}")
+
+
+def endpoints_of(journals: Iterable[ListedJournal]) -> list[str]:
+    """Return the endpoints of all brokers that serve the journals."""
+    return sorted({endpoint for one in journals for endpoint in one.route.endpoints if endpoint})
 
 
 async def list_journals(context: Context, client: Client, selector: LabelSelector) -> JournalList:
