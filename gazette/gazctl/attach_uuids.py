@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -14,6 +14,7 @@ from gazette.errors import GazetteError, Invalid
 from gazette.gazctl.commands import Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import AttachUuidsFlags
+from gazette.message.framing.csv import parse_record
 from gazette.message.uuid import ANOTHER_PLACE, OUTSIDE_TXN, Entropy, UuidMint, new_producer_id
 from gazette.message.uuid import Clock as MessageClock
 from gazette.message.uuid_form import TextForm
@@ -29,6 +30,8 @@ _NULL: Final = b"null"
 _ACTION = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UUID: Final = ".UUID"
 _LINE: Final = ".Line"
+_CSV_BEGIN: Final = "{{.UUID}},"
+"""Begin of a template that makes records of CSV. Their first field is the UUID."""
 
 
 def run(context: Context, _command: Command) -> int:
@@ -51,7 +54,10 @@ def run(context: Context, _command: Command) -> int:
         ]
         for name, file in inputs:
             skip, number = flags.skip_header, 1
-            for lines in read_lines(name, file, flags.max_length):
+            batches = read_lines(name, file, flags.max_length)
+            if not flags.uuid and flags.template.startswith(_CSV_BEGIN):
+                batches = whole_records(name, batches, flags.max_length)
+            for lines in batches:
                 if skip:
                     lines, number, skip = lines[1:], 2, False
                 with within(name):
@@ -190,3 +196,45 @@ def read_lines(name: str, file: BinaryIO, max_length: int) -> Iterator[list[byte
             yield [line.removesuffix(b"\r") for line in lines]
         if not data:
             return
+
+
+def whole_records(
+    name: str, batches: Iterable[list[bytes]], max_length: int
+) -> Iterator[list[bytes]]:
+    """Yield the records of CSV that lines hold, in batches as they come.
+
+    A quoted field may hold newlines, and a UUID must not be put there. Raise ``Invalid`` for a quote
+    without an end, and for a record of more than ``max_length`` bytes.
+    """
+    held, count, begin = b"", 0, 0
+    for lines in batches:
+        records: list[bytes] = []
+        for line in lines:
+            count += 1
+            if held:
+                held += b"\n" + line
+            else:
+                held, begin = line, count
+            if b'"' not in line or (begin < count and line.count(b'"') % 2 == 0):
+                # No quote ends or begins here: the state is that of the line before.
+                is_open = begin < count
+            else:
+                is_open = parse_record(held + b"\n", 0) is None
+            if len(held) > max_length:
+                raise _unclosed(name, begin, f"within {max_length} bytes")
+            if not is_open:
+                records.append(held)
+                held = b""
+        if records:
+            yield records
+    if held:
+        raise _unclosed(name, begin, "to its end")
+
+
+def _unclosed(name: str, line: int, extent: str) -> Invalid:
+    return Invalid(
+        f"the quote that begins a field at line {line} of {name} is not closed {extent}",
+        path="FILE",
+        hint="Close the quote. Or raise --max-length. A template that does not begin with "
+        "{{.UUID}}, takes each line as it is.",
+    )

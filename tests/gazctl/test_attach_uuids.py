@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette.errors import Invalid
-from gazette.gazctl.attach_uuids import Template, UuidAttacher, read_lines
+from gazette.gazctl.attach_uuids import Template, UuidAttacher, read_lines, whole_records
+from gazette.message.framing.csv import format_record, parse_record
 from gazette.message.uuid import OUTSIDE_TXN, parse_text, parse_uuid
 from gazette.testing.clock import ManualClock
 from tests.gazctl.runner import offline
@@ -114,3 +115,40 @@ def test_lines_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
         line for batch in read_lines("f", cast("BinaryIO", Pieces(pieces)), 1000) for line in batch
     ]
     assert found == expected
+
+
+fields = st.lists(st.text("a\",\n'x\u00e9", max_size=6), min_size=1, max_size=4)
+
+
+@given(records=st.lists(fields, max_size=6), chunk=st.integers(1, 40))
+def test_records_of_csv_keep_their_fields(records: list[list[str]], chunk: int) -> None:
+    """Quoted newlines among them: the UUID stands before a record, and never within a field."""
+    content = "".join(map(format_record, records)).encode("utf-8", "surrogatepass")
+    pieces = [content[at : at + chunk] for at in range(0, len(content), chunk)]
+    file = cast(BinaryIO, Pieces(pieces))
+    attacher = UuidAttacher(Template("{{.UUID}},{{.Line}}\n"), ManualClock(), random.Random(1))
+    batches = whole_records("in", read_lines("in", file, 1 << 20), 1 << 20)
+    written = b"".join(map(attacher.attach, batches))
+    found, at = [], 0
+    while at < len(written):
+        record = parse_record(written, at)
+        assert record is not None
+        assert not record.error
+        found.append(record.fields)
+        at = record.end
+    assert [one[1:] for one in found] == records
+    for one in found:
+        parse_text(one[0])
+
+
+def test_a_quote_that_is_not_closed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text('a,1\nb,"x\ny\n')
+    result = offline("attach-uuids", str(path))
+    assert result.code != 0
+    assert "line 2" in result.err
+    # Lines of other templates have no quotes.
+    assert offline("attach-uuids", "--template={{.Line}} {{.UUID}}\n", str(path)).code == 0
+    result = offline("attach-uuids", "--max-length=8", stdin=b'"abc\ndef\nghi"\n')
+    assert result.code != 0
+    assert "line 1" in result.err
