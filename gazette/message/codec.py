@@ -9,6 +9,7 @@ types supply their own codec with a class method ``gazette_codec(content_type)``
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gazette.errors import Invalid
 from gazette.message import zero_value
+from gazette.message.finite_numbers import FiniteCheck
 from gazette.message.message import Acknowledgement
 from gazette.message.uuid import (
     ACK_TXN,
@@ -39,6 +41,7 @@ from gazette.message.uuid_place import (
     protobuf_place,
     pydantic_place,
 )
+from gazette.message.values import finite, require_json
 from gazette.protocol.ids import JournalName
 
 M = TypeVar("M")
@@ -59,6 +62,7 @@ DECODE_ERRORS: Final = (
 )
 """Errors that decoding a message may raise, in our parsers or in hooks of the application's types."""
 
+_MAY_BE_NON_FINITE: Final = re.compile(rb"null|NaN|Infinity")
 _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
@@ -81,6 +85,8 @@ class MessageCodec(ABC, Generic[M]):
         """Representation of the UUID. None if messages of the type have no UUID."""
         self.place = place
         self._is_attribute = place is None or place.is_plain
+        self.finite = FiniteCheck(())
+        """Check of messages for numbers that a payload cannot hold."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
         attribute of type text, setting it runs no code of the application, and a payload has no newline.
@@ -187,22 +193,38 @@ class MsgspecCodec(MessageCodec[M]):
         super().__init__(message_type, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
+        self.finite = FiniteCheck(self._info)
         is_plain = self._is_attribute and isinstance(self.form, TextForm)
         if is_plain and _sets_plainly(message_type):
-            self.plain_encode_into = self._encoder.encode_into
+            # Callers check the number of a message first, if its type has one.
+            is_fast = self.finite.number_of is not None or not self.finite.holds_floats
+            self.plain_encode_into = self._encoder.encode_into if is_fast else self._encode_into
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
-        return self._decoder.decode(payload)  # type: ignore[no-any-return]
+        try:
+            return self._decoder.decode(payload)  # type: ignore[no-any-return]
+        except msgspec.DecodeError:
+            found = self.finite.decoded(self._decoder.decode, payload)
+            if found is None:
+                raise
+            return found  # type: ignore[no-any-return]
 
     def encode(self, message: M) -> bytes:
-        return self._encoder.encode(message)
+        payload = self._encoder.encode(message)
+        self.finite.require_payload(message, payload)
+        return payload
 
     def decode_lines(self, lines: bytes) -> list[M] | None:
         return self._decoder.decode_lines(lines)
 
     def encode_into(self, message: M, buffer: bytearray) -> None:
-        self._encoder.encode_into(message, buffer, -1)
+        self._encode_into(message, buffer, -1)
+
+    def _encode_into(self, message: M, buffer: bytearray, at: int) -> None:
+        begin = len(buffer)
+        self._encoder.encode_into(message, buffer, at)
+        self.finite.require_payload(message, buffer, begin)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         return None if self._peek is None else self._peek(payload)
@@ -253,7 +275,9 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         return self._decoder.decode(payload)
 
     def encode(self, message: dict[str, Any]) -> bytes:
-        return self._encoder.encode(message)
+        payload = self._encoder.encode(message)
+        require_json(message)
+        return payload
 
     def decode_lines(self, lines: bytes) -> list[dict[str, Any]] | None:
         return self._decoder.decode_lines(lines)
@@ -270,13 +294,18 @@ class PydanticCodec(MessageCodec[M]):
     def __init__(self, message_type: Any, place: str | None = "") -> None:
         found = pydantic_place(message_type, place)
         super().__init__(message_type, None if found is None else found.form, found)
+        self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
         return self.message_type.model_validate_json(payload)  # type: ignore[no-any-return]
 
     def encode(self, message: M) -> bytes:
-        return message.model_dump_json(by_alias=True).encode()  # type: ignore[attr-defined, no-any-return]
+        payload: bytes = message.model_dump_json(by_alias=True).encode()  # type: ignore[attr-defined]
+        if not self._writes_strings and _MAY_BE_NON_FINITE.search(payload):
+            for name, value in message.model_dump(mode="json").items():  # type: ignore[attr-defined]
+                finite(value, name)
+        return payload
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         return None if self._peek is None else self._peek(payload)

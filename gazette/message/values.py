@@ -6,6 +6,7 @@ declared type says what a JSON value reads back as. Without one, only what JSON 
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.value_fingerprint import Fingerprint
 from gazette.message.value_parts import Misfit, difference, non_finite
-from gazette.message.value_types import all_parts, misfit, type_of, type_text
+from gazette.message.value_types import all_parts, json_misfit, misfit, type_of, type_text
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ _REFUSALS: Final = (
     ValueError,
     msgspec.MsgspecError,
 )
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -127,3 +129,16 @@ def finite(value: T, name: str = "value") -> T:
     if (found := non_finite(value)) is not None:
         raise _invalid(found, value, name, {})
     return value
+
+
+def require_json(message: dict[str, Any]) -> None:
+    """Raise ``InvalidValue``, with a path, if a message without a declared type would not read back equal."""
+    for key, part in message.items():
+        kind = type(part)
+        is_plain = kind in _PLAIN or (kind is float and isfinite(part))
+        if not is_plain or type(key) is not str:
+            break
+    else:
+        return
+    if (found := json_misfit(message)) is not None:
+        raise _invalid(found, message, "message", {})

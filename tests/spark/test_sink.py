@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import decimal
 import json
+import math
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
-from gazette.errors import GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import GazetteError, Invalid, InvalidValue, NotFound, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
@@ -316,9 +317,10 @@ async def test_what_csv_holds_is_read_as_the_same(broker: BrokerFixture) -> None
 
 async def test_nested_values(broker: BrokerFixture) -> None:
     rows = pa.RecordBatch.from_pylist(
-        [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi"}],
+        [{"m": [("k", 1)], "s": {"l": [1, 2]}, "b": b"hi", "n": [(7, decimal.Decimal("1.50"))]}],
         pa.schema(
             [
+                ("n", pa.map_(pa.int64(), pa.decimal128(5, 2))),
                 ("m", pa.map_(pa.string(), pa.int64())),
                 ("s", pa.struct([("l", pa.list_(pa.int64()))])),
                 ("b", pa.binary()),
@@ -331,7 +333,11 @@ async def test_nested_values(broker: BrokerFixture) -> None:
         one.commit([one.write(iter([rows]))])
         (found,), _ = committed(broker)
         del found["uuid"]
-        assert json.loads(json.dumps(found)) == {"m": {"k": 1}, "s": {"l": [1, 2]}, "b": "aGk="}
+        nested = {"m": {"k": 1}, "s": {"l": [1, 2]}, "b": "aGk=", "n": {"7": "1.50"}}
+        assert json.loads(json.dumps(found)) == nested
+        numbers = batch(x=[[0.5, math.nan]])
+        with raises(InvalidValue, path='message["x"][1]'):
+            writer(broker, numbers.schema).write(iter([numbers]))
 
     await asyncio.to_thread(play)
 

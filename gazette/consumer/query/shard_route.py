@@ -41,6 +41,7 @@ from gazette.consumer.query.query_codec import (
 from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
+from gazette.message.values import finite
 
 BODY_BYTES_MAX: Final = 1 << 20
 RETRY_AFTER_S: Final = "1"
@@ -108,7 +109,7 @@ def shard_route(
     ``shard(request)`` returns its id, by default the parameter ``shard``.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
-    Starlette ``Response``, or a value that msgspec encodes as JSON. Errors of our tree become
+    Starlette ``Response``, or a value that msgspec encodes as JSON, without NaN. Errors of our tree become
     statuses: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does
     not answer in time, and a member that leaves its cluster, answer 503 with ``Retry-After``.
     Raise ``Invalid`` for parameters that do not fit together.
@@ -370,6 +371,8 @@ def encoded(value: Any) -> HttpAnswer:
         body = msgspec.json.encode(value)
     except (TypeError, ValueError) as error:
         raise Invalid(f"the answer cannot be written as JSON: {error}") from error
+    if b"null" in body:
+        finite(value, "answer")
     return HttpAnswer(200, {"content-type": "application/json"}, body)
 
 

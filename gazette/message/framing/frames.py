@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.codec import MessageCodec
 from gazette.message.uuid import UuidMint
 from gazette.protocol.ids import JournalName, Offset
@@ -196,6 +196,11 @@ class Framing(ABC, Generic[M]):
         at = data.find(_NEWLINE)
         return None if at < 0 else at + 1
 
-    def _unencodable(self, error: BaseException) -> Invalid:
+    def _unencodable(self, error: BaseException) -> InvalidValue:
         name = getattr(self.codec.message_type, "__name__", self.codec.message_type)
-        return Invalid(f"message of type {name} cannot be encoded: {error}")
+        path, hint, text = "", None, str(error)
+        if isinstance(error, Invalid):
+            path, hint, text = error.path, error.hint, error.message
+        return InvalidValue(
+            f"message of type {name} cannot be encoded: {text}", path=path, hint=hint
+        )

@@ -7,6 +7,7 @@ fallback decodes frame by frame. It is the specification, and gives the same res
 from __future__ import annotations
 
 import struct
+from math import isfinite
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -173,6 +174,7 @@ class JSONLinesFraming(Framing[M]):
         if encode_into is None:
             return super().stamper(mint)
         text, require_free, is_published = mint.text, self.codec.require_free, match_published
+        finite, number_of = self.codec.finite, self.codec.finite.number_of
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
@@ -180,6 +182,8 @@ class JSONLinesFraming(Framing[M]):
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
+                if number_of is not None and not isfinite(number_of(message)):
+                    finite.require(message)
                 encode_into(message, buffer, -1)
             except DECODE_ERRORS as error:
                 raise self._unencodable(error) from error

@@ -7,6 +7,7 @@ import decimal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -150,7 +151,10 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
     """
     if options.value == "json":
         # The UUID comes first, where readers find it fastest.
-        return lambda row: {_UUID: "", **{name: row[name] for name in names}}
+        # Binary, decimals and times become texts, and keys of maps too.
+        return lambda row: msgspec.to_builtins(
+            {_UUID: "", **{name: row[name] for name in names}}, str_keys=True
+        )
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
     kind = message_class(options.message)
