@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gazette.message.framing.frames import MalformedMessage
     from gazette.message.mapping import Partition
     from gazette.message.message import Acknowledgement, CSVRecord, Message
+    from gazette.message.message_time import MessageTime, UnusableTime
     from gazette.message.publisher import Publisher
     from gazette.message.publishing.client_publisher import open_publisher
     from gazette.message.publishing.service import CommitFailed
@@ -62,6 +63,7 @@ _HOMES = {
     "MalformedMessage": "gazette.message.framing.frames",
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
+    "MessageTime": "gazette.message.message_time",
     "Output": "gazette.declare.declaration",
     "Partition": "gazette.message.mapping",
     "PoisonPolicy": "gazette.consumer.transaction.poison",
@@ -77,6 +79,7 @@ _HOMES = {
     "TimeDomain": "gazette.consumer.timers.timer",
     "Timer": "gazette.consumer.timers.timer",
     "TimerTable": "gazette.consumer.timers.timer",
+    "UnusableTime": "gazette.message.message_time",
     "__version__": "gazette.version",
     "gather_route": "gazette.consumer.query.all_shards",
     "list_route": "gazette.consumer.query.all_shards",
@@ -104,6 +107,7 @@ __all__ = [
     "MalformedMessage",
     "Message",
     "MessageProducer",
+    "MessageTime",
     "Output",
     "Partition",
     "PoisonPolicy",
@@ -119,6 +123,7 @@ __all__ = [
     "TimeDomain",
     "Timer",
     "TimerTable",
+    "UnusableTime",
     "__version__",
     "gather_route",
     "list_route",

@@ -14,6 +14,8 @@ MESSAGE_KEY_TYPE: Final = "app.gazette.dev/message-key-type"
 """Label of a journal with the name of the encoding of keys: see `gazette.message.keys`."""
 MESSAGE_PARTITIONS: Final = "app.gazette.dev/message-partitions"
 """Label of a journal with the number of partitions that it is one of."""
+MESSAGE_TIME: Final = "app.gazette.dev/message-time"
+"""Label of a journal with the field of its messages that is their time, and ``/`` with its unit."""
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
 """Label of a journal with the place of the UUID in its messages: names joined by dots. Absent: ``uuid``."""
@@ -46,6 +48,7 @@ SINGLE_VALUED: Final = frozenset(
         MESSAGE_KEY_TYPE,
         MESSAGE_PARTITIONS,
         MESSAGE_SUBTYPE,
+        MESSAGE_TIME,
         MESSAGE_TYPE,
         MESSAGE_UUID,
         REGION,

@@ -138,12 +138,12 @@ def _read_runs(
     minimum = {split_journal_meta(one.journal)[0]: one.min_offset for one in task.spec.sources}
     for run in runs:
         journal = run.run.journal
-        kind = backfill.message_type_of(
-            application, journal_spec(journal, run.run.shape.content_type)
-        )
+        spec = journal_spec(journal, run.run.shape.content_type)
+        kind = backfill.message_type_of(application, spec)
+        time = backfill.message_time_of(application, spec)
         first = minimum.get(journal, 0)
         at = run.run.pieces[0].begin
-        for batch in read_envelopes(access, run, kind):
+        for batch in read_envelopes(access, run, kind, time):
             on_read(max(0, batch[-1].end - at))
             at = max(at, batch[-1].end)
             kept: Sequence[Envelope[Any]] = batch

@@ -33,6 +33,7 @@ from gazette.consumer.transaction.dispatch import deliver_in_halves
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, PartitionsFunc
+from gazette.message.message_time import MessageTime
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import resolved
 from gazette.stores.state_builder import OfflineShard
@@ -92,6 +93,15 @@ class Backfill:
         It may be another type: one with fewer fields decodes faster.
         """
         return application.message_type_of(journal)
+
+    def message_time_of(
+        self, application: Application[Any], journal: JournalSpec
+    ) -> MessageTime | None:
+        """Return where messages have their time. Default: as the application declares it.
+
+        Override it for journals of a ``history`` that are no sources of the application.
+        """
+        return application.message_time_of(journal)
 
     def mapping(self, partitions: PartitionsFunc) -> Mapping[Any] | None:
         """Return the publisher's function from a message to its partition, among those of

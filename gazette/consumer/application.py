@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gazette.consumer.service import ConsumerService
     from gazette.consumer.transaction.inbox import Feed
     from gazette.message.envelope import Envelope
+    from gazette.message.message_time import MessageTime
     from gazette.message.publisher import Publisher
     from gazette.recoverylog.log.recorder import Recorder
     from gazette.recoverylog.playback.staged_files import PlayedFiles
@@ -298,6 +299,14 @@ class Application(ABC, Generic[StoreT]):
         ``gazette_uuid`` of the type, or else its field ``uuid``. A `Source` with ``uuid=`` overrides this.
         """
         return journal.labels.value_of(MESSAGE_UUID) or ""
+
+    def message_time_of(self, journal: JournalSpec) -> MessageTime | None:
+        """Return where messages of a source journal have their time. None: their publisher's clock counts.
+
+        A message without a usable time is an error of that message: see `poison_policy`. Default: None. A
+        `Source` with ``time=`` overrides this.
+        """
+        return None
 
     def keyed_journals(self) -> LabelSelector | None:
         """Return the selector of source journals among which publishers choose by the key of a message.

@@ -21,6 +21,7 @@ from gazette.runtime.user_code import place_of_error, without_callers
 APPLICATION: Final = (
     "message_type_of",
     "uuid_place_of",
+    "message_time_of",
     "poison_policy",
     "new_store",
     "new_view",

@@ -13,24 +13,30 @@ import difflib
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise
 from types import UnionType
-from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Generic, TypeVar, get_origin
 
 import msgspec
 
 from gazette.consumer.application import Application, MessageProducer
 from gazette.consumer.application_name import name_of
+from gazette.declare.message_types import (
+    classes_of,
+    content_type_of,
+    fields_of,
+    type_name,
+    with_times,
+    with_types,
+)
 from gazette.errors import Invalid
 from gazette.labels import (
-    CONTENT_CSV,
-    CONTENT_JSON_LINES,
-    CONTENT_PROTO_FIXED,
     CONTENT_TYPE,
     MESSAGE_PARTITIONS,
+    MESSAGE_TIME,
     MESSAGE_TYPE,
     MESSAGE_UUID,
 )
@@ -46,7 +52,8 @@ from gazette.message.mapping import (
     modulo_mapping,
     random_mapping,
 )
-from gazette.message.message import CSVRecord
+from gazette.message.message_time import MessageTime
+from gazette.message.time_fields import check_time_field
 from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.journal import JournalSpec
@@ -83,6 +90,9 @@ class _Declared(Generic[M]):
     uuid: str = ""
     """Place of the UUID in messages: names as they stand in JSON, joined by dots, such as ``_meta.uuid``.
     Empty: as the type says by ``gazette_uuid``, or else its field ``uuid``."""
+    time: str | Callable[[M], Any] | MessageTime | None = None
+    """Field of the message, or function, with the time at which what it tells happened: the time of
+    watermarks, windows and joins. None: the clock of its publisher. Numbers need a `MessageTime`."""
     retention: timedelta | None = None
     """Age from which ``gazctl journals prune`` removes stored fragments. None keeps everything."""
 
@@ -91,11 +101,12 @@ class _Declared(Generic[M]):
         if not isinstance(self.name, str):
             raise self._invalid("name", f"{self.name!r} is not text", "Give a name such as words.")
         if not self.content_type:
-            object.__setattr__(self, "content_type", _content_type_of(self.message_type))
+            object.__setattr__(self, "content_type", content_type_of(self.message_type))
         self._check_name()
         self._check_partitions()
         self._check_type()
         self._check_key()
+        self._check_time()
         self._check_retention()
 
     @property
@@ -119,9 +130,16 @@ class _Declared(Generic[M]):
         return journal == self.name or journal.startswith(f"{self.name}/")
 
     @property
+    def message_time(self) -> MessageTime | None:
+        """Where messages have their time. None: the clock of their publisher counts."""
+        if self.time is None or isinstance(self.time, MessageTime):
+            return self.time
+        return MessageTime(self.time)
+
+    @property
     def message_types(self) -> tuple[type, ...]:
         """Classes of the messages: several if they are declared as a union."""
-        return _classes_of(self.message_type)
+        return classes_of(self.message_type)
 
     @property
     def key_rule(self) -> KeyRule | None:
@@ -172,9 +190,13 @@ class _Declared(Generic[M]):
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
             return self._mapping(lambda: declared, rng)
-        return self._mapping(_with_types(partitions, self.message_types, self.uuid), rng)
+        return self._mapping(with_types(partitions, self.message_types, self.uuid), rng)
 
     def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
+        mapping, time = self._mapping_by_key(partitions, rng), self.message_time
+        return mapping if time is None else with_times(mapping, time)
+
+    def _mapping_by_key(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         if self.key is None:
             return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
         field = self._key_field
@@ -273,14 +295,29 @@ class _Declared(Generic[M]):
                 f"{self.key!r} is no key",
                 "Give the name of a field, or a function of the message.",
             )
-        known = _fields_of(self.message_type)
-        if known is None or self.key in known:
+        self._check_field("key", self.key)
+
+    def _check_field(self, argument: str, name: str) -> None:
+        known = fields_of(self.message_type)
+        if known is None or name in known:
             return
-        near = difflib.get_close_matches(self.key, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"Write {near[0]!r}." if near else f"Its fields: {', '.join(sorted(known))}."
-        raise self._invalid(
-            "key", f"{type_name(self.message_type)} has no field {self.key!r}", hint
-        )
+        raise self._invalid(argument, f"{type_name(self.message_type)} has no field {name!r}", hint)
+
+    def _check_time(self) -> None:
+        try:
+            time = self.message_time
+            if time is None:
+                return
+            if isinstance(time.field, str):
+                self._check_field("time", time.field)
+            for kind in self.message_types:
+                check_time_field(kind, time)
+        except Invalid as error:
+            if error.path and "(" in error.path:
+                raise
+            raise self._invalid(error.path or "time", error.message, error.hint) from error
 
     def _check_retention(self) -> None:
         given: Any = self.retention
@@ -309,6 +346,8 @@ class Source(_Declared[M]):
         # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
+        if getattr(owner, "message_time_of", None) is Application.message_time_of:
+            setattr(owner, "message_time_of", _declared_time)  # noqa: B010
         super().__set_name__(owner, name)
         if getattr(owner, "keyed_journals", None) is Application.keyed_journals:
             setattr(owner, "keyed_journals", _keyed_journals)  # noqa: B010
@@ -347,17 +386,22 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     names_uuid: bool = False
     """True if the declaration or its type names the place, and not the mere name of a field."""
 
+    message_time: str = ""
+    """Value of the label `MESSAGE_TIME`. Empty: the clock of the publisher counts."""
+
     @property
     def labels(self) -> LabelSet:
         """Labels of the journals, each with one value."""
         key = () if self.key is None else self.key.labels
         uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
+        time = ((MESSAGE_TIME, self.message_time),) if self.message_time else ()
         return LabelSet.of(
             (CONTENT_TYPE, self.content_type),
             (MESSAGE_TYPE, self.message_type),
             (MESSAGE_PARTITIONS, str(self.partitions)),
             *key,
             *uuid,
+            *time,
         )
 
     @property
@@ -438,6 +482,7 @@ def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
         retention // timedelta(microseconds=1) * MICROSECOND,
         _uuid_label(declared),
         bool(declared_place(declared.message_type, declared.uuid)),
+        "" if declared.message_time is None else declared.message_time.text,
     )
 
 
@@ -512,6 +557,13 @@ def _declared_type(application: Application[Any], journal: JournalSpec) -> type[
     return source_of(application, journal.name).message_type  # type: ignore[return-value]
 
 
+def _declared_time(application: Application[Any], journal: JournalSpec) -> MessageTime | None:
+    """Return where messages of a source have their time: `Application.message_time_of`."""
+    if all(one.time is None for one in sources_of(application)):
+        return None
+    return source_of(application, journal.name).message_time
+
+
 def source_of(application: Application[Any], journal: str) -> Source[Any]:
     """Return the source of which a journal is a partition. Raise ``Invalid`` for any other journal."""
     sources = sources_of(application)
@@ -571,68 +623,6 @@ def _journals(name: str, partitions: int) -> tuple[str, ...]:
 
 def _selector(name: str) -> LabelSelector:
     return LabelSelector.parse(f"name:prefix={name}/part-")
-
-
-def _with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) -> PartitionsFunc:
-    """Return the same partitions with types of their messages, and the place of their UUID, if it is given.
-
-    Any thread may call the function. It raises ``Invalid`` if the label of a journal names another place.
-    """
-    known = Partitions(()), Partitions(())
-
-    def typed() -> Partitions:
-        nonlocal known
-        current = partitions()
-        if known[0] is not current:
-            known = (
-                current,
-                Partitions((_declared_as(one, types, uuid) for one in current.all), current.labels),
-            )
-        return known[1]
-
-    return typed
-
-
-def _classes_of(message_type: Any) -> tuple[type, ...]:
-    origin = get_origin(message_type)
-    if isinstance(message_type, UnionType) or origin is Union:
-        return tuple(kind for one in get_args(message_type) for kind in _classes_of(one))
-    return (message_type if origin is None else origin,)
-
-
-def type_name(message_type: Any) -> str:
-    """Return the name of a type of messages. A union has the names of its members, joined by ``+``."""
-    return "+".join(str(getattr(one, "__name__", one)) for one in _classes_of(message_type))
-
-
-def _content_type_of(message_type: Any) -> str:
-    if hasattr(message_type, "DESCRIPTOR") and hasattr(message_type, "FromString"):
-        return CONTENT_PROTO_FIXED
-    if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
-        return CONTENT_CSV
-    return CONTENT_JSON_LINES
-
-
-def _fields_of(message_type: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a type, or None if they are not known."""
-    if len(kinds := _classes_of(message_type)) > 1:
-        each = [_fields_of(kind) for kind in kinds]
-        known = [set(names) for names in each if names is not None]
-        return tuple(set.intersection(*known)) if len(known) == len(each) else None
-    message_type = kinds[0]
-    if (names := getattr(message_type, "__struct_fields__", None)) is not None:
-        return tuple(names)
-    if is_dataclass(message_type):
-        return tuple(field.name for field in fields(message_type))
-    if (model := getattr(message_type, "model_fields", None)) is not None:
-        return tuple(model)
-    if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
-        return tuple(field.name for field in descriptor.fields)
-    return None
-
-
-def _declared_as(partition: Partition, types: tuple[type, ...], uuid: str) -> Partition:
-    return partition.with_uuid(uuid)._replace(message_types=types)
 
 
 def _uuid_label(declared: Source[Any] | Output[Any]) -> str:

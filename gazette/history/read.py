@@ -17,7 +17,7 @@ from gazette.history.merge import CommittedRun
 from gazette.history.snapshot import PLACE_HINT, Piece, Run
 from gazette.history.source import OpenAccess
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.envelope import Envelope, build_envelopes
+from gazette.message.envelope import Envelope, TimedEnvelope, build_envelopes
 from gazette.message.framing.frames import (
     FRAME_BYTES_MAX,
     Framing,
@@ -25,6 +25,7 @@ from gazette.message.framing.frames import (
     TruncatedFrame,
 )
 from gazette.message.framing.framing import FIXED_MAGIC, framing_of
+from gazette.message.message_time import MessageTime, TimeReader
 from gazette.protocol.ids import JournalName, Offset
 
 if TYPE_CHECKING:
@@ -252,13 +253,15 @@ def _with_any(passes: CommitFilter[Batch]) -> Iterator[tuple[Batch, Mask]]:
 
 
 def read_envelopes(
-    access: OpenAccess, run: CommittedRun, message_type: Any
+    access: OpenAccess, run: CommittedRun, message_type: Any, time: MessageTime | None = None
 ) -> Iterator[list[Envelope[Any]]]:
     """Yield the committed messages of a run as messages of an application, by offset, without
     acknowledgements.
 
-    Raise what `read_columns` raises, and `MalformedMessage` for a message of another type.
+    Raise what `read_columns` raises, `MalformedMessage` for a message of another type, and `UnusableTime`
+    for one without a ``time`` that was declared.
     """
+    times = None if time is None else TimeReader(time, access.clock.now)
     framing = framing_of(run.run.shape.content_type, message_type)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
     for batch, passed in committed((run,), read_columns(access, run.run)):
@@ -269,8 +272,23 @@ def read_envelopes(
         columns = batch.columns.at(rows)
         begins, ends = columns.begins.tolist(), columns.ends.tolist()
         uuids = uuid_bytes(columns.uuids)
-        if envelopes := build_envelopes(journal, begins, ends, messages, uuids):
+        envelopes: list[Envelope[Any]] = build_envelopes(
+            journal, begins, ends, messages, uuids, times
+        )
+        if times is not None:
+            envelopes = list(_usable(envelopes, skips=skips))
+        if envelopes:
             yield envelopes
+
+
+def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
+    """Yield the messages that have their declared time. Raise `UnusableTime`, unless it ``skips``."""
+    for envelope in envelopes:
+        error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None
+        if error is None:
+            yield envelope
+        elif not skips:
+            raise error
 
 
 def _decoded(framing: Framing[Any], batch: Batch, rows: Array64) -> list[Any] | None:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gazette.errors import Invalid
+from gazette.message.message_time import MessageTime, TimeReader, UnusableTime, unusable
 from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
@@ -66,10 +67,16 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """Event time in UTC: the clock of the publisher when it published the message.
+        """Event time in UTC: that of the message, if its source declares ``time=``. Otherwise the
+        clock of the publisher when it published the message.
 
-        Raises ``Invalid`` for a message without a UUID.
+        Raises ``Invalid`` for a message without a UUID, and ``UnusableTime`` without the declared time.
         """
+        return _EPOCH + timedelta(microseconds=self.time_us)
+
+    @property
+    def time_us(self) -> int:
+        """Event time in Unix microseconds. Raises as `time` does."""
         if not self.clock:
             raise Invalid(
                 "the message has no UUID of a publisher, and so no time",
@@ -77,7 +84,40 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
                 begin=self.begin,
                 hint="Publish it with a Publisher, or with gazctl attach-uuids.",
             )
-        return _EPOCH + timedelta(microseconds=clock_unix_ns(self.clock) // 1000)
+        return clock_unix_ns(self.clock) // 1000
+
+    @property
+    def event_us(self) -> int | None:
+        """Time by which the watermark follows, in Unix microseconds. None: the message has none."""
+        return clock_unix_ns(self.clock) // 1000 if self.clock else None
+
+
+class TimedEnvelope(Envelope[M], frozen=True, gc=False):
+    """A message of a source that declares the time of its messages."""
+
+    declared: MessageTime
+    found: int | str
+    """Time of the message in Unix microseconds, or the reason for which it has none."""
+
+    @property
+    def unusable(self) -> UnusableTime | None:
+        """Error of a message without a usable time. None for an acknowledgement, which needs none."""
+        if self.is_ack or not isinstance(self.found, str):
+            return None
+        return unusable(self.declared, self.found, self.journal, self.begin, self.end)
+
+    @property
+    def time_us(self) -> int:
+        if self.is_ack:
+            return super().time_us
+        if (error := self.unusable) is not None:
+            raise error
+        assert isinstance(self.found, int)
+        return self.found
+
+    @property
+    def event_us(self) -> int | None:
+        return None if self.is_ack or isinstance(self.found, str) else self.found
 
 
 class EnvelopeBatch(list[Envelope[M]]):
@@ -97,13 +137,21 @@ class EnvelopeBatch(list[Envelope[M]]):
 
 
 def build_envelopes(
-    journal: JournalName, begins: list[Offset], ends: list[Offset], messages: list[M], uuids: bytes
+    journal: JournalName,
+    begins: list[Offset],
+    ends: list[Offset],
+    messages: list[M],
+    uuids: bytes,
+    times: TimeReader | None = None,
 ) -> EnvelopeBatch[M]:
     """Return the envelopes of messages of one journal. ``uuids`` holds 16 bytes for each message.
 
-    Empty ``uuids`` mean that the messages have no UUIDs.
+    Empty ``uuids`` mean that the messages have no UUIDs. ``times`` reads their declared times.
     """
     if not uuids:
+        if times is not None:
+            uuids = NIL_UUID * len(messages)
+            return build_envelopes(journal, begins, ends, messages, uuids, times)
         return EnvelopeBatch(
             Envelope(journal, begin, end, message, NIL_PRODUCER, 0, 0)
             for begin, end, message in zip(begins, ends, messages, strict=True)
@@ -111,9 +159,12 @@ def build_envelopes(
     if len(uuids) != len(messages) * UUID_BYTES:
         raise ValueError("one UUID per message")
     producers, clocks, flags, is_run, has_foreign = parse_columns(uuids)
+    columns = (repeat(journal), begins, ends, messages, producers, clocks, flags)
     # `map` loops in C, since this is the hot path of every consumer.
     batch: EnvelopeBatch[M] = EnvelopeBatch(
-        map(Envelope, repeat(journal), begins, ends, messages, producers, clocks, flags)
+        map(Envelope, *columns)
+        if times is None
+        else map(TimedEnvelope, *columns, repeat(times.time), times.read_all(messages, clocks))
     )
     if is_run:
         batch.run_length = len(batch)

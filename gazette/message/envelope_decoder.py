@@ -11,6 +11,7 @@ from gazette.errors import Bug
 from gazette.message.envelope import Envelope, build_envelopes
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Framing, MalformedMessage, TruncatedFrame
+from gazette.message.message_time import TimeReader
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
@@ -28,11 +29,20 @@ class EnvelopeDecoder(Generic[M]):
         while batch := decoder.decode():
             ...
 
+    ``times`` reads the declared times of messages.
+
     Invariant: ``begin`` is the offset of the first message that `decode` has not returned yet.
     ``end`` is the offset of the next chunk.
     """
 
-    def __init__(self, journal: JournalName, framing: Framing[M], offset: Offset) -> None:
+    def __init__(
+        self,
+        journal: JournalName,
+        framing: Framing[M],
+        offset: Offset,
+        times: TimeReader | None = None,
+    ) -> None:
+        self._times = times
         self.journal = journal
         self.framing = framing
         self.begin: Offset = offset
@@ -90,7 +100,12 @@ class EnvelopeDecoder(Generic[M]):
         self._drop(frames.consumed)
         self._ready = frames.stopped
         batch = build_envelopes(
-            self.journal, frames.begins, frames.ends, frames.messages, frames.uuids
+            self.journal,
+            frames.begins,
+            frames.ends,
+            frames.messages,
+            frames.uuids,
+            self._times,
         )
         if batch.has_foreign:
             warn_of_foreign_uuids(self.journal)

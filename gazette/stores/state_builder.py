@@ -24,7 +24,13 @@ import msgspec
 
 from gazette.consumer.application import Application, Store, checked_store
 from gazette.consumer.callbacks import require_callbacks
-from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers, open_timers
+from gazette.consumer.timers.shard_timers import (
+    ShardTimers,
+    WithTimers,
+    declared_times,
+    no_timers,
+    open_timers,
+)
 from gazette.errors import Bug, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.uuid import clock_unix_ns
@@ -179,8 +185,10 @@ class OfflineShard(WithTimers):
         """Let the application set timers, if it defines ``on_timer``. Raise as `open_timers` does."""
         assert self._application is not None
         self._clock = _MessageTime()
-        # Messages come in the order of their times, so no source has to be waited for.
-        self.timers = open_timers(self._application, self, store, self._clock, ())
+        # Messages come in the order of their publication. If that is their time, no source has to be waited
+        # for. The others wait for each other, as on a shard.
+        sources = None if declared_times(self._application, self) else ()
+        self.timers = open_timers(self._application, self, store, self._clock, sources)
         if self.timers is not None:
             self.timers.begin()
 

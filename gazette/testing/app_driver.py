@@ -34,6 +34,7 @@ from gazette.consumer.timers.shard_timers import (
     defines_timers,
     no_timers,
     open_timers,
+    times_of,
 )
 from gazette.consumer.transaction.inbox import Chunk
 from gazette.consumer.transaction.poison import PoisonPolicy
@@ -477,7 +478,8 @@ class AppDriver(Generic[StoreT]):
     def _decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
         spec = self._journal_spec(journal)
         message_type = self.application.message_type_of(spec)
-        return EnvelopeDecoder(journal, self._framing(journal, message_type), offset)
+        times = times_of(self.application, spec, self.clock)
+        return EnvelopeDecoder(journal, self._framing(journal, message_type), offset, times)
 
     def _framing(self, journal: str, message_type: Any) -> Framing[Any]:
         place = self.application.uuid_place_of(self._journal_spec(journal))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from itertools import chain, pairwise
+from datetime import UTC, datetime, timedelta
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette import Application, Envelope, EventTime, TimeDomain, Timer
+from gazette import Application, Envelope, EventTime, MessageTime, Source, TimeDomain, Timer
 from gazette.backfill.build import merge_by_time
 from gazette.backfill.definition import Backfill, replay
 from gazette.errors import NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.uuid import clock_unix_ns
+from gazette.message.uuid import OUTSIDE_TXN, build_uuid, clock_at, clock_unix_ns
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import BackfillClaim
@@ -26,8 +26,9 @@ from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine,
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.stores.state_builder import StateBuilder
 from gazette.testing.app_driver import AppDriver
+from gazette.testing.stored import json_line
 from tests.backfill.apps import Word
-from tests.backfill.cluster import line
+from tests.backfill.cluster import Line, line
 from tests.backfill.replays import Replay, Story, Subject
 from tests.facts import raises
 
@@ -37,6 +38,8 @@ CREATE TABLE IF NOT EXISTS final (at INTEGER, n INTEGER);
 CREATE TABLE IF NOT EXISTS late (at INTEGER);
 """
 WIDTH_US = 16
+FIRST = clock_at(1_700_000_000 * 10**9)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Windows(Application[SQLiteStore]):
@@ -92,6 +95,72 @@ def test_windows_that_were_backfilled_close_as_those_that_were_not(story: Story)
     """Check rows, timers and checkpoint, over any history, against a shard that consumed everything."""
     with tempfile.TemporaryDirectory(prefix="gazette-timers-") as directory:
         Replay(WINDOWS, story, Path(directory)).check()
+
+
+class Dated(Word):
+    at: int | None = None
+    """Time of the message, which is not that of its publication."""
+
+
+class WindowsOfDated(Windows):
+    """The same, by times of the messages."""
+
+    words = Source("words", Dated, time=MessageTime("at", unit="us"))
+    # Longer than transactions are pending, so that no message is late.
+    event_time = EventTime(lateness=timedelta(microseconds=15_000))
+
+    def consume_message(
+        self, shard: Any, store: SQLiteStore, envelope: Envelope[Any], publisher: Any
+    ) -> None:
+        message = envelope.message
+        assert envelope.time == EPOCH + timedelta(microseconds=message.at)
+        at = message.at // WIDTH_US
+        left = timedelta(microseconds=WIDTH_US - message.at % WIDTH_US)
+        if shard.watermark is not None and envelope.time + left <= shard.watermark:
+            store.execute("INSERT INTO late VALUES (?)", (at,))
+            return
+        store.execute("INSERT INTO window VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1", (at,))
+        shard.schedule(str(at), envelope.time + left, domain=TimeDomain.EVENT)
+
+
+class WindowsOfDatedBackfill(WindowsBackfill):
+    application = WindowsOfDated
+
+    def content(self, shard: Any, store: Any) -> Any:
+        yield from super().content(shard, store)
+        yield from store.execute("SELECT * FROM gazette_event_time").fetchall()
+        yield from store.execute("SELECT * FROM late").fetchall()
+
+
+def dated_lines(journal: str) -> Line:
+    """Make lines of times years behind their publication, and not in order.
+
+    All of the first journal is published before the second one, and its times are ahead of those.
+    """
+    ahead_us = 50_000 if journal == "words/one" else 0
+    delay = 0 if journal == "words/one" else 10**6
+    numbers = count()
+
+    def line(producer: bytes, clock: int, flags: int = OUTSIDE_TXN, word: str = "") -> bytes:
+        number = next(numbers)
+        jitter = random.Random(f"{journal} {number}").randrange(-200, 200)
+        # The last line of a journal is that of a far clock: it closes all windows.
+        at = 10**9 + (10**6 if clock > 10**6 else ahead_us + 100 * number + jitter)
+        uuid = build_uuid(producer, FIRST + (clock + delay << 4), flags)
+        return json_line({"word": word, "at": at}, uuid)
+
+    return line
+
+
+DATED = Subject(WindowsOfDated, WindowsOfDatedBackfill(), Dated, CONTENT_JSON_LINES, dated_lines)
+
+
+@settings(max_examples=12, report_multiple_bugs=False)
+@given(story=stories)
+def test_windows_by_times_of_messages_close_after_a_backfill_as_without_one(story: Story) -> None:
+    """Check the watermark as well: a replay follows the declared times, and keeps them apart by source."""
+    with tempfile.TemporaryDirectory(prefix="gazette-timers-") as directory:
+        Replay(DATED, story, Path(directory)).check()
 
 
 class Silences(Application[SQLiteStore]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,25 @@ PAGE = Path(__file__).parents[2] / "docs" / "timers.md"
 def test_the_page_on_timers_runs(gazette_driver: Any) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     found: dict[str, Any] = {"__name__": "page"}
-    exec("\n".join(blocks), found)
+    exec(compile("\n".join(blocks), str(PAGE), "exec", dont_inherit=True), found)
     tests = [value for name, value in found.items() if name.startswith("test_")]
     assert tests
     for test in tests:
         test(gazette_driver)
     check_recipes(gazette_driver, found)
+    check_declared_times(found)
     driver = gazette_driver(found["ByEventTime"](), sources=["clicks"])
     driver.publish("clicks", found["Click"](user="ada"))
     driver.run()
     driver.advance(3600)
     assert [one.clicks for one in driver.committed("sessions/part-000", found["Session"])] == [1]
+
+
+def check_declared_times(found: dict[str, Any]) -> None:
+    shop, order = found["Shop"], found["Order"]
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    assert shop.orders.message_time.read(order(ordered_at=at)) == int(at.timestamp() * 1e6)
+    assert shop.visits.message_time.read(found["Visit"](at_ms=5)) == 5000
 
 
 def check_recipes(gazette_driver: Any, found: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from gazette.consumer.shard.hints_store import (
     store_recovered_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals
-from gazette.consumer.timers.shard_timers import ShardTimers, open_timers
+from gazette.consumer.timers.shard_timers import ShardTimers, open_timers, times_of
 from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
 from gazette.consumer.transaction.poison import PoisonPolicy
@@ -173,7 +173,8 @@ class Primary:
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         place = self._context.application.uuid_place_of(spec)
         framing = framing_of(content_type, message_type, place=place)
-        return EnvelopeDecoder(journal, framing, offset)
+        times = times_of(self._context.application, spec, self._context.clock)
+        return EnvelopeDecoder(journal, framing, offset, times)
 
     def _new_transactor(self) -> Transactor:
         context, shard, inbox = self._context, self._shard, self._inbox

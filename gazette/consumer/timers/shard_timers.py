@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from gazette.consumer.application import Application, MessageProducer, Shard, Store
@@ -30,8 +31,9 @@ from gazette.consumer.timers.timer import (
 from gazette.consumer.timers.watermark import Watermark
 from gazette.errors import Invalid, NotAllowed
 from gazette.message.envelope import Envelope
-from gazette.message.uuid import clock_unix_ns
-from gazette.protocol.ids import JournalName
+from gazette.message.message_time import TimeReader
+from gazette.protocol.ids import JournalName, split_journal_meta
+from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
 
 LOOK_S: Final = 30.0
@@ -138,11 +140,13 @@ class ShardTimers:
         sources: Collection[JournalName],
         clock: Clock,
         shard_id: str,
+        times: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
         """Look for the first timers, and restore the watermark. Raise what the store raises."""
         self._open_table = open_table
         self._event_time = event_time
         self._sources = sources
+        self._times = times
         self._clock = clock
         self._shard_id = shard_id
         self._thread = threading.get_ident()
@@ -167,7 +171,7 @@ class ShardTimers:
         self._kept = self._table.event_time()
         if self._event_time is not None:
             now = self._clock.monotonic()
-            self._watermark = Watermark(self._event_time, self._sources, now)
+            self._watermark = Watermark(self._event_time, self._sources, now, self._times)
             if self._kept is not None:
                 self._watermark.restore(self._kept)
         elif self._event.ahead is not None:
@@ -257,8 +261,8 @@ class ShardTimers:
         """Note that a message was consumed. Return True if a timer of event time is due now."""
         watermark = self._watermark
         assert watermark is not None
-        if envelope.clock:
-            watermark.observe(envelope.journal, clock_unix_ns(envelope.clock) // 1000)
+        if (at_us := envelope.event_us) is not None:
+            watermark.observe(envelope.journal, at_us)
         return self._event.is_due(watermark.value)
 
     def is_due(self, *, ready: bool) -> bool:
@@ -342,6 +346,14 @@ def defines_timers(application: Application[Any]) -> bool:
     return getattr(callback, "__func__", callback) is not Application.on_timer
 
 
+def times_of(
+    application: Application[Any], journal: JournalSpec, clock: Clock
+) -> TimeReader | None:
+    """Return what reads the declared times of a journal's messages. None: none are declared."""
+    time = application.message_time_of(journal)
+    return None if time is None else TimeReader(time, clock.now)
+
+
 def open_timers(
     application: Application[Any],
     shard: Shard,
@@ -375,7 +387,22 @@ def open_timers(
         sources = ()
     elif sources is None:
         sources = tuple(one.journal for one in shard.spec.sources)
-    return ShardTimers(lambda: store.timer_table(shard), event_time, sources, clock, shard.id)
+    declared = declared_times(application, shard)
+    return ShardTimers(
+        lambda: store.timer_table(shard), event_time, sources, clock, shard.id, declared
+    )
+
+
+def declared_times(application: Application[Any], shard: Shard) -> dict[JournalName, str]:
+    """Return texts of the declared times of a shard's sources, but of those without one."""
+    if isinstance(application, MessageProducer):
+        return {}
+    found = {}
+    for one in shard.spec.sources:
+        time = application.message_time_of(JournalSpec(split_journal_meta(one.journal)[0]))
+        if time is not None:
+            found[one.journal] = time.text
+    return found
 
 
 class WithTimers(ABC):

@@ -63,9 +63,9 @@ BEFORE_ALL: Final[Position] = (-(1 << 63), "")
 class EventTime:
     """Rules by which an application derives its watermark from the times of messages.
 
-    The time of a message is the clock in its UUID, which is the wall time of its publisher. The watermark
-    is the least of the greatest times of all sources, less ``lateness``. A message before the
-    watermark is late.
+    The time of a message is the one that its source declares by ``time=``. Without it, it is the clock in
+    the message's UUID, which is the wall time of its publisher. The watermark is the least of the greatest
+    times of all sources, less ``lateness``. A message before the watermark is late.
 
     A source without messages holds the watermark back. It does not after ``idle_after`` without a
     message. None: it always does.

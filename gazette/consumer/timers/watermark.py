@@ -6,14 +6,15 @@ time, for sources that are idle.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from gazette.consumer.timers.timer import EventTime
-from gazette.errors import Corrupt
+from gazette.errors import Corrupt, NotAllowed
 from gazette.protocol.ids import JournalName
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -24,6 +25,8 @@ class _State(msgspec.Struct):
 
     watermark: int | None = None
     sources: dict[str, int] = {}
+    times: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Declared times of the sources that have them, as `MessageTime.text`."""
 
 
 class Watermark:
@@ -33,7 +36,14 @@ class Watermark:
     first message on.
     """
 
-    def __init__(self, event_time: EventTime, sources: Collection[JournalName], now: float) -> None:
+    def __init__(
+        self,
+        event_time: EventTime,
+        sources: Collection[JournalName],
+        now: float,
+        times: Mapping[JournalName, str] = MappingProxyType({}),
+    ) -> None:
+        self._times = dict(sorted(times.items()))
         self._lateness_us = event_time.lateness // _MICROSECOND
         idle = event_time.idle_after
         self._idle_s = None if idle is None else idle.total_seconds()
@@ -97,19 +107,42 @@ class Watermark:
     def to_bytes(self) -> bytes:
         """Return the state to commit."""
         sources = {one: at for one, at in sorted(self._greatest.items()) if at is not None}
-        return msgspec.json.encode(_State(self.value, sources))
+        return msgspec.json.encode(_State(self.value, sources, self._times or msgspec.UNSET))
 
     def restore(self, data: bytes) -> None:
         """Continue from a committed state. Raise ``Corrupt``.
 
-        Forget journals that are no sources any more.
+        Raise ``NotAllowed`` if a source's times came from elsewhere: windows would get two results. Forget
+        journals that are no sources any more.
         """
         try:
             state = msgspec.json.decode(data, type=_State)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"the watermark of the state does not decode: {error}") from error
+        former = {} if state.times is msgspec.UNSET else state.times
+        for journal in state.sources:
+            if journal in self._sources or not self._sources:
+                self._require_same_time(journal, former.get(journal, ""))
         self.value = state.watermark
         for journal, at_us in state.sources.items():
             if journal in self._sources or not self._sources:
                 self._greatest[journal] = at_us
                 self._seen.setdefault(journal, self._now)
+
+    def _require_same_time(self, journal: JournalName, former: str) -> None:
+        declared = self._times.get(journal, "")
+        if declared == former:
+            return
+        raise NotAllowed(
+            f"the watermark of the state follows {_named(former)}, and the source now declares"
+            f" {_named(declared)}",
+            journal=journal,
+            former=former,
+            declared=declared,
+            hint="Declare the former time= again. For another one, build the state from the history, or give"
+            " the application another name.",
+        )
+
+
+def _named(time: str) -> str:
+    return f"the time {time}" if time else "the clock of publishers"

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import ApplicationFailed, application_failed, require_none
-from gazette.consumer.timers.shard_timers import ShardTimers
+from gazette.consumer.timers.shard_timers import ShardTimers, declared_times
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, passes_through
 from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.errors import Aborted
-from gazette.message.envelope import Envelope
+from gazette.message.envelope import Envelope, TimedEnvelope
 from gazette.message.uuid import ACK_TXN
 
 _TRANSIENT: Final = (
@@ -90,6 +90,7 @@ class Dispatcher:
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
+        self._timed = bool(declared_times(application, callbacks.shard))
         self._singly = type(application).consume_messages is Application.consume_messages
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
@@ -103,15 +104,40 @@ class Dispatcher:
             delivered = [one for one in batch if one.flags != ACK_TXN]
             if not delivered:
                 return
-        due = False
-        if self._timers is not None and self._timers.observes:
-            done, due = self._deliver_observed(self._timers, delivered)
-        else:
-            deliver = self._deliver_each if self._singly else self._deliver_batch
-            done = deliver(delivered)
+        done, due = self._deliver_usable(delivered)
         if done < len(delivered):
             at = next(i for i, one in enumerate(batch) if one is delivered[done])
             raise TimersDue(at) if due else Deferred(at)
+
+    def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+        """Return how many messages were consumed, and True if timers are due. Pass over messages without
+        their declared time, or raise.
+        """
+        if not self._timed:
+            return self._deliver_usual(batch)
+        begin = 0
+        for at, one in enumerate(batch):
+            if not isinstance(one, TimedEnvelope) or (error := one.unusable) is None:
+                continue
+            if begin < at:
+                done, due = self._deliver_usual(batch[begin:at])
+                if due or begin + done < at:
+                    return begin + done, due
+            self._inbox.check()
+            if self._poison is None:
+                raise error
+            self._poison.skip_untimed(one, error)
+            begin = at + 1
+        if begin == len(batch):
+            return begin, False
+        done, due = self._deliver_usual(batch[begin:])
+        return begin + done, due
+
+    def _deliver_usual(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+        if self._timers is not None and self._timers.observes:
+            return self._deliver_observed(self._timers, batch)
+        deliver = self._deliver_each if self._singly else self._deliver_batch
+        return deliver(batch), False
 
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]

@@ -31,8 +31,8 @@ class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
     That journal must exist, and hold JSON lines. ``malformed_only``: skip messages that do not
-    decode, and fail the shard on errors of the application. ``limit`` bounds how many messages a
-    shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
+    decode or lack their declared time, and fail the shard on errors of the application. ``limit`` bounds
+    how many messages a shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
 
     ``errors`` are the types of the application's exceptions that make a message poison. Some never
     do: `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``,
@@ -97,7 +97,7 @@ class DeadLetter(Message):
     message_uuid: str = ""
     """UUID of the message. Empty if the message did not decode."""
     reason: str = ""
-    """``malformed``, ``application`` or ``timer``."""
+    """``malformed``, ``time``, ``application`` or ``timer``."""
     error: str = ""
     """Text of the error."""
     raw: bytes = b""

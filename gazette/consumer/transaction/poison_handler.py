@@ -23,6 +23,7 @@ from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.mapping import fixed_mapping
+from gazette.message.message_time import UnusableTime
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import uuid_text
 from gazette.protocol.ids import JournalName, Offset
@@ -31,6 +32,8 @@ from gazette.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600.0
+_READ_AGAIN: Final = ("application", "time")
+"""Reasons for which the bytes of a message are read again, up to the bound of the policy."""
 
 
 class TooMuchPoison(GazetteError):
@@ -77,6 +80,13 @@ class PoisonSkipper:
 
         Raise ``TooMuchPoison``, caused by ``error``.
         """
+        self._skip(envelope, error, "application")
+
+    def skip_untimed(self, envelope: Envelope[Any], error: UnusableTime) -> None:
+        """Publish a message without its declared time, as `skip_message` does."""
+        self._skip(envelope, error, "time")
+
+    def _skip(self, envelope: Envelope[Any], error: BaseException, reason: str) -> None:
         end = min(envelope.end, envelope.begin + self.policy.raw_bytes_max)
         letter = DeadLetter(
             begin=envelope.begin,
@@ -84,7 +94,7 @@ class PoisonSkipper:
             raw=self._read_again(envelope.journal, envelope.begin, end),
             message_uuid=uuid_text(envelope.uuid) if envelope.clock else "",
         )
-        self._publish(letter, envelope.journal, "application", error)
+        self._publish(letter, envelope.journal, reason, error)
 
     def skip_timer(self, timer: Timer, error: BaseException) -> None:
         """Publish the timer for which the application raised ``error``, as a dead letter.
@@ -108,7 +118,7 @@ class PoisonSkipper:
         named = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
         letter.error = named
         letter.cut = len(letter.raw) > self.policy.raw_bytes_max or (
-            reason == "application" and 0 < len(letter.raw) < letter.end - letter.begin
+            reason in _READ_AGAIN and 0 < len(letter.raw) < letter.end - letter.begin
         )
         letter.raw = letter.raw[: self.policy.raw_bytes_max]
         self._log(letter)

@@ -79,7 +79,6 @@ class KnownOutput:
                 path="output",
                 hint="Label it by `gazctl journals edit`: application/x-ndjson is for lines of JSON.",
             )
-        partition.require_type(kind)
         wanted = self._message_types.get(partition.journal, "")
         if not wanted or issubclass(kind, _UNTYPED):
             return

@@ -1,0 +1,93 @@
+"""Types of declared messages: their classes, fields and framing, and mappings that know them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
+from gazette.message.mapping import Mapping, Partition, Partitions, PartitionsFunc
+from gazette.message.message import CSVRecord
+from gazette.message.message_time import MessageTime
+
+M = TypeVar("M")
+
+
+def with_times(mapping: Mapping[M], time: MessageTime) -> Mapping[M]:
+    """Return a mapping that raises ``Invalid`` for a message without its declared time."""
+
+    def timed(message: M) -> Partition:
+        partition = mapping(message)
+        found = time.read(message)
+        if isinstance(found, str):
+            # A message of another type has no such field: say that first.
+            partition.require_type(type(message))
+            raise time.invalid(found, partition.journal)
+        return partition
+
+    return timed
+
+
+def with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) -> PartitionsFunc:
+    """Return the same partitions with types of their messages, and the place of their UUID, if it is given.
+
+    Any thread may call the function. It raises ``Invalid`` if the label of a journal names another place.
+    """
+    known = Partitions(()), Partitions(())
+
+    def typed() -> Partitions:
+        nonlocal known
+        current = partitions()
+        if known[0] is not current:
+            known = (
+                current,
+                Partitions((_declared_as(one, types, uuid) for one in current.all), current.labels),
+            )
+        return known[1]
+
+    return typed
+
+
+def _declared_as(partition: Partition, types: tuple[type, ...], uuid: str) -> Partition:
+    return partition.with_uuid(uuid)._replace(message_types=types)
+
+
+def classes_of(message_type: Any) -> tuple[type, ...]:
+    """Return the classes of messages of a type: several of a union."""
+    origin = get_origin(message_type)
+    if isinstance(message_type, UnionType) or origin is Union:
+        return tuple(kind for one in get_args(message_type) for kind in classes_of(one))
+    return (message_type if origin is None else origin,)
+
+
+def type_name(message_type: Any) -> str:
+    """Return the name of a type of messages. A union has the names of its members, joined by ``+``."""
+    return "+".join(str(getattr(one, "__name__", one)) for one in classes_of(message_type))
+
+
+def content_type_of(message_type: Any) -> str:
+    """Return the content type of journals of a type: protobuf, CSV, or lines of JSON."""
+    if hasattr(message_type, "DESCRIPTOR") and hasattr(message_type, "FromString"):
+        return CONTENT_PROTO_FIXED
+    if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
+        return CONTENT_CSV
+    return CONTENT_JSON_LINES
+
+
+def fields_of(message_type: Any) -> tuple[str, ...] | None:
+    """Return the names of the fields of a type, or None if they are not known."""
+    if len(kinds := classes_of(message_type)) > 1:
+        each = [fields_of(kind) for kind in kinds]
+        known = [set(names) for names in each if names is not None]
+        return tuple(set.intersection(*known)) if len(known) == len(each) else None
+    message_type = kinds[0]
+    if (names := getattr(message_type, "__struct_fields__", None)) is not None:
+        return tuple(names)
+    if is_dataclass(message_type):
+        return tuple(field.name for field in fields(message_type))
+    if (model := getattr(message_type, "model_fields", None)) is not None:
+        return tuple(model)
+    if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
+        return tuple(field.name for field in descriptor.fields)
+    return None

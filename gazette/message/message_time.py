@@ -1,0 +1,189 @@
+"""The time of messages that their type has a field for: `MessageTime`. Pure.
+
+A time is read once, when its message is decoded. What cannot be used is kept as a reason, and becomes
+an error of that message once it is consumed. A message that never commits has no error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+from gazette.errors import Corrupt, Invalid
+from gazette.message.uuid import clock_unix_ns
+from gazette.protocol.ids import JournalName, Offset
+
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+
+TIMESTAMP: Final = "google.protobuf.Timestamp"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_UNITS: Final = "s, ms, us or ns"
+NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
+
+
+class UnusableTime(Corrupt):
+    """A message whose declared time is missing, or cannot be used. Poison policies skip it."""
+
+    default_hint = (
+        "Repair its producer, or skip the message by the application's `poison_policy`. A time that lies"
+        " ahead on purpose needs a greater `ahead` of its MessageTime."
+    )
+
+
+@dataclass(frozen=True)
+class MessageTime:
+    """Where messages have the time at which what they tell happened: a field, or a function of them.
+
+        Source("orders", Order, time="ordered_at")
+        Source("clicks", Click, time=MessageTime("at", unit="ms"))
+
+    The value is a ``datetime`` with a zone, or a protobuf ``Timestamp``. An ``int`` or ``float`` counts
+    from 1970 in UTC, and needs a ``unit``. Times count in whole microseconds.
+    """
+
+    field: str | Callable[[Any], Any]
+    """Name of the field, or a function from a message to its time."""
+    _: KW_ONLY
+    unit: TimeUnit | None = None
+    """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None: values are no numbers."""
+    ahead: timedelta = timedelta(days=1)
+    """Most by which a time may lie after its message was published. One beyond is an error of its
+    message, since it would move the watermark there for ever."""
+
+    def __post_init__(self) -> None:
+        """Raise ``Invalid`` for a field, a unit or a bound of another kind."""
+        given: Any = self.field
+        if not callable(given) and not (isinstance(given, str) and given):
+            raise Invalid(
+                f"{given!r} is no field",
+                path="time",
+                hint="Give the name of a field, or a function of the message.",
+            )
+        if self.unit is not None and self.unit not in _UNIT_NS:
+            raise Invalid(f"{self.unit!r} is no unit", path="time.unit", hint=f"Give {_UNITS}.")
+        ahead: Any = self.ahead
+        if not isinstance(ahead, timedelta) or ahead < timedelta(0):
+            raise Invalid(
+                f"{ahead!r} is no duration",
+                path="time.ahead",
+                hint="Give a timedelta that is not negative, such as timedelta(days=1).",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the field or function."""
+        if isinstance(self.field, str):
+            return self.field
+        return str(getattr(self.field, "__qualname__", type(self.field).__qualname__))
+
+    @property
+    def text(self) -> str:
+        """Field or function, and unit, as a label has it: equal for declarations of equal meaning."""
+        name = self.name if isinstance(self.field, str) else f"{self.name}--"
+        text = re.sub(r"[^\w\-+/.]", "-", name)
+        return text if self.unit is None else f"{text}/{self.unit}"
+
+    def invalid(self, reason: str, journal: JournalName) -> Invalid:
+        """Return the error of a message that is to be published, for a reason of `read`."""
+        return Invalid(
+            f"the time of the message ({self.name}) {reason}, and journal {journal} declares it",
+            path="message",
+            hint=f"Set {self.name} before publishing.",
+        )
+
+    def read(self, message: Any) -> int | str:
+        """Return the time of a message in Unix microseconds, or the reason for which it has none."""
+        try:
+            value = self._value_of(message)
+            at_us = self._unix_us(value)
+        except Exception as error:  # noqa: BLE001 - a function of the application may raise anything.
+            return f"raised {type(error).__name__}: {error}"
+        if isinstance(at_us, int) and not _FIRST_US <= at_us <= _LAST_US:
+            return f"is outside of the years 1 to 9999 ({value!r:.40})"
+        return at_us
+
+    def _value_of(self, message: Any) -> Any:
+        if not isinstance(self.field, str):
+            return self.field(message)
+        value = getattr(message, self.field)
+        has_field = getattr(message, "HasField", None)
+        # A Timestamp that is not set reads as 1970.
+        if has_field is not None and _is_timestamp(value) and not has_field(self.field):
+            return None
+        return value
+
+    def _unix_us(self, value: Any) -> int | str:
+        if value is None:
+            return "is missing"
+        if isinstance(value, datetime):
+            if value.utcoffset() is None:
+                return f"has no zone ({value})"
+            return (value - _EPOCH) // _MICROSECOND
+        if _is_timestamp(value):
+            return int(value.seconds * 10**6 + value.nanos // 1000)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"is of type {type(value).__name__}, which is no time"
+        if self.unit is None:
+            return f"is a number without a unit ({value!r:.40})"
+        if isinstance(value, int):
+            return value * _UNIT_NS[self.unit] // 1000
+        if not math.isfinite(value):
+            return f"is not finite ({value})"
+        return round(value * (_UNIT_NS[self.unit] / 1000))
+
+
+class TimeReader:
+    """Reads the times of messages of one journal. ``now`` returns the wall time in Unix seconds.
+
+    The bound of a time follows from the clock of the message's publisher, so it is the same at each
+    reading. Only without one, it follows from ``now``.
+    """
+
+    def __init__(self, time: MessageTime, now: Callable[[], float]) -> None:
+        self.time = time
+        self._now = now
+        self._ahead_us = time.ahead // _MICROSECOND
+
+    def read_all(self, messages: Sequence[Any], clocks: Sequence[int]) -> list[int | str]:
+        """Return for each message its time in Unix microseconds, or the reason for which it has none.
+
+        ``clocks`` are those of their publishers, or 0.
+        """
+        return [self._bounded(*one) for one in zip(messages, clocks, strict=True)]
+
+    def _bounded(self, message: Any, clock: int) -> int | str:
+        at_us = self.time.read(message)
+        if isinstance(at_us, str):
+            return at_us
+        published_us = clock_unix_ns(clock) // 1000 if clock else int(self._now() * 1e6)
+        if at_us > published_us + self._ahead_us:
+            by = timedelta(microseconds=at_us - published_us)
+            return f"lies ahead of the message's publication by {by}, and may by {self.time.ahead}"
+        return at_us
+
+
+def _is_timestamp(value: Any) -> bool:
+    """Return True for a protobuf ``Timestamp``, of any pool."""
+    descriptor = getattr(value, "DESCRIPTOR", None)
+    return getattr(descriptor, "full_name", "") == TIMESTAMP
+
+
+def unusable(
+    time: MessageTime, reason: str, journal: JournalName, begin: Offset, end: Offset
+) -> UnusableTime:
+    """Return the error of a message, for a reason of `MessageTime.read`."""
+    return UnusableTime(
+        f"the time of the message ({time.name}) {reason}",
+        field=time.name,
+        journal=journal,
+        begin=begin,
+        end=end,
+    )
