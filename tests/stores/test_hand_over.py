@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gazette.errors import Corrupt, Invalid
+from gazette.gazctl.shards.recover import STAGING, finish_directory
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.protocol.hints import FSMHints
+from gazette.recoverylog import Moment, open_at
 from gazette.recoverylog.shard_state import ShardState, StateKind
 from gazette.recoverylog.store_files import StateForm, form_of
 from gazette.stores.sqlite.hand_over import NOTE_PATH
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.recovery import MemoryLog, Replayer, replay, take_over
+from gazette.testing.recovery import LOG, MemoryLog, MemoryLogs, Replayer, replay, take_over
+from tests.facts import raises
 from tests.recoverylog.original_logs import NAMES, OriginalLog, original_log
 
 rocksdict: Any = pytest.importorskip("rocksdict")
@@ -141,3 +147,132 @@ def test_a_take_over_that_does_not_end_changes_nothing(mode: Any, tmp_path: Path
     assert forms[0] is StateForm.PAGES
     assert forms[-1] is not StateForm.PAGES
     assert forms == sorted(forms, key=lambda form: form is not StateForm.PAGES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_original_recorded_is_read_without_a_take_over(name: str, tmp_path: Path) -> None:
+    """By time travel, and by `gazctl shards recover`."""
+    original, hints = LOGS[name], [FSMHints(log=LOG)]
+    logs = MemoryLogs(MemoryLog(original.data))
+    with open_at(logs, hints, tmp_path / "now") as state:
+        assert state.kind is StateKind.SQLITE
+        assert counts(state) == original.counts
+        assert state.checkpoint.sources[original.source].read_through == original.read_through
+    middle = Moment(offset=len(original.data) // 2)
+    with open_at(logs, hints, tmp_path / "before", middle) as state:
+        assert 0 < sum(counts(state).values()) < sum(original.counts.values())
+    recovered = tmp_path / "recovered"
+    replay(original.data, recovered / STAGING)
+    names = finish_directory(recovered)
+    assert sorted(names) == sorted(path.name for path in recovered.iterdir())
+    connection = sqlite3.connect(recovered / "primary.db")
+    assert dict(connection.execute("SELECT w, n FROM word").fetchall()) == original.counts
+    connection.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_logs_of_ours_have_a_note_for_the_original(mode: Any, tmp_path: Path) -> None:
+    """Also those of former versions, once an owner of this one has opened them."""
+    rng, log = random.Random(1), MemoryLog()
+    recorder = take_over(log, tmp_path / "one", rng)
+    store = SQLiteStore(recorder, SCHEMA, mode=mode)
+    assert NOTE_PATH in recorder.fsm.links
+    count(store, "a", 1)
+    with recorder.group() as group:
+        group.unlink(NOTE_PATH)  # As a former version had it.
+    store.destroy()
+    recorder = take_over(log, tmp_path / "two", rng)
+    assert NOTE_PATH not in recorder.fsm.links
+    store = SQLiteStore(recorder, SCHEMA, mode=mode)
+    assert counts(store) == {"a": 1}
+    store.destroy()
+    fsm = replay(bytes(log.data), tmp_path / "played")
+    assert fsm.nodes[fsm.links[NOTE_PATH]].length == (tmp_path / "played" / "pageDB").stat().st_size
+
+
+def page_db(directory: Path, family: str, pages: dict[bytes, bytes]) -> None:
+    """Make a RocksDB with one column family, as the original would name it."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    families = {family: rocksdict.Options(raw_mode=True)}
+    database = rocksdict.Rdict(str(directory / "pageDB"), options, families)
+    for key, page in pages.items():
+        database.get_column_family(family).put(key, page)
+    database.close()
+
+
+def recorded(directory: Path, rng: random.Random) -> MemoryLog:
+    """Return a log with the files of a directory."""
+    log = MemoryLog()
+    recorder = take_over(log, directory / "recorder", rng)
+    for path in (directory / "pageDB").iterdir():
+        if path.name not in ("LOCK", "LOG"):
+            with recorder.group() as group:
+                group.write(group.create(f"/pageDB/{path.name}"), 0, path.read_bytes())
+    return log
+
+
+def first_page(size: int = 4096, count: int = 2, sql: str = "CREATE TABLE t (x)") -> bytes:
+    """Return the first page of a database of ``count`` pages."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA page_size=4096")
+    connection.execute(sql)
+    data = bytearray(connection.serialize()[:4096])
+    connection.close()
+    if "TABLE" in sql:
+        data[28:32] = count.to_bytes(4, "big")
+    return bytes(data[:size])
+
+
+@pytest.mark.parametrize(
+    ("family", "pages", "kind"),
+    [
+        ("/a-b.db", {bytes(8): first_page(sql="PRAGMA user_version=1")}, Invalid),
+        ("/sub/primary.db", {bytes(8): first_page()}, Corrupt),
+        ("/primary.db", {b"key": b"value"}, Corrupt),
+        ("/primary.db", {bytes(8): first_page(100)}, Corrupt),
+        ("/primary.db", {(4096).to_bytes(8, "big"): first_page()}, Corrupt),
+        ("/primary.db", {bytes(8): first_page(), (4097).to_bytes(8, "big"): first_page()}, Corrupt),
+        ("/primary.db", {bytes(8): first_page()}, Corrupt),  # The page of its table is missing.
+        ("/primary.db", {bytes(8): first_page(count=3), bytes(7) + b"\x20": b""}, Corrupt),
+    ],
+)
+def test_pages_that_are_no_database_are_refused(
+    family: str, pages: dict[bytes, bytes], kind: type[Exception], tmp_path: Path
+) -> None:
+    rng = random.Random(1)
+    page_db(tmp_path, family, pages)
+    log = recorded(tmp_path, rng)
+    recorder = take_over(log, tmp_path / "owner", rng)
+    end = log.end
+    with pytest.raises(kind):
+        SQLiteStore(recorder)
+    assert log.end == end
+
+
+def test_a_take_over_needs_rocksdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    recorder = take_over(MemoryLog(LOGS["sqlite"].data), tmp_path / "one", random.Random(1))
+    with raises(Invalid, says="pygazette[rocksdb]"):
+        SQLiteStore(recorder, SCHEMA)
+
+
+def test_free_pages_may_be_missing(tmp_path: Path) -> None:
+    """SQLite need not write a page that became free in the transaction that made it."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript("PRAGMA page_size=4096; CREATE TABLE t (x); CREATE TABLE u (x);")
+    connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    connection.execute("DROP TABLE t")
+    connection.commit()
+    data = connection.serialize()
+    connection.close()
+    trunk = int.from_bytes(data[32:36], "big")
+    leaf = int.from_bytes(data[(trunk - 1) * 4096 + 8 :][:4], "big")
+    offsets = [at for at in range(0, len(data), 4096) if at != (leaf - 1) * 4096]
+    pages = {at.to_bytes(8, "big"): data[at : at + 4096] for at in offsets}
+    page_db(tmp_path, "/primary.db", pages)
+    rng = random.Random(1)
+    store = SQLiteStore(take_over(recorded(tmp_path, rng), tmp_path / "owner", rng), SCHEMA)
+    assert store.query("SELECT name FROM sqlite_master WHERE name IN ('t', 'u')") == [("u",)]
+    store.destroy()
