@@ -30,6 +30,7 @@ from gazette.consumer.application import Application, DeferToNextTransaction
 from gazette.consumer.callbacks import require_none
 from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.transaction.dispatch import deliver_in_halves
+from gazette.consumer.transaction.key_check import KeyChecks
 from gazette.errors import GazetteError, Invalid, NotAllowed
 from gazette.message.envelope import Envelope
 from gazette.message.mapping import Mapping, PartitionsFunc
@@ -274,7 +275,9 @@ def replay(
     whole = type(application).consume_messages is not Application.consume_messages
     undoes = whole and store.has_savepoints and shard.commits_on_the_way
     transaction = _Transaction(application, shard, store, publisher, undoes=undoes)
-    for batch in messages:
+    checks = KeyChecks(application.key_place)
+    for read in messages:
+        batch = checks.consumed(read)
         if not batch:
             continue
         if shard.timers is not None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, run
 from gazette.consumer.callbacks import require_instance, require_none
 from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
+from gazette.consumer.transaction.key_check import KeyPlace
 from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.errors import GazetteError, NotAllowed
 from gazette.labels import MESSAGE_UUID
@@ -323,6 +324,13 @@ class Application(ABC, Generic[StoreT]):
         A `Source` with a key overrides this: the declared type of the key says it.
         """
         return ANY
+
+    def key_place(self, journal: str) -> KeyPlace | None:
+        """Return which messages belong to a source journal, by their keys. Default: None, any.
+
+        A `Source` with a key overrides this.
+        """
+        return None
 
     def poison_policy(self, shard: Shard) -> PoisonPolicy | None:
         """Return what to do with messages that do not decode or cannot be consumed; None: the shard fails.

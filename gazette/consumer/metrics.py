@@ -41,8 +41,13 @@ PHASE_SECONDS: Final = Counter(
 )
 POISON_MESSAGES: Final = Counter(
     "gazette_shard_poison_messages_total",
-    "Messages that were skipped and published as dead letters; reason: malformed or application.",
+    "Messages that were skipped and published as dead letters; reason: malformed, application or misplaced.",
     ["shard", "journal", "reason"],
+)
+MISPLACED_MESSAGES: Final = Counter(
+    "gazette_shard_misplaced_messages_total",
+    "Messages whose key belongs to another partition; policy: count, fail or republish.",
+    ["shard", "journal", "policy"],
 )
 STANDBY_LAG_BYTES: Final = Gauge(
     "gazette_shard_standby_lag_bytes",

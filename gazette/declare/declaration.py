@@ -24,6 +24,7 @@ import msgspec
 
 from gazette.consumer.application import Application, MessageProducer
 from gazette.consumer.application_name import name_of
+from gazette.consumer.transaction.key_check import KeyPlace, MisplacedPolicy, values_have_keys
 from gazette.declare.message_types import (
     classes_of,
     content_type_of,
@@ -55,7 +56,7 @@ from gazette.message.mapping import (
 from gazette.message.message_time import MessageTime
 from gazette.message.time_fields import check_time_field
 from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
-from gazette.protocol.ids import validate_journal_name
+from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.text.duration import MICROSECOND
@@ -342,6 +343,42 @@ class Source(_Declared[M]):
     leave ``message_type`` and ``message_type_of`` of the application alone.
     """
 
+    misplaced: MisplacedPolicy = "count"
+    """What a shard does with a message whose key belongs to another partition. ``count``: consume, count and
+    log it. ``fail``: fail, or skip it by the `PoisonPolicy`. ``republish``: publish it to its partition in
+    the same transaction, instead of consuming it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.misplaced not in get_args(MisplacedPolicy):
+            policies = ", ".join(get_args(MisplacedPolicy))
+            raise self._invalid(
+                "misplaced", f"{self.misplaced!r} is no policy", f"Give {policies}."
+            )
+        if self.misplaced == "republish" and not self.uuid_place:
+            raise self._invalid(
+                "misplaced",
+                "messages without a UUID cannot be republished in a transaction",
+                "Give the type a field `uuid: str`, or derive it from gazette.Message.",
+            )
+
+    def key_place(self, journal: str) -> KeyPlace | None:
+        """Return which messages belong to a partition. None without a key, and for other journals."""
+        name = split_journal_meta(journal)[0]
+        if self.key is None or name not in self.journals:
+            return None
+        field = self._key_field
+        attribute = field.attribute if field and values_have_keys(field.encoding.name) else ""
+        return KeyPlace(
+            self.journals.index(name),
+            self.partitions,
+            self.key_of,
+            self.mapping(),
+            self.misplaced,
+            self.key_encoding,
+            attribute,
+        )
+
     def __set_name__(self, owner: type, name: str) -> None:
         # So the type counts wherever the class is used, as in an `AppDriver`, and not in processes only.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
@@ -353,6 +390,8 @@ class Source(_Declared[M]):
             setattr(owner, "keyed_journals", _keyed_journals)  # noqa: B010
         if getattr(owner, "key_encoding", None) is Application.key_encoding:
             setattr(owner, "key_encoding", _key_encoding)  # noqa: B010
+        if getattr(owner, "key_place", None) is Application.key_place:
+            setattr(owner, "key_place", _key_place)  # noqa: B010
 
 
 @dataclass(frozen=True)
@@ -519,7 +558,7 @@ def _check_whole(
 
 
 def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
-    for field in fields(source):
+    for field in fields(output):
         mine, other = getattr(source, field.name), getattr(output, field.name)
         if mine != other:
             raise Invalid(
@@ -593,6 +632,12 @@ def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
     """
     sources = _declared(type(application), (Source,))
     return next((one.selector for one in sources if one.key is not None), None)
+
+
+def _key_place(application: Application[Any], journal: str) -> KeyPlace | None:
+    """Return which messages belong to a source journal: `Application.key_place`."""
+    places = (one.key_place(journal) for one in _declared(type(application), (Source,)))
+    return next((one for one in places if one is not None), None)
 
 
 def _key_encoding(application: Application[Any]) -> KeyEncoding:

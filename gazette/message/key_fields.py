@@ -67,6 +67,8 @@ class KeyField:
     encoding: KeyEncoding
     get: Callable[[Any], Any]
     """Function from a message to the value of the field."""
+    attribute: str = ""
+    """Attribute of the message. Empty for a column of CSV."""
 
     def key_of(self, message: Any) -> CanonicalKey:
         """Return the key of a message. Raise ``Invalid`` that names the field and the value."""
@@ -92,7 +94,9 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
     if (model_fields := getattr(message_type, "model_fields", None)) is not None:
         found = model_fields[attribute]
         name = found.serialization_alias or found.alias or attribute
-        return KeyField(name, _encoding_of_annotation(found.annotation), attrgetter(attribute))
+        return KeyField(
+            name, _encoding_of_annotation(found.annotation), attrgetter(attribute), attribute
+        )
     return _object_field(message_type, attribute)
 
 
@@ -144,7 +148,7 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
     try:
         objects = inspect_objects(message_type)
     except (Invalid, TypeError):
-        return KeyField(attribute, ANY, attrgetter(attribute))
+        return KeyField(attribute, ANY, attrgetter(attribute), attribute)
     fields = [field for one in objects for field in one.fields if field.name == attribute]
     kinds = {encoding_of(field.type) for field in fields}
     names = {field.encode_name for field in fields}
@@ -154,7 +158,7 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
             path="key",
             hint="Give a function of the message.",
         )
-    return KeyField(names.pop(), kinds.pop(), attrgetter(attribute))
+    return KeyField(names.pop(), kinds.pop(), attrgetter(attribute), attribute)
 
 
 def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
@@ -165,7 +169,7 @@ def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
     repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == 3
     if kind is None or repeated:
         raise _unfit(f"field {attribute} of {descriptor.full_name}")
-    return KeyField(attribute, kind, attrgetter(attribute))
+    return KeyField(attribute, kind, attrgetter(attribute), attribute)
 
 
 def _csv_field(message_type: Any, name: str) -> KeyField:

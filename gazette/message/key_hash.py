@@ -11,6 +11,7 @@ from gazette.message.keys import CanonicalKey
 
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
+_PRIME: Final = np.uint32(_FNV_PRIME)
 _HASHES_KEPT: Final = 1 << 16
 
 
@@ -22,20 +23,48 @@ def fnv32a(key: bytes) -> int:
     return value
 
 
-def fnv32a_of_all(keys: Sequence[bytes]) -> Any:
+def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
     """Return an array of the hashes of many keys. It takes one step for each byte of the longest."""
+    content = _joined_ascii(keys)
+    if content is None:
+        encoded = [bytes_of_key(key) for key in keys]
+        keys, content = encoded, b"".join(encoded)
     lengths = np.fromiter(map(len, keys), np.intp, len(keys))
+    data = np.frombuffer(content, np.uint8)
+    longest = int(lengths.max(initial=0))
+    if longest * len(keys) == len(data):
+        return _of_rows(np.ascontiguousarray(data.reshape(len(keys), longest).T))
+    return _of_lengths(data, lengths)
+
+
+def _joined_ascii(keys: Sequence[Any]) -> bytes | None:
+    """Return texts as one, if each character is a byte; else None."""
+    try:
+        text = "".join(keys)
+    except TypeError:
+        return None
+    return text.encode() if text.isascii() else None
+
+
+def _of_rows(columns: Any) -> Any:
+    """Return the hashes of keys of one length, given their bytes by place."""
+    hashes = np.full(columns.shape[1], _FNV_OFFSET, np.uint32)
+    for column in columns:
+        hashes ^= column
+        hashes *= _PRIME
+    return hashes
+
+
+def _of_lengths(data: Any, lengths: Any) -> Any:
     order = np.argsort(-lengths, kind="stable")
-    content = np.frombuffer(b"".join(keys), np.uint8)
     begins = (np.cumsum(lengths) - lengths)[order]
     counts = np.searchsorted(-lengths[order], -np.arange(lengths.max(initial=0)), side="left")
-    hashes = np.full(len(keys), _FNV_OFFSET, np.uint32)
-    prime = np.uint32(_FNV_PRIME)
+    hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
     for at, count in enumerate(counts):
         # The longest keys come first: those that have a byte here.
         running = hashes[:count]
-        running ^= content[begins[:count] + at]
-        running *= prime
+        running ^= data[begins[:count] + at]
+        running *= _PRIME
     found = np.empty_like(hashes)
     found[order] = hashes
     return found

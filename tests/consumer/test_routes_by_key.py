@@ -241,8 +241,9 @@ async def test_a_list_has_pages_of_all_shards(start: Start, broker: BrokerFixtur
             # Case: equal keys of several shards are on one page.
             page = (await http.get("/lengths?limit=1")).json()
             assert [item["key"] for item in page["items"]] == [len(WORDS[0])] * COUNT
+            assert page["duplicates"] == [{"key": len(WORDS[0]), "shards": SHARDS}]
             page = (await http.get(f"/lengths?after={page['next']}")).json()
-            assert page == {"items": [], "next": None}
+            assert page == {"items": [], "next": None, "duplicates": []}
             # Case: what cannot be answered is named.
             for query, status, says in (
                 ("/counts?limit=8", 400, "limit"),
@@ -342,7 +343,7 @@ def test_pages_have_every_item_once(shards: list[set[int]], limit: int, order: A
         for number, keys in answers:
             items = [(key, number) for key in sorted(keys) if key > after][:limit]
             page.add(number, msgspec.json.encode(items))
-        result = page.result()
+        result = page.result([str(number) for number in range(len(shards))])
         items = [(item["key"], int(bytes(item["value"]))) for item in result["items"]]
         assert {key for key, _ in items}.isdisjoint(key for key, _ in found)
         found += items

@@ -102,10 +102,11 @@ def list_route(
     whose keys are above ``page.after``, in ascending order. ``key`` is their type, str or int. Text is
     compared by code points, as by SQLite without a collation.
 
-    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY}``. The next page is the same
-    request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for up to
-    ``limit_max`` items. Items of several shards with the same key are on the same page, one after the
-    other, so that it may be longer. Errors are those of `gather_route`.
+    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page
+    is the same request with ``?after=KEY``; after the last page ``next`` is null. ``?limit=N`` may ask for
+    up to ``limit_max`` items. Items of several shards with the same key are on the same page, one after the
+    other, so that it may be longer. ``duplicates`` names these keys, each with its shards: if keys are those
+    of messages, some were published to another partition. Errors are those of `gather_route`.
     """
     if key not in (str, int):
         raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
@@ -153,7 +154,8 @@ class _AllShards(BoundShardRoute):
         async with TaskScope("all shards") as scope:
             for number, spec in enumerate(shards):
                 scope.spawn(one(number, spec), name=spec.id)
-        return QueryResult(encoded(collected.result()), None, staleness_s)
+        result = collected.result([spec.id for spec in shards])
+        return QueryResult(encoded(result), None, staleness_s)
 
     @abstractmethod
     def collect(self, request: ShardRequest) -> _Collected:
@@ -167,8 +169,8 @@ class _Collected(Protocol):
         """Take the answer of the shard of that number. They come in any order."""
         ...
 
-    def result(self) -> Any:
-        """Return the answer of all."""
+    def result(self, shards: Sequence[str]) -> Any:
+        """Return the answer of all, given their ids by number."""
         ...
 
 
@@ -204,7 +206,7 @@ class _Values:
     def add(self, number: int, body: bytes) -> None:
         self._values[number] = msgspec.json.decode(body)
 
-    def result(self) -> Any:
+    def result(self, shards: Sequence[str]) -> Any:
         return self._combine([self._values[number] for number in sorted(self._values)])
 
 
@@ -292,10 +294,17 @@ class _Page:
             items = kept
         self._items = items
 
-    def result(self) -> Any:
+    def result(self, shards: Sequence[str]) -> Any:
         following = self._items[-1][0] if self._is_cut and self._items else None
         items = [{"key": key, "value": value} for key, _, value in self._items]
-        return {"items": items, "next": following}
+        return {"items": items, "next": following, "duplicates": self._duplicates(shards)}
+
+    def _duplicates(self, shards: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the keys that several shards have."""
+        holders: dict[Any, list[str]] = {}
+        for key, number, _ in self._items:
+            holders.setdefault(key, []).append(shards[number])
+        return [{"key": key, "shards": ids} for key, ids in holders.items() if len(ids) > 1]
 
 
 def _check(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from gazette.consumer.timers.shard_timers import ShardTimers, declared_times
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.error_cause import ErrorCause, cause_of, passes_through
 from gazette.consumer.transaction.inbox import Inbox
+from gazette.consumer.transaction.misplaced import MisplacedMessages
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
 from gazette.errors import Aborted
@@ -91,6 +92,7 @@ class Dispatcher:
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
         self._timed = bool(declared_times(application, callbacks.shard))
+        self._misplaced = MisplacedMessages(callbacks, poison)
         self._singly = type(application).consume_messages is Application.consume_messages
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
@@ -104,10 +106,43 @@ class Dispatcher:
             delivered = [one for one in batch if one.flags != ACK_TXN]
             if not delivered:
                 return
-        done, due = self._deliver_usable(delivered)
+        done, due = self._deliver_own(delivered)
         if done < len(delivered):
             at = next(i for i, one in enumerate(batch) if one is delivered[done])
             raise TimersDue(at) if due else Deferred(at)
+
+    def _deliver_own(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+        """Return how many messages were consumed, and True if timers are due.
+
+        Messages of keys of other partitions are noted, or taken out in their turn.
+        """
+        misplaced = self._misplaced.find(batch)
+        if not misplaced:
+            return self._deliver_usable(batch)
+        if self._misplaced.are_consumed(batch[0].journal):
+            done, due = self._deliver_usable(batch)
+            self._misplaced.note(batch[at] for at in misplaced if at < done)
+            return done, due
+        begin = 0
+        for at in misplaced:
+            done, due = self._deliver_usable(batch[begin:at])
+            if due or begin + done < at:
+                return begin + done, due
+            begin = at + 1
+            if self._take_out(batch[at]):
+                return begin, True
+        done, due = self._deliver_usable(batch[begin:])
+        return begin + done, due
+
+    def _take_out(self, envelope: Envelope[Any]) -> bool:
+        """Return True if timers are due behind a message that this shard does not consume."""
+        self._inbox.check()
+        self._misplaced.take_out(envelope)
+        timers = self._timers
+        if timers is None or not timers.observes:
+            return False
+        has_time = not isinstance(envelope, TimedEnvelope) or envelope.unusable is None
+        return has_time and timers.observe(envelope)
 
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Return how many messages were consumed, and True if timers are due. Pass over messages without
@@ -134,6 +169,8 @@ class Dispatcher:
         return begin + done, due
 
     def _deliver_usual(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
+        if not batch:
+            return 0, False
         if self._timers is not None and self._timers.observes:
             return self._deliver_observed(self._timers, batch)
         deliver = self._deliver_each if self._singly else self._deliver_batch

@@ -97,7 +97,7 @@ class DeadLetter(Message):
     message_uuid: str = ""
     """UUID of the message. Empty if the message did not decode."""
     reason: str = ""
-    """``malformed``, ``time``, ``application`` or ``timer``."""
+    """``malformed``, ``time``, ``application``, ``misplaced`` or ``timer``."""
     error: str = ""
     """Text of the error."""
     raw: bytes = b""

@@ -32,7 +32,7 @@ from gazette.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600.0
-_READ_AGAIN: Final = ("application", "time")
+_READ_AGAIN: Final = ("application", "misplaced", "time")
 """Reasons for which the bytes of a message are read again, up to the bound of the policy."""
 
 
@@ -85,6 +85,10 @@ class PoisonSkipper:
     def skip_untimed(self, envelope: Envelope[Any], error: UnusableTime) -> None:
         """Publish a message without its declared time, as `skip_message` does."""
         self._skip(envelope, error, "time")
+
+    def skip_misplaced(self, envelope: Envelope[Any], error: BaseException) -> None:
+        """Publish a message whose key belongs to another partition, as `skip_message` does."""
+        self._skip(envelope, error, "misplaced")
 
     def _skip(self, envelope: Envelope[Any], error: BaseException, reason: str) -> None:
         end = min(envelope.end, envelope.begin + self.policy.raw_bytes_max)

@@ -1,0 +1,176 @@
+"""The check that messages of a shard belong to it: their keys have the number of its partition. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress, groupby
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from gazette.errors import GazetteError, Invalid
+from gazette.message.envelope import Envelope
+from gazette.message.key_hash import fnv32a_of_all
+from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding
+from gazette.message.mapping import Mapping
+from gazette.message.uuid import ACK_TXN
+
+MisplacedPolicy: TypeAlias = Literal["count", "fail", "republish"]
+"""What a shard does with a message that belongs to another partition."""
+
+_OWN_MAX: Final = 1 << 16
+_journal_of: Final[Callable[[Envelope[Any]], str]] = attrgetter("journal")
+
+
+class Misplaced(GazetteError):
+    """A message is in another partition than that of its key."""
+
+    default_hint = (
+        "Have its publisher use the Source or Output, a selector of all partitions, or `gazctl produce`. "
+        'Declare misplaced="republish" to move such messages to their partitions.'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Which messages belong to one partition of a source with a key."""
+
+    number: int
+    """Number of the partition."""
+    partitions: int
+    key_of: Callable[[Any], CanonicalKey]
+    """Function from a message to its key. Raises ``Invalid``, and what a function of the user raises."""
+    mapping: Mapping[Any]
+    """Mapping of messages to the partitions of the source."""
+    policy: MisplacedPolicy = "count"
+    encoding: KeyEncoding = ANY
+    attribute: str = ""
+    """Attribute of the message whose equal values have equal keys. Empty: only `key_of` knows."""
+
+    @property
+    def is_text(self) -> bool:
+        """True if a text is its own key."""
+        return self.encoding in (TEXT, ANY)
+
+
+class KeyCheck:
+    """The check of messages of one partition. It remembers keys that belong there."""
+
+    def __init__(self, place: KeyPlace) -> None:
+        self.place = place
+        self._own: set[Any] = set()
+        self._value: Callable[[Envelope[Any]], Any] = (
+            attrgetter(f"message.{place.attribute}") if place.attribute else self._key_or_error
+        )
+
+    def misplaced(self, batch: Sequence[Envelope[Any]]) -> list[int]:
+        """Return the positions of messages that belong to other partitions, or whose key cannot be one."""
+        try:
+            values = list(map(self._value, batch))
+            # Most messages have keys that were seen before. One step finds that out for all.
+            if self._own.issuperset(values):
+                return []
+            others = self._others(list({*values} - self._own))
+        except (AttributeError, TypeError, UnicodeEncodeError):
+            # Acknowledgements have no key, and some values cannot be in a set.
+            return self._misplaced_singly(batch)
+        if not others:
+            return []
+        return [at for at, value in enumerate(values) if value in others]
+
+    def _others(self, values: list[Any]) -> set[Any]:
+        """Return those of new values that belong to other partitions. Remember the rest."""
+        keys = values
+        if set(map(type, values)) != {str} or not self.place.is_text:
+            keys = [self._encoded(value) for value in values]
+        known = [at for at, key in enumerate(keys) if key is not None]
+        is_own = np.zeros(len(values), bool)
+        is_own[known] = self._numbers([keys[at] for at in known]) == self.place.number
+        if len(self._own) > _OWN_MAX:
+            self._own.clear()
+        self._own.update(compress(values, is_own))
+        return set(compress(values, ~is_own))
+
+    def _numbers(self, keys: Sequence[CanonicalKey]) -> Any:
+        return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
+
+    def _misplaced_singly(self, batch: Sequence[Envelope[Any]]) -> list[int]:
+        found = []
+        for at, envelope in enumerate(batch):
+            if envelope.flags == ACK_TXN:
+                continue
+            key = self._key_or_error(envelope)
+            if isinstance(key, Exception) or self._numbers([key])[0] != self.place.number:
+                found.append(at)
+        return found
+
+    def _encoded(self, value: Any) -> CanonicalKey | None:
+        """Return the key of a value; None if it cannot be one."""
+        if not self.place.attribute:  # It is the key, or the error of finding it.
+            return None if isinstance(value, Exception) else value
+        try:
+            return self.place.encoding.encode(value)
+        except Invalid:
+            return None
+
+    def _key_or_error(self, envelope: Envelope[Any]) -> Any:
+        try:
+            return self.place.key_of(envelope.message)
+        except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
+            return error
+
+    def error_of(self, envelope: Envelope[Any]) -> Misplaced:
+        """Return the error of a message that is misplaced."""
+        key = self._key_or_error(envelope)
+        if isinstance(key, Exception):
+            text = str(key) if isinstance(key, Invalid) else f"{type(key).__name__}: {key}"
+            reason = f"its key is not known ({text})"
+        else:
+            number = int(self._numbers([key])[0])
+            reason = (
+                f"its key {key!r} belongs to partition {number}, and this is {self.place.number}"
+            )
+        return Misplaced(
+            f"a message is misplaced: {reason}",
+            journal=envelope.journal,
+            begin=envelope.begin,
+            end=envelope.end,
+        )
+
+
+class KeyChecks:
+    """The checks of the sources of one shard, made when they are needed."""
+
+    def __init__(self, place_of: Callable[[str], KeyPlace | None]) -> None:
+        self._place_of = place_of
+        self._checks: dict[str, KeyCheck | None] = {}
+
+    def of(self, journal: str) -> KeyCheck | None:
+        """Return the check of a source; None if any message belongs there."""
+        if journal not in self._checks:
+            place = self._place_of(journal)
+            self._checks[journal] = None if place is None else KeyCheck(place)
+        return self._checks[journal]
+
+    def consumed(self, batch: Sequence[Envelope[Any]]) -> Sequence[Envelope[Any]]:
+        """Return the messages that shards consume, of those that they have read before.
+
+        Leave out what was republished to another partition. Raise `Misplaced` if a shard would fail.
+        """
+        found: list[Envelope[Any]] = []
+        for journal, group in groupby(batch, _journal_of):
+            run, check = list(group), self.of(journal)
+            if check is not None and check.place.policy != "count":
+                misplaced = set(check.misplaced(run))
+                if misplaced and check.place.policy == "fail":
+                    raise check.error_of(run[min(misplaced)])
+                run = [one for at, one in enumerate(run) if at not in misplaced]
+            found += run
+        return found
+
+
+def values_have_keys(encoding_name: str) -> bool:
+    """Return True if equal values of an encoding have equal keys, so that values can stand for them."""
+    return ANY.name not in encoding_name
