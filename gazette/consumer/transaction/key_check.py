@@ -1,4 +1,4 @@
-"""The check that messages of a shard belong to it: their keys have the number of its partition. Pure."""
+"""The check that messages of a shard belong to it: their keys have the number of its partition."""
 
 from __future__ import annotations
 
