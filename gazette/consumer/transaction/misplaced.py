@@ -48,7 +48,7 @@ class MisplacedMessages:
             self._count(envelope, "count")
 
     def take_out(self, envelope: Envelope[Any]) -> None:
-        """Republish a misplaced message to its partition, or skip it as a dead letter, by the policy.
+        """Move a misplaced message to its partition, or skip it as a dead letter, by the policy.
 
         Raise `Misplaced` if it can be neither.
         """
