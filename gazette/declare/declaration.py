@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise
 from types import UnionType
-from typing import Any, Final, Generic, TypeVar, get_origin
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
