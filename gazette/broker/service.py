@@ -275,7 +275,7 @@ class BrokerService:
         return parts
 
     def _app(self) -> Starlette:
-        gateway = HttpGateway(self._loopback, self.settings.allow_origins)
+        gateway = HttpGateway(self._loopback, self.settings.allow_origins, self._pools.spools)
         routes: list[HttpRoute] = []
         if not self._private_diagnostics:
             routes += diagnostic_routes(self.not_ready)

@@ -542,8 +542,11 @@ async def test_a_blocking_get_is_flushed_as_content_comes(
         ("GET", f"/{JOURNAL}?offset=-77", 400, "invalid Offset (-77; expected -1 <= Offset"),
         ("GET", f"/{JOURNAL}?offset={MAX + 1}", 400, f"invalid Offset ({MAX + 1}; expected"),
         ("GET", f"/{JOURNAL}?block=perhaps", 400, "invalid block"),
-        ("DELETE", f"/{JOURNAL}", 400, "unknown method: DELETE"),
-        ("PATCH", f"/{JOURNAL}", 400, "unknown method: PATCH"),
+        ("GET", f"/{JOURNAL}?offset=1&offset=2", 400, "offset is given twice"),
+        ("GET", f"/{JOURNAL}?block=true&block=false", 400, "block is given twice"),
+        ("DELETE", f"/{JOURNAL}", 405, "unknown method: DELETE"),
+        ("PATCH", f"/{JOURNAL}", 405, "unknown method: PATCH"),
+        ("POST", f"/{JOURNAL}", 405, "unknown method: POST"),
         ("GET", "/..%2fetc", 400, "Journal: "),
     ],
 )
@@ -557,6 +560,7 @@ async def test_refused_gets(
     )
     response = await http.request(method, path)
     assert (response.status_code, text in response.text) == (code, True), response.text
+    assert response.headers.get("Allow") == ("GET, HEAD, PUT" if code == 405 else None)
 
 
 async def test_other_brokers_journals_are_served_too(etcd: Etcd, tmp_path: Path) -> None:

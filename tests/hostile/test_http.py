@@ -417,4 +417,4 @@ async def test_a_body_for_an_append_that_has_ended(broker: BrokerFixture) -> Non
         return {"type": "http.request", "body": b"late", "more_body": False}
 
     request = Request({"type": "http", "method": "PUT", "headers": []}, receive)
-    await _write_body(call, broker_pb2.AppendRequest(journal=JOURNAL), request)
+    await _write_body(call, broker_pb2.AppendRequest(journal=JOURNAL), request.stream())

@@ -11,7 +11,7 @@ in good order is whole. A body that fails on its way is cut off without its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +32,14 @@ from gazette.broker.http.ranges import (
     parse_range,
     parse_tags,
 )
+from gazette.broker.http.requests import (
+    METHODS,
+    Refusal,
+    check_any,
+    check_append,
+    gunzipped,
+    listed,
+)
 from gazette.client.rpc.errors import rpc_error, was_too_slow
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
@@ -46,7 +54,7 @@ from gazette.protocol.route import Route
 from gazette.protocol.rpc import validate_append_request_opening, validate_read_request
 from gazette.protocol.status import Status
 from gazette.runtime.numbers import parse_integer
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import Pool, TaskScope
 
 _READ_CODES: Final = {
     Status.OK: 206,
@@ -74,7 +82,6 @@ _AUTHORIZATION_MAX: Final = 7_168
 random, and adds some of its own.
 """
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-range")
-_NOT_FOR_APPENDS: Final = ("content-range", "if-none-match", "if-unmodified-since")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,17 @@ class Loopback:
 class HttpGateway:
     """The handler of all paths that name a journal. ``loopback`` is called for each request."""
 
-    def __init__(self, loopback: Callable[[], Loopback], allow_origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self, loopback: Callable[[], Loopback], allow_origins: Sequence[str], pool: Pool
+    ) -> None:
+        """Make the handler. Bodies that are compressed are decoded in ``pool``."""
         self._loopback = loopback
+        self._pool = pool
         cors = Cors(
             allow_origins,
             methods="GET, HEAD, PUT, OPTIONS",
-            headers="Authorization, Content-Type, If-Match, If-None-Match, If-Range, Range",
+            headers="Authorization, Content-Encoding, Content-Type, If-Match, If-None-Match, If-Range, "
+            "Range",
             expose=EXPOSED,
         )
         self.handle: Handler = cors.wrap(self._handle) if cors else self._handle
@@ -110,7 +122,9 @@ class HttpGateway:
                 return await _Read(request, self._loopback()).respond()
             if request.method == "PUT":
                 return await self._append(request)
-            return _text(f"unknown method: {request.method}", 400)
+            return _text(f"unknown method: {request.method}", 405, {"Allow": METHODS})
+        except Refusal as refusal:
+            return _text(str(refusal), refusal.code, refusal.headers)
         except NotAllowed as error:
             return _text(str(error), 401, CHALLENGE)
         except Invalid as error:
@@ -126,11 +140,7 @@ class HttpGateway:
             return _text(str(error), 503)
 
     async def _append(self, request: Request) -> Response:
-        if request.url.query:
-            raise Invalid(f"an append takes no query ({request.url.query})")
-        for name in _NOT_FOR_APPENDS:
-            if name in request.headers:
-                raise Invalid(f"an append takes no header {name}")
+        is_gzip = check_append(request)
         opening = broker_pb2.AppendRequest(journal=journal_of(request))
         validate_append_request_opening(opening)
         loopback = self._loopback()
@@ -141,10 +151,11 @@ class HttpGateway:
                 return _text("the journal is not the one that If-Match names", 412)
             opening.offset = tag.head
         call = loopback.append(metadata=authorization(request))
+        body = gunzipped(request.stream(), self._pool) if is_gzip else request.stream()
         try:
             async with TaskScope("put") as scope:
                 # The call may end before the body does, which may never end.
-                writing = scope.spawn(_write_body(call, opening, request), name="body")
+                writing = scope.spawn(_write_body(call, opening, body), name="body")
                 ending = scope.spawn(call.wait_ended(), name="answer")
                 await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
                 scope.cancel()
@@ -168,6 +179,7 @@ class _Read:
     """One GET or HEAD."""
 
     def __init__(self, request: Request, loopback: Loopback) -> None:
+        check_any(request)
         self._request = request
         self._loopback = loopback
         self._metadata = authorization(request)
@@ -235,10 +247,10 @@ class _Read:
             tags = parse_tags(header)
             return header.strip() == "*" or any(tag.is_prefix_of(now) for tag in tags)
 
-        condition = request.headers.get("if-match")
+        condition = listed(request, "if-match")
         if condition is not None and not holds(condition):
             return _text("the journal is not the one that If-Match names", 412, headers)
-        condition = request.headers.get("if-none-match")
+        condition = listed(request, "if-none-match")
         if (
             condition is not None
             and not self._asked.block
@@ -326,12 +338,12 @@ async def _body(
 
 
 async def _write_body(
-    call: StreamCall, opening: broker_pb2.AppendRequest, request: Request
+    call: StreamCall, opening: broker_pb2.AppendRequest, body: AsyncGenerator[bytes, None]
 ) -> None:
-    """Stream the request's body into an append, and commit it. Stop if the broker has answered."""
-    if not await call.write(opening):
-        return
-    async with aclosing(request.stream()) as body:
+    """Stream a request's body into an append, and commit it. Stop if the broker has answered."""
+    async with aclosing(body):
+        if not await call.write(opening):
+            return
         async for part in body:
             view = memoryview(part)
             for at in range(0, len(view), CHUNK_BYTES):
@@ -347,6 +359,8 @@ def parse_read(request: Request) -> broker_pb2.ReadRequest:
     for name, value in parse_qsl(request.url.query, keep_blank_values=True):
         if name not in ("offset", "block"):
             raise Invalid(f"unknown query argument {name} (expected offset or block)")
+        if name in arguments:
+            raise Invalid(f"the query argument {name} is given twice")
         arguments[name] = value
     try:
         offset = parse_integer(arguments.get("offset", "0"))

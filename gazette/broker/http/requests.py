@@ -1,0 +1,126 @@
+"""What an HTTP request says besides its path: each header or argument that changes its meaning is honoured
+or refused.
+
+Headers that the tables here do not name have no effect on a journal: they are about the connection, the
+client or the form of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Final
+
+from starlette.requests import Request
+
+from gazette.codecs.codec import new_decompressor
+from gazette.errors import Corrupt, Invalid
+from gazette.protocol.content import CHUNK_BYTES
+from gazette.protocol.fragment import Codec
+from gazette.runtime.tasks import Pool
+
+METHODS: Final = "GET, HEAD, PUT"
+DECODED_BYTES_MAX: Final = 256 << 20
+"""Bytes of a body after it was decoded. A few MiB of gzip may become many GiB."""
+
+_SMALL_BYTES: Final = 1 << 12
+"""Bytes that are decoded on the event loop: at most one chunk is made of them at a time."""
+_SINGLE: Final = (
+    "authorization",
+    "content-range",
+    "expect",
+    "if-range",
+    "range",
+)
+_OVERRIDES: Final = ("x-http-method", "x-http-method-override", "x-method-override")
+_DIGESTS: Final = ("content-digest", "content-md5", "digest", "repr-digest")
+_NOT_FOR_APPENDS: Final = (
+    "content-range",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "range",
+    *_DIGESTS,
+)
+
+
+class Refusal(Exception):
+    """A request that is answered with a status of its own."""
+
+    def __init__(self, code: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.headers = headers
+
+
+def check_append(request: Request) -> bool:
+    """Return True if the body is compressed by gzip.
+
+    Raise ``Invalid`` or ``Refusal`` for headers and arguments that an append cannot honour.
+    """
+    check_any(request)
+    if request.url.query:
+        raise Invalid(f"an append takes no query ({request.url.query})")
+    for name in _NOT_FOR_APPENDS:
+        if name in request.headers:
+            raise Invalid(f"an append takes no header {name}")
+    if len(request.headers.getlist("if-match")) > 1:
+        raise Invalid("the header if-match is given twice")
+    encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding in ("", "identity"):
+        return False
+    if encoding in ("gzip", "x-gzip"):
+        return True
+    accepted = {"Accept-Encoding": "gzip, identity"}
+    text = f"a body with Content-Encoding {encoding} is not decoded (expected gzip, or none)"
+    raise Refusal(415, text, accepted)
+
+
+def check_any(request: Request) -> None:
+    """Raise ``Invalid`` or ``Refusal`` for headers that no request here can honour."""
+    for name in _SINGLE:
+        if len(request.headers.getlist(name)) > 1:
+            raise Invalid(f"the header {name} is given twice")
+    for name in _OVERRIDES:
+        if name in request.headers:
+            raise Invalid(f"no request takes a header {name}", hint="Send the method itself.")
+    expectation = request.headers.get("expect", "100-continue").strip().lower()
+    if expectation != "100-continue":
+        raise Refusal(417, f"cannot meet the expectation {expectation}")
+
+
+def listed(request: Request, name: str) -> str | None:
+    """Return a header that is a list, of all lines that the request has of it; None without any."""
+    lines = request.headers.getlist(name)
+    return ", ".join(lines) if lines else None
+
+
+async def gunzipped(
+    parts: AsyncGenerator[bytes, None], pool: Pool, limit: int = DECODED_BYTES_MAX
+) -> AsyncGenerator[bytes, None]:
+    """Yield the content of a body that is compressed by gzip, in chunks.
+
+    Only small parts are decoded on the event loop. Raise ``Invalid`` for a body that is damaged or ends
+    early, and ``Refusal`` if it has more than ``limit`` bytes of content.
+    """
+    decompressor = new_decompressor(Codec.GZIP)
+    left = limit
+    try:
+        async with aclosing(parts):
+            async for part in parts:
+                data, is_small = bytes(part), len(part) <= _SMALL_BYTES
+                while data or not decompressor.needs_input:
+                    if is_small and data:
+                        chunk = decompressor.decompress(data, CHUNK_BYTES)
+                    else:
+                        chunk = await pool.run(decompressor.decompress, data, CHUNK_BYTES)
+                    data, left = b"", left - len(chunk)
+                    if left < 0:
+                        raise Refusal(
+                            413, f"the decoded body has more than {limit} bytes: send several"
+                        )
+                    if chunk:
+                        yield chunk
+        decompressor.finish()
+    except Corrupt as error:
+        raise Invalid(f"the body is not what Content-Encoding says: {error}") from error
