@@ -117,10 +117,12 @@ fuzz-spark: $(DEV_STAMP)
 	    tests/history/test_json_lines.py tests/spark/test_stream.py tests/backfill/test_histories.py $(ARGS)
 
 # Random histories of windows and joins against lists that are searched by brute force: messages that are late or repeated, crashes, and
-# members that take over while the former one commits. WINDOW_FUZZ (60) times as much as in `make test`: 12,000 histories.
+# members that take over while the former one commits. WINDOW_FUZZ (60) times as much as in `make test`: 12,000 small histories, 2,100 of
+# hundreds of messages, and 9,000 clusters whose shards answer together.
 WINDOW_FUZZ ?= 60
 fuzz-windows: $(DEV_STAMP)
-	GAZETTE_FUZZ_HISTORIES=$(WINDOW_FUZZ) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 -k equal_their_oracle tests/windows $(ARGS)
+	GAZETTE_FUZZ_HISTORIES=$(WINDOW_FUZZ) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 \
+	    -k 'equal_their_oracle or equal_plain_lists' tests/windows tests/consumer/test_list_histories.py $(ARGS)
 
 # Random histories of timers in each store, in batches of up to 64 that set and cancel each other, against a model without batches.
 # TIMER_FUZZ (40) times as much as in `make test`: 20,000 histories.

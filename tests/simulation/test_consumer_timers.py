@@ -9,7 +9,7 @@ from tools.simulation.consumer_plants import TIMER_PLANTS
 
 FOUND: dict[str, tuple[int, str]] = {
     "timers-in-memory-only": (1, "inputs are missing"),
-    "timers-of-the-former-pass": (272, "inputs are missing"),
+    "timers-of-the-former-pass": (1, "inputs are missing"),
     "timers-stay": (5, "too often"),
 }
 """From which seed on each is searched, and a word of what is said once it is found."""

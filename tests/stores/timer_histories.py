@@ -62,6 +62,10 @@ class TimerModel:
         self.passed[timer.domain] = expected
 
 
+class Died(Exception):
+    """The member died in a callback."""
+
+
 class TimerHistory:
     """One history: transactions of a shard that set, cancel and fire timers, and its owners."""
 
@@ -94,8 +98,11 @@ class TimerHistory:
         rng = self._rng
         try:
             for _ in range(rng.randrange(1, 6)):
-                self._transaction(rng.choice(BATCHES))
-                if not rng.randrange(5):
+                try:
+                    self._transaction(rng.choice(BATCHES))
+                    if not rng.randrange(5):
+                        raise Died
+                except Died:
                     self._crash()
             self._drain()
         finally:
@@ -115,8 +122,7 @@ class TimerHistory:
                 self._fire(limit, quiet=quiet)
         self._fire(limit, quiet=quiet)
         if not quiet and not rng.randrange(8):
-            self._crash()  # In the middle of a transaction.
-            return
+            raise Died  # Before the commit.
         timers.finish()
         model.begin_pass()
         self._commit()
@@ -158,6 +164,8 @@ class TimerHistory:
     def _callback(self, timer: Timer) -> None:
         """Do what an application's `on_timer` may do. Undo it sometimes, as a poison policy does."""
         rng, before = self._rng, self._model.saved()
+        if not rng.randrange(400):
+            raise Died  # In the middle of a batch.
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         revoked = self._timers.revoked()
         for _ in range(0 if rng.randrange(self._busy) else rng.randrange(1, 4)):

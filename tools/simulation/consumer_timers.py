@@ -48,9 +48,9 @@ class TimedFoldApp(FoldApp):
             return
         if timer.domain is TimeDomain.PROCESSING and timer.at > shard.now:
             self._around.violated(f"{shard.id} fires {timer.key} before its time")
-        if timer.key.endswith("7") and timer.key[0] != "-":
+        if timer.key[-1] in "13579" and timer.key[0] != "-":
             # Fires a second time, at once and then later: only then is it published.
-            again = int(timer.payload) % 2
+            again = int(timer.key) // 2 % 2
             shard.schedule(f"-{timer.key}", timer.at + timedelta(seconds=again), timer.payload)
             return
         number = int(timer.key.removeprefix("-"))
