@@ -66,8 +66,9 @@ class Backfill:
     partitions: ClassVar[str] = ""
     """With a ``history``: selector of the journals that the publisher's mapping chooses from."""
 
-    uuid_field: ClassVar[str] = "uuid"
-    """The field of JSON messages that holds their UUID; nested fields are joined by dots."""
+    uuid_field: ClassVar[str] = ""
+    """Place of the UUID in messages; nested fields are joined by dots. Empty: as the application says by
+    a `Source` or a label of the journal, or else the type of the messages."""
 
     discard_publications: ClassVar[bool] = False
     """True to drop what the application publishes during a replay; otherwise publishing is an error.

@@ -24,9 +24,12 @@ from gazette.history.snapshot import JournalSnapshot, Snapshot
 from gazette.history.snapshot_builder import Selection, journal_specs, take_snapshot
 from gazette.history.source import Access, OpenAccess
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
+from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import BackfillClaim
@@ -108,8 +111,8 @@ def plan_snapshot(
         base = replace(base, end=dict(ends), begin=dict(begins or {}))
     elif end.offsets:
         base = replace(base, end=dict(end.offsets))
-    content_types = _content_types(access, base)
-    if strangers := sorted(base.end.keys() - content_types.keys()):
+    specs_of = _specs(access, base)
+    if strangers := sorted(base.end.keys() - specs_of.keys()):
         raise Invalid(
             "offsets are given for journals that are not read: "
             f"{', '.join(strangers[:_LOST_SHOWN])}",
@@ -117,11 +120,12 @@ def plan_snapshot(
         )
     application = backfill.new_application()
     shapes: dict[MessageFormat, list[JournalName]] = {}
-    for name, content_type in content_types.items():
+    for name, spec in specs_of.items():
+        content_type = spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES
         kind = backfill.message_type_of(application, journal_spec(name, content_type))
-        shapes.setdefault(message_format_of(content_type, kind, backfill.uuid_field), []).append(
-            name
-        )
+        place = backfill.uuid_field or application.uuid_place_of(spec)
+        shape = message_format_of(content_type, kind, place)
+        shapes.setdefault(shape, []).append(name)
     journals: list[JournalSnapshot] = []
     for shape, names in shapes.items():
         chosen = replace(base, journals=tuple(names), selector=None, shape=shape)
@@ -163,14 +167,20 @@ def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, 
     return Partitions.of_specs(access.run(journal_specs(access, (), selector))).all
 
 
-def _content_types(access: OpenAccess, selection: Selection) -> dict[JournalName, str]:
+def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, JournalSpec]:
     specs = access.run(journal_specs(access, selection.journals, selection.selector))
-    return {spec.name: spec.labels.value_of(CONTENT_TYPE) or CONTENT_JSON_LINES for spec in specs}
+    return {spec.name: spec for spec in specs}
 
 
-def message_format_of(content_type: str, message_type: type[Any], uuid_field: str) -> MessageFormat:
-    """Return how messages of a type are encoded in a journal."""
-    message = ""
+def message_format_of(content_type: str, message_type: type[Any], place: str) -> MessageFormat:
+    """Return how messages of a type are encoded in a journal.
+
+    Without a ``place`` of their UUID, the type says it. Raise ``Invalid`` as `framing_of` does.
+    """
+    uuid_field, message = place or DEFAULT_PLACE, ""
+    if not place:
+        found = framing_of(content_type, message_type).codec.place
+        uuid_field = DEFAULT_PLACE if found is None else found.text
     if content_type == CONTENT_PROTO_FIXED:
         message = f"{message_type.__module__}:{message_type.__qualname__}"
     return MessageFormat(content_type, uuid_field=uuid_field, message=message)

@@ -38,6 +38,7 @@ from gazette.message.uuid import (
     uuid_text,
 )
 from gazette.message.uuid_form import TextForm
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Offset
 
 CONTENT_BYTES: Final = "application/octet-stream"
@@ -54,7 +55,8 @@ Malformed = Literal["fail", "skip", "null"]
 class MessageFormat:
     """Encoding of the messages of a journal, and the field that holds their UUID.
 
-    ``uuid_field`` is the name of a JSON field, with dots for nested fields (``_meta.uuid``).
+    ``uuid_field`` is the place of the UUID, with dots for nested fields (``_meta.uuid``). In what a
+    reader asks for, it may be empty: the label of each journal says it, and else it is ``uuid``.
     ``message`` names the class of protobuf messages as ``module:Class``. Without a class, the
     messages are read as if they had no UUIDs. ``malformed`` is the treatment of malformed frames,
     and of messages that do not fit their columns. With ``null``, a malformed frame counts as a
@@ -65,6 +67,11 @@ class MessageFormat:
     uuid_field: str = "uuid"
     message: str = ""
     malformed: Malformed = "fail"
+
+    @property
+    def place(self) -> str:
+        """Place of the UUID for a framing: empty for the usual one, which types may spell otherwise."""
+        return "" if self.uuid_field == DEFAULT_PLACE else self.uuid_field
 
     def message_type(self) -> Any:
         """Import the class of ``message``. Raise `Invalid` if it cannot be imported."""
@@ -317,7 +324,8 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
         case labels.CONTENT_CSV:
             return framing_of(CONTENT_CSV, CSVRecord)
         case labels.CONTENT_PROTO_FIXED:
-            return framing_of(CONTENT_PROTO_FIXED, shape.message_type() if shape.message else bytes)
+            kind = shape.message_type() if shape.message else bytes
+            return framing_of(CONTENT_PROTO_FIXED, kind, place=shape.place)
         case labels.CONTENT_JSON_LINES:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
     # It raises the error of an unknown content type.

@@ -262,7 +262,8 @@ def read_envelopes(
     for one without a ``time`` that was declared.
     """
     times = None if time is None else TimeReader(time, access.clock.now)
-    framing = framing_of(run.run.shape.content_type, message_type)
+    # The UUIDs are known, and the type may have no field for them.
+    framing = framing_of(run.run.shape.content_type, message_type, place=None)
     journal, skips = run.run.journal, run.run.shape.malformed == "skip"
     for batch, passed in committed((run,), read_columns(access, run.run)):
         rows = np.flatnonzero(passed)

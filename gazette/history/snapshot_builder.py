@@ -28,8 +28,9 @@ from gazette.history.snapshot import (
     cover,
 )
 from gazette.history.source import OpenAccess
-from gazette.labels import CONTENT_TYPE
+from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
 from gazette.message.uuid import ProducerId
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
@@ -360,6 +361,9 @@ def _journal(
         content_type=selection.content_type
         or spec.labels.value_of(CONTENT_TYPE)
         or selection.shape.content_type,
+        uuid_field=selection.shape.uuid_field
+        or spec.labels.value_of(MESSAGE_UUID)
+        or DEFAULT_PLACE,
     )
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
     held = cover(pieces, empty.pieces_begin, end)

@@ -155,7 +155,8 @@ def _decoding(shape: MessageFormat) -> tuple[str, ...] | None:
     if hasattr(kind, "gazette_codec") or not hasattr(kind, "DESCRIPTOR"):
         return None
     described = hashlib.sha256(kind.DESCRIPTOR.file.serialized_pb).hexdigest()
-    return (shape.content_type, str(kind.DESCRIPTOR.full_name), described)
+    place = (shape.place,) if shape.place else ()
+    return (shape.content_type, str(kind.DESCRIPTOR.full_name), described, *place)
 
 
 def _path(journal: JournalName, pieces: Sequence[Piece], identity: bytes) -> str:

@@ -20,6 +20,7 @@ from gazette.history.source import Access, OpenAccess
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.csv import parse_record
 from gazette.message.uuid import ACK_TXN
+from gazette.message.uuid_place import DEFAULT_PLACE
 
 CONTENT_TYPE_OF: Final = {
     "json": CONTENT_JSON_LINES,
@@ -80,14 +81,22 @@ class TableColumns:
             return known, False
         return infer_fields(access, self.selection, snapshot, value, INFER_BYTES), True
 
-    def schema(self, fields: pa.Schema) -> pa.Schema:
+    def needs_labels(self, fields: pa.Schema) -> bool:
+        """Return True if labels of journals decide whether a field is the UUID, or one of the user's."""
+        given = self.selection.shape.uuid_field
+        return not given and not self.meta_prefix and DEFAULT_PLACE in fields.names
+
+    def schema(self, fields: pa.Schema, shapes: Iterable[MessageFormat] = ()) -> pa.Schema:
         """Return the columns of the table: metadata and ``fields``, or those that ``columns`` names.
 
-        Raise `Invalid` for a column that does not exist, and for two of the same name.
+        ``shapes`` are those of the journals, as far as they are known. Raise `Invalid` for a column that
+        does not exist, and for two of the same name.
         """
         meta = [pa.field(f"{self.meta_prefix}{name}", kind) for name, kind in META.items()]
-        # The UUID of a message is already a column of every table.
-        names = {field.name for field in meta} & {self.selection.shape.uuid_field}
+        # The UUID of a message is already a column of every table, but a field of another place is not.
+        places = {shape.uuid_field for shape in shapes}
+        places = places or {self.selection.shape.uuid_field or DEFAULT_PLACE}
+        names = {field.name for field in meta} & places if len(places) == 1 else set()
         fields = pa.schema([field for field in fields if field.name not in names])
         clash = {field.name for field in meta} & set(fields.names)
         if clash:

@@ -41,7 +41,8 @@ class TableOptions(TypedDict, total=False):
     content_type: str
     """Content type of journals, instead of their label. Stores do not know labels."""
     uuid_field: str
-    """Name of the JSON field with the UUID, ``uuid`` by default. Dots join nested names."""
+    """Place of the UUID in messages, such as ``_meta.uuid``. The default is the journals' label
+    ``app.gazette.dev/message-uuid``, and without one ``uuid``. Stores do not know labels."""
     meta_prefix: str
     """Prefix of the columns of metadata, where messages have fields of the same names."""
     path_postfix: str

@@ -28,6 +28,7 @@ from gazette.history.table_options import TableOptions, Time
 from gazette.history.times import unix_ns
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
+from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.text.validation import within
@@ -137,7 +138,7 @@ class TableRead(TableColumns):
         """Return how rows are made. Raise `Invalid`, and what reading raises to infer columns."""
         value = value_of_all(self.value, snapshot.shapes)
         fields, _ = self.fields_of(access, snapshot, value)
-        schema = self.schema(fields)
+        schema = self.schema(fields, snapshot.shapes)
         if value == "csv":
             self.require_leading(schema.names)
         format = RowFormat.of(
@@ -244,9 +245,12 @@ def _shape(options: TableOptions) -> tuple[MessageFormat, str]:
         raise Invalid('must be given for value="protobuf"', path="message")
     value = value or ("protobuf" if message else "")
     kind = "protobuf" if message is not None else value
+    if place := options.get("uuid_field", ""):
+        with within("uuid_field"):
+            names_of(place)
     shape = MessageFormat(
         CONTENT_TYPE_OF.get(kind, CONTENT_JSON_LINES),
-        options.get("uuid_field", "uuid"),
+        place,
         "" if message is None else _importable(message),
         _choice("misfits", options, _MALFORMED, "fail"),  # type: ignore[arg-type]
     )

@@ -28,6 +28,7 @@ from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
+from gazette.message.uuid import OUTSIDE_TXN, build_uuid, uuid_text
 from gazette.protocol.label_set import LabelSet
 from gazette.spark.sink import publishing
 from gazette.spark.source.source import GazetteDataSource
@@ -91,7 +92,8 @@ def words(broker: BrokerFixture) -> tuple[list[str], int]:
 
 
 async def test_a_table_becomes_visible_when_the_driver_commits(broker: BrokerFixture) -> None:
-    data = batch(word=["x", "y"], n=[1, None], uuid=["old", "old"])
+    old = uuid_text(build_uuid(b"\x01abcde", 7, OUTSIDE_TXN))
+    data = batch(word=["x", "y"], n=[1, None], uuid=[old, None])
 
     def play() -> None:
         one = writer(broker, data.schema)
@@ -111,7 +113,8 @@ async def test_a_table_becomes_visible_when_the_driver_commits(broker: BrokerFix
     await asyncio.to_thread(play)
     found, _ = await asyncio.to_thread(committed, broker)
     assert found[1]["n"] is None
-    assert found[0]["uuid"] != "old"
+    assert found[0]["uuid"] != old
+    assert list(found[0]) == ["uuid", "word", "n"]
 
 
 async def test_a_task_that_fails_rolls_back(broker: BrokerFixture) -> None:

@@ -26,13 +26,21 @@ from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.history.snapshot_builder import journal_specs
 from gazette.history.source import OpenAccess
 from gazette.history.table_columns import CONTENT_TYPE_OF
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.labels import (
+    CONTENT_CSV,
+    CONTENT_JSON_LINES,
+    CONTENT_PROTO_FIXED,
+    CONTENT_TYPE,
+    MESSAGE_UUID,
+)
 from gazette.message import mapping as mappings
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
 from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName
+from gazette.protocol.text.validation import within
 from gazette.runtime.failpoints import hit, reach
 from gazette.runtime.tasks import await_future
 from gazette.spark.source.options import WriteOptions
@@ -107,8 +115,18 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
                 path="option value",
                 hint=_OTHER_VALUES.get(content_type, "Choose another journal."),
             )
-        found.append(Partition(spec.name, content_type))
+        label = spec.labels.value_of(MESSAGE_UUID) or ""
+        partition = Partition(spec.name, content_type, uuid=label)
+        with within("option uuidField"):
+            found.append(partition.with_uuid(options.shape.uuid_field))
     return Partitions(found)
+
+
+def _with_place(message: Message, partition: Partition) -> Message:
+    """Return the message of a row. The UUID comes first, where readers find it fastest."""
+    if isinstance(message, dict) and partition.uuid in ("", DEFAULT_PLACE):
+        return {DEFAULT_PLACE: "", **message}
+    return message
 
 
 class _Publishing:
@@ -140,6 +158,7 @@ class _Publishing:
                 self._require_journals(batch)
                 for key, message in batch:
                     partition = self._mapping(key)
+                    message = _with_place(message, partition)
                     self._samples.setdefault(partition, message)
                     publisher.publish_uncommitted(mappings.fixed_mapping(*partition), message)
             intents = publisher.build_ack_intents()
@@ -210,8 +229,7 @@ def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any],
     if options.mapping == "rendezvous":
         return mappings.rendezvous_mapping(current, lambda key: key)
     if len(partitions.all) == 1:
-        only = partitions.all[0]
-        return mappings.fixed_mapping(only.journal, only.content_type)
+        return mappings.fixed_mapping(*partitions.all[0])
     return mappings.random_mapping(current, random.Random())
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from gazette.errors import Invalid
 from gazette.history.table_columns import one_of
 from gazette.message.message import CSVRecord
+from gazette.message.uuid_form import BytesForm, TextForm, UuidForm
 from gazette.spark.error_hints import with_hints
 from gazette.spark.message_class import message_class
 from gazette.spark.sink.publishing import Attempt, commit, publish, roll_back
@@ -61,11 +62,11 @@ class _Writer:
                 f"{self._schema.field(column).type}",
                 path="option journalColumn",
             )
-        # Neither the UUID nor the target is a part of the message.
-        self._fields = pa.schema(
-            [field for field in self._schema if field.name not in (_UUID, column)]
-        )
-        if not self._fields.names:
+        # The target is no part of the message. The UUID of a row of CSV and of protobuf has its own place.
+        self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
+        apart = {column, _UUID} if self._is_place else {column}
+        self._fields = pa.schema([field for field in self._schema if field.name not in apart])
+        if not {*self._fields.names} - {_UUID}:
             raise Invalid(
                 "there is no column to publish beside the UUID and journalColumn", path="columns"
             )
@@ -91,6 +92,8 @@ class _Writer:
     def write(self, iterator: Iterator[Any]) -> Published:
         options = self._options
         make = _maker(options, self._fields.names)
+        if self._is_place and _UUID in self._schema.names:
+            make = _checked(make)
         key = options.journal_column or options.key
 
         def messages() -> Iterator[Sequence[Any]]:
@@ -150,11 +153,8 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
     their UUID.
     """
     if options.value == "json":
-        # The UUID comes first, where readers find it fastest.
         # Binary, decimals and times become texts, and keys of maps too.
-        return lambda row: msgspec.to_builtins(
-            {_UUID: "", **{name: row[name] for name in names}}, str_keys=True
-        )
+        return lambda row: msgspec.to_builtins({name: row[name] for name in names}, str_keys=True)
     if options.value == "csv":
         return lambda row: CSVRecord(["", *[_text(row[name]) for name in names]])
     kind = message_class(options.message)
@@ -171,6 +171,23 @@ def _maker(options: WriteOptions, names: Sequence[str]) -> Maker:
             ) from error
 
     return protobuf
+
+
+def _checked(make: Maker) -> Maker:
+    """Return the function with a check: the column of the UUID holds none, or one of a publisher."""
+
+    def checked(row: dict[str, Any]) -> Any:
+        value = row.get(_UUID)
+        form: UuidForm = BytesForm() if isinstance(value, bytes) else TextForm()
+        if not form.is_free(value):
+            raise Invalid(
+                f"the column {_UUID} holds {str(value)[:64]!r}, and is where the UUID goes",
+                path=_UUID,
+                hint="Rename the column, or leave it out.",
+            )
+        return make(row)
+
+    return checked
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -20,6 +20,7 @@ from gazette.history.table_columns import CONTENT_TYPE_OF, TableColumns
 from gazette.history.times import unix_ns
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.uuid import clock_at
+from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 from gazette.spark.message_class import message_class
@@ -39,6 +40,7 @@ CONNECTION: Final[dict[str, str]] = {
     "contentType": "content type of journals that have no such label",
     "message": "class of protobuf messages, as module:Class",
     "value": "how to read a message: json, csv, protobuf, text or binary",
+    "uuidField": "field of messages with the UUID; nested fields are joined by dots",
 }
 READ: Final[dict[str, str]] = {
     **CONNECTION,
@@ -50,7 +52,6 @@ READ: Final[dict[str, str]] = {
     "fields": "columns of messages, as in CREATE TABLE: `word string, n long`",
     "columns": "names of the columns to read, separated by commas",
     "metaPrefix": "prefix of the columns journal, offset, uuid, …, where messages have such fields",
-    "uuidField": "name of the JSON field with the UUID; nested fields are joined by dots",
     "isolation": "read_committed or read_uncommitted",
     "acks": "true: also give acknowledgements, as empty messages",
     "mode": (
@@ -203,7 +204,7 @@ class SourceOptions(Options):
         content_type = "protobuf" if message else value
         shape = MessageFormat(
             CONTENT_TYPE_OF.get(content_type, CONTENT_JSON_LINES),
-            self.text("uuidField", "uuid"),
+            self._place(),
             message,
             _MALFORMED[self.choice("mode", Mode, "permissive")],
         )
@@ -213,6 +214,13 @@ class SourceOptions(Options):
             except Invalid as error:
                 self.fail("message", error.message, error.hint)
         return shape
+
+    def _place(self) -> str:
+        place = self.text("uuidField")
+        try:
+            return ".".join(names_of(place)) if place else ""
+        except Invalid as error:
+            self.fail("uuidField", error.message, error.hint)
 
     def access(self, *, direct: bool) -> Access:
         address = self.text("broker.address")
@@ -384,12 +392,18 @@ class WriteOptions:
     content_type_unlabelled: str
     """For journals without a label: the content type of the given value, if any."""
     value: str
-    message: str
+    shape: MessageFormat
+    """Class of protobuf messages, and place of the UUID."""
     mapping: MappingName
     key: str
     journal_column: str
     commits: str
     commit_id: str
+
+    @property
+    def message(self) -> str:
+        """Class of protobuf messages, as module:Class."""
+        return self.shape.message
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -435,7 +449,7 @@ class WriteOptions:
             given.text("contentType"),
             shape.content_type if given.text("value") or shape.message else "",
             given.text("value") or ("protobuf" if shape.message else "json"),
-            shape.message,
+            shape,
             mapping,
             key,
             journal_column,

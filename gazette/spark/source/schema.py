@@ -34,12 +34,14 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
     """
     with as_options():
         fields, inferred = options.known_fields(options.value), False
-        if fields is None:
+        shapes: Iterable[MessageFormat] = ()
+        if fields is None or options.needs_labels(fields):
             with options.access.open() as access:
                 snapshot = options.snapshot(access)
-                value = value_of_all(options.value, snapshot.shapes)
+                shapes = snapshot.shapes
+                value = value_of_all(options.value, shapes)
                 fields, inferred = options.fields_of(access, snapshot, value)
-        columns = options.schema(fields)
+        columns = options.schema(fields, shapes)
     return from_arrow_schema(columns, prefer_timestamp_ntz=False), inferred
 
 
