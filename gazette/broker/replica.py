@@ -101,7 +101,7 @@ class Replica:
         )
         self.rate = RateBalance()
         self.line = Line()
-        self.sessions = SessionLedger()
+        self.sessions = SessionLedger(life)
         self.refused_to: Offset = -1
         """End of the spool when a peer refused its bytes because it had others."""
         self.refresh_error: str | None = None

@@ -22,6 +22,7 @@ from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable, U
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision, split_journal_meta
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
@@ -57,6 +58,13 @@ class ListedJournal:
     mod_revision: Revision
     create_revision: Revision
     route: Route
+    cluster_id: int = 0
+    """Id of the etcd cluster that holds the specification."""
+
+    @property
+    def life(self) -> JournalLife:
+        """The creation of the journal: another one has other offsets."""
+        return JournalLife(self.cluster_id, self.create_revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +159,10 @@ async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHI
     listed: JournalList | None = None
     async for page in _pages(client, request, selector):
         if listed is None:
-            listed = JournalList(_header(page), _journals(page))
+            header = _header(page)
+            listed = JournalList(header, _journals(page, header))
         elif page.journals:
-            listed = JournalList(listed.header, listed.journals + _journals(page))
+            listed = JournalList(listed.header, listed.journals + _journals(page, listed.header))
         else:
             raise Broken("the broker sent an empty page of journals")
     if listed is None:
@@ -205,7 +214,7 @@ async def _snapshots(
             yield JournalList(header, tuple(journals))
             header, journals = None, []
             continue
-        journals.extend(_journals(page))
+        journals.extend(_journals(page, header))
 
 
 async def _pages(
@@ -240,7 +249,7 @@ def _header(page: broker_pb2.ListResponse) -> Header:
     return Header.from_pb(page.header)
 
 
-def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
+def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJournal, ...]:
     with answered("List"):
         for index, journal in enumerate(page.journals):
             with within(f"Journals[{index}]"):
@@ -249,8 +258,15 @@ def _journals(page: broker_pb2.ListResponse) -> tuple[ListedJournal, ...]:
     for journal in page.journals:
         spec = _understood(journal.spec)
         if spec is not None:
-            route = Route.from_pb(journal.route)
-            listed.append(ListedJournal(spec, journal.mod_revision, journal.create_revision, route))
+            listed.append(
+                ListedJournal(
+                    spec,
+                    journal.mod_revision,
+                    journal.create_revision,
+                    Route.from_pb(journal.route),
+                    header.etcd.cluster_id,
+                )
+            )
     return tuple(listed)
 
 

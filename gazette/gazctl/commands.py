@@ -411,6 +411,25 @@ one of them takes over. With --failed only FAILED replicas are removed: that res
   gazctl shards unassign -l app.gazette.dev/managed-by=me --dry-run""",
     ),
     Command(
+        ("shards", "restart-source"),
+        "Let shards read a source that was deleted and created again",
+        flags.RestartSourceFlags,
+        "shards.restart_source:run",
+        _BOTH,
+        f"""\
+Offsets of a journal mean something for one life of it only. A shard that finds another life of a source
+fails. This command chooses the offset from which the selected shards read the present life, and restarts
+those that have failed. What they know of the producers of the former life is forgotten. Their state stays.
+
+With --same-bytes they read on where they were, with the transactions that were open. It is right only if
+the stored fragments of the former journal were kept, and are the content of the present one.
+
+{SELECTORS}""",
+        """\
+  gazctl shards restart-source -l id=shard-000 --source words/part-000 --offset 0
+  gazctl shards restart-source -l id=shard-000 --source words/part-000 --same-bytes --dry-run""",
+    ),
+    Command(
         ("shards", "backfill"),
         "Build the state of shards from history",
         flags.ShardsBackfillFlags,

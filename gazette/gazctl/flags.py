@@ -290,6 +290,17 @@ class UnassignFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class RestartSourceFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("shards that read it (required)"), short="l")
+    source: str = flag("", "journal that was deleted and created again (required)")
+    offset: int = flag(-1, "offset of the present journal from which they read; 0 for its begin")
+    same_bytes: bool = flag(
+        False, "the journal has the bytes of the former one: read on at each shard's own offset"
+    )
+    dry_run: bool = flag(False, "show which shards would read it again; change nothing")
+
+
+@dataclass(frozen=True, slots=True)
 class ShardsBackfillFlags(SharedFlags):
     shards: str = flag("", _SELECTOR.format("shards to build the state of (required)"), short="l")
     staging: str = flag(

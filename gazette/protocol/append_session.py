@@ -11,7 +11,9 @@ So each append of a service carries metadata, which brokers that do not know it 
   - its *sequence*: one more for each append, the same for all attempts of an append;
   - the *ledger* of the journal's primary that the session has learned; empty at first.
 
-``broker/append/sessions`` has the primary's part.
+``broker/append/sessions`` has the primary's part. The metadata that names a ledger also says when the
+journal was created. Suppose that the journal was deleted and created again: the session then ends, since
+what it appended before is gone.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gazette.errors import Invalid
+from gazette.protocol.ids import Revision
 
 SESSION_KEY: Final = "gazette-append-session"
 """Metadata key of an Append call. Its value: session, sequence and ledger, separated by spaces."""
 LEDGER_KEY: Final = "gazette-append-ledger"
 """Key of the trailing metadata of an Append that was refused because its session is unknown."""
+CREATED_KEY: Final = "gazette-journal-created"
+"""Key beside `LEDGER_KEY`: the CreateRevision of the journal, by which a session learns of another life."""
+_DIGITS_MAX: Final = 18
 
 _SESSION: Final = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18}) ([0-9]{1,18}\.[0-9]{1,18})?", re.ASCII)
 
@@ -59,6 +65,22 @@ class SessionAppend:
                     )
                 return cls(match[1], int(match[2]), match[3] or "")
         return None
+
+
+def introduction(ledger: str, created: Revision) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata by which a refused session learns of a ledger and the journal's life."""
+    if not ledger:
+        return ()
+    return (LEDGER_KEY, ledger), (CREATED_KEY, str(created))
+
+
+def created_of(metadata: Iterable[Any] | None) -> Revision:
+    """Return the CreateRevision in the trailing metadata of a refused append, or 0 without one."""
+    for key, value in metadata or ():
+        is_number = isinstance(value, str) and value.isascii() and value.isdigit()
+        if key == CREATED_KEY and is_number and len(value) <= _DIGITS_MAX:
+            return int(value)
+    return 0
 
 
 def ledger_of(metadata: Iterable[Any] | None) -> str:

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from gazette.errors import Corrupt
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.text import go_json
 
@@ -53,6 +54,8 @@ class Checkpoint:
     """Name of the application that committed the checkpoint. Empty in checkpoints of earlier
     versions and of the original.
     """
+    lives: dict[JournalName, JournalLife] = field(default_factory=dict)
+    """Lives of the sources to which the offsets belong. None for a source that the original has read."""
 
     def to_pb(self) -> consumer_pb2.Checkpoint:
         pb = consumer_pb2.Checkpoint(ack_intents=self.ack_intents, application=self.application)
@@ -64,6 +67,8 @@ class Checkpoint:
                 pb_state.SetInParent()
                 pb_state.last_ack = state.last_ack
                 pb_state.begin = _NO_SPAN if state.begin is None else state.begin
+        for journal, life in self.lives.items():
+            pb.lives[journal].cluster_id, pb.lives[journal].created = life
         return pb
 
     @classmethod
@@ -82,6 +87,10 @@ class Checkpoint:
             },
             ack_intents=dict(sorted(pb.ack_intents.items())),
             application=pb.application,
+            lives={
+                journal: JournalLife(life.cluster_id, life.created)
+                for journal, life in sorted(pb.lives.items())
+            },
         )
 
     def to_bytes(self) -> bytes:
@@ -106,7 +115,13 @@ class Checkpoint:
             journal: go_json.encode_bytes(intent)
             for journal, intent in sorted(self.ack_intents.items())
         }
-        value = {"sources": sources, "ack_intents": intents, "application": self.application}
+        lives = {journal: list(life) for journal, life in sorted(self.lives.items())}
+        value = {
+            "sources": sources,
+            "ack_intents": intents,
+            "application": self.application,
+            "lives": lives,
+        }
         return go_json.dumps(go_json.omit_zero(value, "sources"))
 
     @classmethod
@@ -124,6 +139,10 @@ class Checkpoint:
                 for journal, intent in intents.items()
             },
             application=_name_from_json(value.get("application", "")),
+            lives={
+                go_json.as_text(journal): _life_from_json(life)
+                for journal, life in go_json.as_object(value.get("lives")).items()
+            },
         )
 
 
@@ -131,6 +150,13 @@ def _name_from_json(value: Any) -> str:
     if not isinstance(value, str):
         raise Corrupt(f"expected the name of an application, not {type(value).__name__}")
     return go_json.as_text(value)
+
+
+def _life_from_json(value: Any) -> JournalLife:
+    numbers = go_json.as_list(value)
+    if len(numbers) != len(JournalLife._fields) or not all(type(one) is int for one in numbers):
+        raise Corrupt("expected the life of a journal: the id of an etcd cluster, and a revision")
+    return JournalLife(*numbers)
 
 
 def _state(last_ack: int, begin: int) -> ProducerState:

@@ -34,7 +34,7 @@ def introduced(ledger: SessionLedger, session: str, tenure: int = 7) -> str:
 
 
 def test_a_session_that_is_not_known_learns_of_the_ledger_and_goes_on_with_it() -> None:
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
     assert ledger.admit(SessionAppend(ONE, 1, name), 7) == ADMITTED
     # What is known is known, whatever ledger it names.
@@ -42,7 +42,7 @@ def test_a_session_that_is_not_known_learns_of_the_ledger_and_goes_on_with_it() 
 
 
 def test_an_earlier_append_is_refused_and_its_refusal_names_no_ledger() -> None:
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
     ledger.admit(SessionAppend(ONE, 5, name), 7)
     refusal = ledger.admit(SessionAppend(ONE, 4, name), 7).refusal
@@ -51,7 +51,7 @@ def test_an_earlier_append_is_refused_and_its_refusal_names_no_ledger() -> None:
 
 
 def test_an_attempt_of_what_committed_is_answered_as_before() -> None:
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     append = SessionAppend(ONE, 1, introduced(ledger, ONE))
     assert ledger.admit(append, 7) == ADMITTED
     assert ledger.admit(append, 7) == ADMITTED, "whether it committed is not known"
@@ -63,7 +63,7 @@ def test_an_attempt_of_what_committed_is_answered_as_before() -> None:
 
 
 def test_another_tenure_begins_another_ledger_and_an_older_one_changes_nothing() -> None:
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     former = introduced(ledger, ONE)
     ledger.admit(SessionAppend(ONE, 1, former), 7)
     refusal = ledger.admit(SessionAppend(ONE, 1, former), 9).refusal
@@ -79,7 +79,7 @@ def test_what_is_forgotten_must_name_the_present_ledger(
     others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     first = introduced(ledger, ONE)
     ledger.admit(SessionAppend(ONE, 2, first), 7)
     for other in "3456789ab"[:others]:
@@ -92,7 +92,7 @@ def test_what_is_forgotten_must_name_the_present_ledger(
 
 
 def test_a_ledger_is_bounded() -> None:
-    ledger = SessionLedger()
+    ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
     for index in range(5 * append_sessions.GENERATION_SESSIONS):
         append = SessionAppend(f"{index:032x}", 1, name)
@@ -151,7 +151,7 @@ def test_no_late_copy_is_ever_appended_behind_a_later_append(
 ) -> None:
     """Two brokers take turns as primary, and remember few sessions; copies arrive whenever they like."""
     monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
-    ledgers, tenure, primary = [SessionLedger(), SessionLedger()], 1, 0
+    ledgers, tenure, primary = [SessionLedger(1), SessionLedger(1)], 1, 0
     senders = [Sender(digit * 32) for digit in "12345"]
     journal: list[tuple[str, int]] = []
 

@@ -14,6 +14,7 @@ from gazette.consumer.transaction.inbox import Inbox, SourceFailed
 from gazette.consumer.transaction.source_reader import check_source, read_source
 from gazette.errors import Closed, Corrupt, NotAllowed, NotFound
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.route import EMPTY_ROUTE
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import InstantClock, eventually
@@ -57,7 +58,7 @@ async def test_a_reader_that_was_closed_fails_the_shard(
     if stopped:
         inbox.stop()
     of: Any = client
-    await read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard", {})
+    await read_source(ReadParams(JOURNAL, 7), inbox, of, InstantClock(), "a-shard", {})
     if stopped:
         assert not inbox.has_input
         return
@@ -70,8 +71,8 @@ async def test_a_reader_that_was_closed_fails_the_shard(
 async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
     monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """Its reader is interrupted for a moment, and would wait until the new journal is as long."""
-    lives = [3, None, 5 if again else 3, 5 if again else 3]
+    """Its reader is interrupted for a moment, and the new journal is longer already."""
+    lives = [None, 5 if again else 3, 5 if again else 3][: 2 if again else 3]
     may_break = asyncio.Event()
 
     class Interrupted(Reader):
@@ -94,20 +95,21 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
 
         async def get_journal(self, name: str) -> Any:
             created = lives.pop(0)
-            may_break.set()
             if created is None:
                 raise NotFound("journal not found", journal=name)
-            return ListedJournal(JournalSpec(name), 9, created, EMPTY_ROUTE)
+            return ListedJournal(JournalSpec(name), 9, created, EMPTY_ROUTE, 1)
 
     async def journal_head(client: object, journal: str) -> int | None:
-        return 100 if len(lives) == 4 else 50
+        may_break.set()
+        return 100
 
     monkeypatch.setattr(source_reading, "RetryReader", Interrupted)
     monkeypatch.setattr(source_reading, "journal_head", journal_head)
     inbox, client = Inbox(10, asyncio.get_running_loop()), Brokers()
     of: Any = client
     async with TaskScope("test") as scope:
-        scope.spawn(read_source(JOURNAL, 7, inbox, of, InstantClock(), "a-shard", {}), name="read")
+        params = ReadParams(JOURNAL, 7, life=JournalLife(1, 3))
+        scope.spawn(read_source(params, inbox, of, InstantClock(), "a-shard", {}), name="read")
         await eventually(lambda: not lives)
         if again:
             await eventually(lambda: inbox.has_input)

@@ -39,6 +39,7 @@ FOUND: dict[str, tuple[int, str]] = {
     "queries-outlive-the-lease": (6, "still answers a query"),
     "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
+    "sources-forget-their-life": (4, "does not say that in/0/0 was created again"),
     "standby-older-than-it-says": (20, "were committed"),
     "views-forget-the-hand-off": (23, "does not say that in/0/0 was created again"),
 }

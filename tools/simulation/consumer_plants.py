@@ -18,6 +18,7 @@ from gazette.consumer.timers.shard_timers import ShardTimers
 from gazette.consumer.timers.timer import Position, TimeDomain, TimerRow
 from gazette.consumer.transaction.prior_transaction import PriorTransaction
 from gazette.consumer.transaction.transactor import Transactor
+from gazette.protocol.journal_life import JournalLife
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.tasks import resolved
@@ -113,6 +114,11 @@ def views_forget_the_hand_off() -> Undo:
     return _replace(Player, "_read_some", make)
 
 
+def sources_forget_their_life() -> Undo:
+    """Take a source that was deleted and created again for the one of before."""
+    return _replace(JournalLife, "is_other", lambda before: lambda self, known: False)
+
+
 def timers_stay() -> Undo:
     """Leave timers of SQLite in the table when they fire."""
 
@@ -155,5 +161,6 @@ PLANTS: dict[str, Callable[[], Undo]] = {
     "answers-of-the-running-transaction": answers_of_the_running_transaction,
     "standby-older-than-it-says": standby_older_than_it_says,
     "queries-outlive-the-lease": queries_outlive_the_lease,
+    "sources-forget-their-life": sources_forget_their_life,
     "views-forget-the-hand-off": views_forget_the_hand_off,
 }

@@ -40,7 +40,7 @@ from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.error_codes import protocol_code_of
 from gazette.net.http2.whole_call import WholeCall
-from gazette.protocol.append_session import LEDGER_KEY, SessionAppend, ledger_of
+from gazette.protocol.append_session import SessionAppend, created_of, introduction, ledger_of
 from gazette.protocol.content import (
     COMMIT,
     AppendMessage,
@@ -276,8 +276,9 @@ class AppendApi:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
-            ledger = ledger_of(error.trailing_metadata())
-            await call.abort(error.code(), error.details() or "", _ledger_metadata(ledger))
+            trailing = error.trailing_metadata()
+            known = introduction(ledger_of(trailing), created_of(trailing))
+            await call.abort(error.code(), error.details() or "", known)
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
@@ -405,11 +406,6 @@ async def _forward(
     await upstream.done_writing()
 
 
-def _ledger_metadata(ledger: str) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata that names a ledger to the client."""
-    return ((LEDGER_KEY, ledger),) if ledger else ()
-
-
 class _Opening(NamedTuple):
     """The first request of an append that arrived as a whole."""
 
@@ -477,7 +473,7 @@ def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, 
     """Return code, text and trailing metadata of a failed append."""
     error = ended.error
     assert error is not None
-    trailing = _ledger_metadata(error.facts.get("ledger", ""))
+    trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))
     return _code_of(error, ended), f"{ended.context}: {error}", trailing
 
 

@@ -147,6 +147,7 @@ class ReadApi:
             response = await self._metadata(found)
             if first:
                 response.header.CopyFrom(header.to_pb())
+                response.created = replica.life
                 first = False
             await stream.write(response)
             if found.fragment is None or request.metadata_only:

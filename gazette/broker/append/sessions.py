@@ -55,9 +55,11 @@ class SessionLedger:
     pipeline: one append at a time.
     """
 
-    __slots__ = ("_generation", "_newer", "_older", "_tenure")
+    __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
 
-    def __init__(self) -> None:
+    def __init__(self, life: Revision) -> None:
+        """Create the ledger of a journal that was created at revision ``life``."""
+        self._life = life
         self._tenure: Revision = 0
         self._generation = 1
         self._newer: dict[str, _Last] = {}
@@ -79,6 +81,7 @@ class SessionLedger:
                     "the append's session is not known to this primary of the journal",
                     hint="No action: the client library repeats the append with this ledger.",
                     ledger=self.name,
+                    created=self._life,
                 )
             )
         if last is not None and append.sequence < last.sequence:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette.client.append.content import MemoryBudget, Segment, SpillFile
 from gazette.protocol.append_session import SessionAppend
+from gazette.protocol.ids import Revision
 from gazette.runtime.tasks import OpFuture, failed
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class JournalQueue:
     __slots__ = (
         "_budget",
         "batches",
+        "created",
         "failed",
         "failure",
         "flowing",
@@ -91,6 +93,8 @@ class JournalQueue:
         """Sequence of the batch that was begun last: see ``protocol/append_session``."""
         self.ledger = ""
         """The ledger of sessions that the journal's primary has named; empty before."""
+        self.created: Revision = 0
+        """CreateRevision of the journal that the session appends to; 0 before it is known."""
         self.lock = threading.Lock()
         self.staging = bytearray()
         """Content of the open transaction; reused by the next."""

@@ -41,6 +41,8 @@ from gazette.client.append.txn import AppendTxn
 from gazette.client.rpc.errors import status_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
+from gazette.protocol.ids import Revision
+from gazette.protocol.journal_life import created_again
 from gazette.protocol.status import Status
 from gazette.runtime.forks import MadeBeforeFork
 from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, await_future
@@ -322,12 +324,22 @@ class AppendService:
 
 def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
     """Return True if the journal's primary did not know the session, and named
-    another ledger. Adopt that ledger.
+    another ledger. Adopt that ledger. Raise ``Corrupt`` if the journal was created again since.
     """
-    ledger = error.facts.get("ledger", "") if isinstance(error, GazetteError) else ""
+    facts = error.facts if isinstance(error, GazetteError) else {}
+    ledger = facts.get("ledger", "")
     is_other = bool(ledger) and ledger != queue.ledger
     if is_other:
-        queue.ledger = ledger
+        created: Revision = facts["created"]
+        if queue.created and created and created != queue.created:
+            raise created_again(
+                queue.journal,
+                queue.created,
+                created,
+                hint="What was appended before is gone with the former journal. Make another publisher or"
+                " append service, and publish again what the present journal must have.",
+            ) from error
+        queue.ledger, queue.created = ledger, created or queue.created
     return is_other
 
 

@@ -16,6 +16,7 @@ from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
 from gazette.protocol.content import Content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
+from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_read_response
@@ -69,6 +70,8 @@ class ReadParams:
     metadata_only: bool = False
     do_not_proxy: bool = False
     min_etcd_revision: int = 0
+    life: JournalLife | None = None
+    """The life of the journal that ``offset`` belongs to. A read of another one raises ``Corrupt``."""
 
     def validate(self) -> None:
         with within("Journal"):
@@ -112,6 +115,8 @@ class Reader:
         self.fragment_url = ""
         """URL of the fragment in its store, signed and valid for a minute; empty if it is not stored yet."""
         self.header: Header | None = None
+        self.life: JournalLife | None = None
+        """The life of the journal, once it is known."""
         """Header of the broker that served the read."""
         self.direct: FragmentStream | None = None
         """Set while the fragment is read at its store."""
@@ -300,6 +305,7 @@ class Reader:
         if message.HasField("header"):
             self.header = Header.from_pb(message.header)
             self._client.observe_route(params.journal, self.header.route)
+            self._note_life(JournalLife(self.header.etcd.cluster_id, message.created))
         self.write_head = message.write_head
         status = Status.from_pb(message.status)
         if status is not Status.OK:
@@ -321,6 +327,17 @@ class Reader:
         if message.HasField("fragment"):
             self.fragment = Fragment.from_pb(message.fragment)
             self.fragment_url = message.fragment_url
+
+    def _note_life(self, life: JournalLife) -> None:
+        """Raise ``Corrupt`` for another life of the journal. The original does not tell the life."""
+        if not life.created:
+            return
+        known = self.params.life
+        if known is not None and life.is_other(known):
+            raise created_again(
+                self.params.journal, known.created, life.created, offset=self.offset
+            )
+        self.life = life
 
     def _checked(self, message: broker_pb2.ReadResponse) -> None:
         try:

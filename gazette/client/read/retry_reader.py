@@ -45,9 +45,9 @@ class RetryReader:
     """The bytes of a journal in order, through failures of brokers. Loop-bound.
 
     It ends at ``end_offset`` only. It retries every error except these: ``OffsetJump``; ``NotYet``
-    unless it blocks; suspension; ``Corrupt``; and, after some attempts, ``NotFound`` and
-    ``NotAllowed``. Fragments that can be opened at their store are read from there. The next one is
-    opened before the present one ends.
+    unless it blocks; suspension; ``Corrupt``, also for a journal that was created again; and, after some
+    attempts, ``NotFound`` and ``NotAllowed``. Fragments that can be opened at their store are read from
+    there. The next one is opened before the present one ends.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class RetryReader:
         self.fragment: Fragment | None = None
         """The fragment of the last byte, as a broker last described it."""
         self.header: Header | None = None
+        self.life = params.life
+        """The life of the journal that is read, once it is known. Another one raises ``Corrupt``."""
         self._client = client
         self._clock = client.clock if clock is None else clock
         self._reader: Reader | None = None
@@ -104,7 +106,8 @@ class RetryReader:
             self._drop()
 
     def seek(self, offset: int) -> None:
-        """Continue at another offset. No ``read`` may be waiting."""
+        """Continue at another offset, in the present life of the journal. No ``read`` may be waiting."""
+        self.life = None
         if offset == self.offset:
             return
         if offset < 0:
@@ -175,7 +178,7 @@ class RetryReader:
         return self._reader
 
     def _new_reader(self, offset: int) -> Reader:
-        params = replace(self.params, offset=offset)
+        params = replace(self.params, offset=offset, life=self.life)
         direct = not self._proxied and self._direct_failures < _DIRECT_FAILURES_MAX
         if not direct:
             params = replace(params, do_not_proxy=False)
@@ -195,6 +198,7 @@ class RetryReader:
             self.fragment = reader.fragment
         if reader.header is not None:
             self.header = reader.header
+        self.life = reader.life or self.life
 
     def _forget(self, reader: Reader) -> None:
         reader.close()

@@ -25,7 +25,7 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.net.error_codes import error_of
-from gazette.protocol.append_session import ledger_of
+from gazette.protocol.append_session import created_of, ledger_of
 from gazette.protocol.content import TOO_SLOW
 from gazette.protocol.status import ShardStatus, Status
 
@@ -129,6 +129,7 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
     detail = error.details() or code.name
     if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
         facts["ledger"] = ledger
+        facts["created"] = created_of(error.trailing_metadata())
     return kind(f"{method}: {detail}", code=code.name, **facts)
 
 

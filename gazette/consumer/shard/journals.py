@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from gazette.client.client import Client
+from gazette.client.journals import ListedJournal
 from gazette.consumer.broker_watch import RetryLog
 from gazette.errors import Invalid, NotFound, Retryable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.ids import split_journal_meta
-from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ShardSource
 from gazette.runtime.clock import Clock
 
@@ -52,7 +52,7 @@ class ShardJournals:
         self._clock = clock
         self._shard_id = shard_id
 
-    async def source(self, source: ShardSource) -> JournalSpec:
+    async def source(self, source: ShardSource) -> ListedJournal:
         """Return the journal of a source. Raise ``NotFound``."""
         hint = "Create the journal, or remove it from the shard's sources."
         return await self._found(split_journal_meta(source.journal)[0], "source journal", hint)
@@ -68,7 +68,7 @@ class ShardJournals:
     async def _check(self, name: str, what: str, content_type: str) -> None:
         hint = f"Create the journal, with the label {CONTENT_TYPE}={content_type}."
         journal = await self._found(name, what, hint)
-        actual = journal.labels.value_of(CONTENT_TYPE)
+        actual = journal.spec.labels.value_of(CONTENT_TYPE)
         if actual != content_type:
             raise Invalid(
                 f"expected label {CONTENT_TYPE} value {content_type} (got {actual})",
@@ -76,18 +76,17 @@ class ShardJournals:
                 hint=f"A {what} has this label. Name another journal, or correct its label.",
             )
 
-    async def _found(self, name: str, what: str, hint: str) -> JournalSpec:
+    async def _found(self, name: str, what: str, hint: str) -> ListedJournal:
         unknown = 0
         client = self._client
         while True:
             try:
-                found = await retried(
+                return await retried(
                     lambda: client.get_journal(name),
                     f"looking up {name}",
                     self._shard_id,
                     self._clock,
                 )
-                return found.spec
             except NotFound as error:
                 unknown += 1
                 if unknown == _NOT_FOUND_MAX:

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar
 
 from gazette.allocator.model import DecodedKV
 from gazette.client.append.service import AppendService
+from gazette.client.journals import ListedJournal
+from gazette.client.read.reader import ReadParams
 from gazette.consumer.application import MessageProducer, Store, checked_store
 from gazette.consumer.application_name import require_own_state
 from gazette.consumer.callbacks import require_instance
@@ -23,6 +25,7 @@ from gazette.consumer.shard.hints_store import (
     store_recovered_hints,
 )
 from gazette.consumer.shard.journals import ShardJournals
+from gazette.consumer.shard.source_lives import in_present_lives
 from gazette.consumer.timers.shard_timers import ShardTimers, open_timers, times_of
 from gazette.consumer.transaction.inbox import Call, Inbox
 from gazette.consumer.transaction.loop_shard_io import LoopShardIO
@@ -38,7 +41,6 @@ from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
-from gazette.protocol.journal import JournalSpec
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import RecoveredState
@@ -80,7 +82,8 @@ class Primary:
         self._assignment_of = assignment_of
         brings = isinstance(context.application, MessageProducer)
         self._sources: tuple[ShardSource, ...] = () if brings else shard.spec.sources
-        self._specs: dict[str, JournalSpec] = {}
+        self._journals: dict[str, ListedJournal] = {}
+        """The sources, as they were listed before the store was opened."""
         self._recorder: Recorder | None = None
         self._recovered_hints: FSMHints | None = None
         self._poison_policy: PoisonPolicy | None = None
@@ -95,8 +98,9 @@ class Primary:
         """Open the store over the recovered files, and all that transactions need.
 
         Raise what the application raises. Raise ``NotFound`` or ``Invalid`` for a journal that the
-        shard needs. Raise ``Closed`` when the shard has ended or belongs to another member. After a
-        cancellation the store may still be opened: `destroy_store` waits for that.
+        shard needs. Raise ``Corrupt`` for a source that was created again. Raise ``Closed`` when the shard
+        has ended or belongs to another member. After a cancellation the store may still be opened:
+        `destroy_store` waits for that.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
@@ -115,6 +119,8 @@ class Primary:
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
+        lives = {journal: listed.life for journal, listed in self._journals.items()}
+        checkpoint = in_present_lives(checkpoint, lives, shard.spec)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
         self._parts.progress.update(read_through, {})
         for source in self._sources:
@@ -127,7 +133,7 @@ class Primary:
 
     async def _find_sources(self, journals: ShardJournals) -> None:
         for source in self._sources:
-            self._specs[source.journal] = await journals.source(source)
+            self._journals[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
         """Do what may block and sets no fence. On the shard's thread."""
@@ -168,7 +174,7 @@ class Primary:
         return checkpoint
 
     def _new_decoder(self, journal: str, offset: int) -> EnvelopeDecoder[Any]:
-        spec = self._specs[journal]
+        spec = self._journals[journal].spec
         message_type = self._context.application.message_type_of(spec)
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         place = self._context.application.uuid_place_of(spec)
@@ -211,9 +217,10 @@ class Primary:
         context, inbox = self._context, self._inbox
         client, clock = context.client, context.clock
         for decoder in self._decoders.values():
-            journal, begin = decoder.journal, decoder.begin
-            missing = self._parts.progress.missing
-            reading = read_source(journal, begin, inbox, client, clock, self._shard.id, missing)
+            journal, missing = decoder.journal, self._parts.progress.missing
+            life = self._journals[journal].life
+            params = ReadParams(journal, decoder.begin, block=True, life=life)
+            reading = read_source(params, inbox, client, clock, self._shard.id, missing)
             self._parts.scope.spawn(reading, name=f"read {journal}")
 
     async def run(self, checkpoint: Checkpoint) -> None:

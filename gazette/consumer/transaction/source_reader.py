@@ -11,10 +11,12 @@ from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
 from gazette.consumer.query.standby_lag import journal_head
+from gazette.consumer.shard.source_lives import another_life
 from gazette.consumer.transaction.inbox import Chunk, Inbox, Jump, SourceFailed
 from gazette.consumer.transaction.loop_shard_io import READ_BYTES
 from gazette.errors import Corrupt, GazetteError, NotAllowed, NotYet
-from gazette.protocol.ids import Revision, split_journal_meta
+from gazette.protocol.ids import split_journal_meta
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.status import Status
 from gazette.recoverylog.log.broker_logs import write_head
 from gazette.runtime.clock import Clock
@@ -35,8 +37,7 @@ SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
 
 
 async def read_source(
-    journal: str,
-    offset: int,
+    params: ReadParams,
     inbox: Inbox,
     client: Client,
     clock: Clock,
@@ -45,26 +46,26 @@ async def read_source(
 ) -> None:
     """Read a source into the inbox until it fails or the shard ends. Report a failure to the inbox.
 
-    Check the source first, and when it was created again during the read: see `check_source`.
+    Check the source first: see `check_source`. It fails if it is created again during the read.
     While no broker has the bytes that come next, ``missing`` says from where to where.
     """
     interrupted = asyncio.Event()
-    params = ReadParams(journal, offset, block=True)
+    journal, offset, life = params.journal, params.offset, params.life
     reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
 
     async def check() -> None:
         if offset:
             await check_source(journal, offset, inbox, client, clock)
-        created = await _created(client, journal)
         while True:
             await interrupted.wait()
             interrupted.clear()
             for pause_s in _LIFE_LOOKS_S:
                 await clock.sleep(pause_s)
-                now = await _created(client, journal)
-                if now is not None and created is not None and now != created:
-                    await check_source(journal, reader.offset, inbox, client, clock)
-                created = created if now is None else now
+                now = await _life(client, journal)
+                if life is not None and now is not None and now.is_other(life):
+                    error = another_life(journal, life, now, shard_id, reader.offset)
+                    inbox.put(SourceFailed(journal, error))
+                    return
 
     async with TaskScope(f"read {journal}") as scope:
         scope.spawn(check(), name="check")
@@ -74,6 +75,9 @@ async def read_source(
         except GazetteError as error:
             # The error may be the `Closed` of a stopped inbox, which drops it. If the client was
             # closed, the shard would otherwise wait for ever.
+            if life is not None and "created" in error.facts:
+                now = JournalLife(life.cluster_id, error.facts["created"])
+                error = another_life(journal, life, now, shard_id, reader.offset)
             inbox.put(SourceFailed(journal, error))
         finally:
             reader.close()
@@ -140,10 +144,13 @@ async def _missing_to(client: Client, journal: str, offset: int) -> int | None:
     return None
 
 
-async def _created(client: Client, journal: str) -> Revision | None:
-    """Return the revision that a journal was created at; None if that is unknown now."""
+async def _life(client: Client, journal: str) -> JournalLife | None:
+    """Return the present life of a journal; None if that is unknown now.
+
+    Readers learn it from our brokers. Brokers of the original only list it.
+    """
     try:
-        return (await client.get_journal(journal)).create_revision
+        return (await client.get_journal(journal)).life
     except GazetteError:
         return None
 
@@ -213,10 +220,9 @@ async def check_source(
         # Brokers that have just started may not know all of it yet.
         await clock.sleep(SHORT_SOURCE_PAUSE_S)
     error = Corrupt(
-        "it ends before what the shard has read of it: it was deleted and created again, or "
-        "data was lost",
-        hint="If it was created again, restart the shard from nothing too: under another id, or "
-        "with a new recovery log and new hints.",
+        "it ends before what the shard has read of it: data was lost, or it is another journal",
+        hint="If its data was lost, restart the shard from nothing too: under another id, or with a new "
+        "recovery log and new hints.",
         journal=journal,
         write_head=head,
         offset=offset,

@@ -182,6 +182,7 @@ class Transactor:
         """Run transactions until the input ends. ``owed`` are acknowledgements to append first."""
         self._input_ended = False
         spec = self._shard.spec
+        self._lives = checkpoint.lives
         self._sequencer = Sequencer(checkpoint.sources, spec.ring_buffer_size or 8192)
         self._prior = PriorTransaction(
             checkpoint=checkpoint,
@@ -471,6 +472,7 @@ class Transactor:
             sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
             ack_intents=self._publisher.build_ack_intents(),
             application=self._application_name,
+            lives=self._lives,
         )
         hit("commit.finalized", shard.id)
         commit = self._start_commit(checkpoint)

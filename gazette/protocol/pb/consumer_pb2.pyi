@@ -97,7 +97,7 @@ class ReplicaStatus(_message.Message):
     def __init__(self, code: _Optional[_Union[ReplicaStatus.Code, str]] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("sources", "ack_intents", "application")
+    __slots__ = ("sources", "ack_intents", "application", "lives")
     class Source(_message.Message):
         __slots__ = ("read_through", "producers")
         class ProducerEntry(_message.Message):
@@ -126,6 +126,13 @@ class Checkpoint(_message.Message):
         key: str
         value: Checkpoint.Source
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Checkpoint.Source, _Mapping]] = ...) -> None: ...
+    class JournalLife(_message.Message):
+        __slots__ = ("cluster_id", "created")
+        CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+        CREATED_FIELD_NUMBER: _ClassVar[int]
+        cluster_id: int
+        created: int
+        def __init__(self, cluster_id: _Optional[int] = ..., created: _Optional[int] = ...) -> None: ...
     class AckIntentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,13 +140,22 @@ class Checkpoint(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class LivesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Checkpoint.JournalLife
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Checkpoint.JournalLife, _Mapping]] = ...) -> None: ...
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     ACK_INTENTS_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.MessageMap[str, Checkpoint.Source]
     ack_intents: _containers.ScalarMap[str, bytes]
     application: str
-    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ..., application: _Optional[str] = ...) -> None: ...
+    lives: _containers.MessageMap[str, Checkpoint.JournalLife]
+    def __init__(self, sources: _Optional[_Mapping[str, Checkpoint.Source]] = ..., ack_intents: _Optional[_Mapping[str, bytes]] = ..., application: _Optional[str] = ..., lives: _Optional[_Mapping[str, Checkpoint.JournalLife]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("selector", "extension")

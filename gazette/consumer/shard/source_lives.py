@@ -1,0 +1,101 @@
+"""Sources that were deleted and created again: where a shard begins in their present life. Pure.
+
+A shard reads another life of a source only from an offset that an operator has chosen for that life. The
+choice is a label of the shard's specification, which the original leaves alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from gazette.errors import Corrupt, Invalid
+from gazette.labels import SOURCE_RESTART
+from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
+from gazette.protocol.journal_life import JournalLife, created_again
+from gazette.protocol.label_set import Label, LabelSet
+from gazette.protocol.shard import ShardSpec
+
+_SAME: Final = "same"
+_CHOICE: Final = re.compile(rf"([0-9]{{1,18}})\.([0-9]{{1,18}}|{_SAME})\.(.+)", re.ASCII)
+
+
+class SourceRestart(NamedTuple):
+    """An operator's choice of the offset at which a shard begins in one life of a source."""
+
+    journal: JournalName
+    created: Revision
+    offset: Offset | None
+    """None: the present life has the bytes of the former one, and the shard goes on where it was."""
+
+    @property
+    def label(self) -> Label:
+        """The choice as a label of a shard."""
+        offset = _SAME if self.offset is None else self.offset
+        return Label(SOURCE_RESTART, f"{self.created}.{offset}.{self.journal}")
+
+
+def restarts_of(labels: LabelSet) -> dict[JournalName, SourceRestart]:
+    """Return the choices of a shard, by source. Raise ``Invalid`` for a label of another form."""
+    chosen = {}
+    for value in labels.values_of(SOURCE_RESTART):
+        choice = _CHOICE.fullmatch(value)
+        if choice is None:
+            raise Invalid(
+                f"{value!r} is not a revision, an offset and a journal",
+                path=SOURCE_RESTART,
+                hint="Set it by: gazctl shards restart-source.",
+            )
+        created, offset, journal = choice.groups()
+        begin = None if offset == _SAME else int(offset)
+        chosen[journal] = SourceRestart(journal, int(created), begin)
+    return chosen
+
+
+def with_restarts(labels: LabelSet, restarts: Iterable[SourceRestart]) -> LabelSet:
+    """Return the labels of a shard with these choices, instead of former ones for the same sources."""
+    chosen = {**restarts_of(labels), **{one.journal: one for one in restarts}}
+    others = (one for one in labels.labels if one.name != SOURCE_RESTART)
+    return LabelSet(tuple(sorted((*others, *(one.label for one in chosen.values())))))
+
+
+def in_present_lives(
+    checkpoint: Checkpoint, lives: Mapping[JournalName, JournalLife], spec: ShardSpec
+) -> Checkpoint:
+    """Return a restored checkpoint as it applies to the present ``lives`` of the shard's sources.
+
+    What was read of a former life is forgotten, with the states of its producers, where the operator has
+    chosen an offset of the present one. Raise ``Corrupt`` without a choice.
+    """
+    sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)
+    for journal, life in lives.items():
+        known = checkpoint.lives.get(journal)
+        if known is None or not life.is_other(known):
+            continue
+        restart = restarts.get(journal)
+        if restart is None or restart.created != life.created:
+            read_through = sources.get(journal, SourceCheckpoint()).read_through
+            raise another_life(journal, known, life, spec.id, read_through)
+        if restart.offset is not None:
+            sources[journal] = SourceCheckpoint(restart.offset)
+    return replace(checkpoint, sources=sources, lives={**checkpoint.lives, **lives})
+
+
+def another_life(
+    journal: JournalName, known: JournalLife, present: JournalLife, shard: ShardId, offset: Offset
+) -> Corrupt:
+    """Return the error of a shard whose source is another one than it has read."""
+    command = f"gazctl shards restart-source -l id={shard} --source {journal}"
+    return created_again(
+        journal,
+        known.created,
+        present.created,
+        hint=f"To read it from its beginning: {command} --offset 0. If its stored fragments were kept, and it"
+        f" has the same bytes: {command} --same-bytes. To forget the shard's state as well, give the shard a"
+        " new recovery log.",
+        shard=shard,
+        offset=offset,
+    )

@@ -1,0 +1,45 @@
+"""The life of a journal: what tells one that was deleted and created again from the one before."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gazette.errors import Corrupt
+from gazette.protocol.ids import JournalName, Revision
+
+
+class JournalLife(NamedTuple):
+    """The creation of a journal: an etcd cluster, and the CreateRevision of the journal's key there.
+
+    Offsets mean something within one life only. Lives of two etcd clusters cannot be compared: a cluster
+    that was moved to another etcd created all of its journals again.
+    """
+
+    cluster_id: int
+    created: Revision
+
+    def is_other(self, known: JournalLife | None) -> bool:
+        """Return True if this is another life of the journal than the one that is known."""
+        return (
+            known is not None
+            and known.cluster_id == self.cluster_id
+            and known.created != self.created
+        )
+
+
+def created_again(
+    journal: JournalName,
+    known: Revision,
+    present: Revision,
+    hint: str = "Begin at offset 0 of the present journal, or at an offset that you know to be right.",
+    **facts: Any,
+) -> Corrupt:
+    """Return the error for an offset of a former life of a journal, by the revisions of their creations."""
+    return Corrupt(
+        "the journal was deleted and created again since, and its offsets are others",
+        hint=hint,
+        journal=journal,
+        created=present,
+        created_before=known,
+        **facts,
+    )
