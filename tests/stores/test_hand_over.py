@@ -125,9 +125,12 @@ def test_an_owner_that_died_anywhere_leaves_a_commit(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_take_over_that_does_not_end_changes_nothing(mode: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_take_over_that_does_not_end_changes_nothing(
+    name: str, mode: Any, tmp_path: Path
+) -> None:
     """Until its last append the files of the original are the state, and whole, for every owner."""
-    original, rng = LOGS["journal"], random.Random(1)
+    original, rng = LOGS[name], random.Random(1)
     log = MemoryLog(original.data)
     SQLiteStore(take_over(log, tmp_path / "one", rng), mode=mode).destroy()
     ends = [end for end in log.ends if end > len(original.data)]

@@ -69,13 +69,17 @@ class Former:
         return cls(databases, tuple(sorted(before)))
 
     def leave(self, recorder: Recorder) -> None:
-        """Unlink the files: from here on the databases are as they were recorded since."""
+        """Call `end` in an append of its own, unless there is nothing to do."""
         if not self.paths and NOTE_PATH in recorder.fsm.links:
             return
         with recorder.group() as group:
-            for path in self.paths:
-                group.unlink(path)
-            record_note(group)
+            self.end(group)
+
+    def end(self, group: Group) -> None:
+        """Unlink the files: with this append the databases are those that were recorded since."""
+        for path in self.paths:
+            group.unlink(path)
+        record_note(group)
 
 
 NO_FORMER: Final = Former()

@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import apsw
 
+from gazette.errors import Broken
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.sqlite.wal import require_whole_wal
 from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.databases import database_names, no_frames
-from gazette.stores.sqlite.hand_over import NO_FORMER, NOTE_PATH, Former, record_note
+from gazette.stores.sqlite.hand_over import NO_FORMER, Former
 from gazette.stores.sqlite.wal_changes import BUSY_MS, check_file, checkpoint
 
 RECORDED_KINDS: Final = (
@@ -170,9 +171,14 @@ class VfsRecording:
             ):
                 connection.execute(f"PRAGMA {schema}.{pragma}").fetchall()
         connection.execute("PRAGMA temp_store=MEMORY").fetchall()
-        if self._former.databases:
-            self._rebase()
-        self._former.leave(self.recorder)
+        if not self._former.databases:
+            self._former.leave(self.recorder)
+        elif not self._rebase():
+            raise Broken(
+                "the databases of the original are being read, so they cannot be recorded",
+                directory=str(self.recorder.directory),
+                hint="No other program may open the files of this shard.",
+            )
         return connection
 
     def log_path(self, name: str) -> str:
@@ -233,25 +239,30 @@ class VfsRecording:
     def live_bytes(self) -> int:
         return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
-    def _rebase(self) -> None:
-        """Record the databases whole, as new fnodes. The shard stalls meanwhile."""
+    def _rebase(self) -> bool:
+        """Record the databases whole, as new fnodes. The shard stalls meanwhile.
+
+        Return False, and record nothing, while a reader holds a WAL.
+        """
         assert self._connection is not None
         if self._journal_mode.upper() == "WAL" and not all(
             checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
         ):
-            return  # A reader holds a WAL: a later commit tries again.
+            return False  # A reader holds a WAL: a later commit tries again.
         mains = {self.log_path(str(path)): fd for path, fd in self._fds.items()}
         with self.recorder.group() as group:
+            # In the same append: our files may have the names of the former ones.
+            self._former.end(group)
             for event in self._noted:
                 if isinstance(event, _Emptied | _Opened) and event.path not in mains:
                     group.create(event.path)
-            if NOTE_PATH in self.recorder.fsm.links:
-                record_note(group)
             for path, fd in mains.items():
                 fnode = group.create(path)
                 for offset in range(0, os.fstat(fd).st_size, COALESCE_BYTES):
                     group.write(fnode, offset, os.pread(fd, COALESCE_BYTES, offset))
+        self._former = NO_FORMER
         self._noted.clear()
+        return True
 
     def close(self) -> None:
         """Close the connection. Record nothing that SQLite does meanwhile."""
