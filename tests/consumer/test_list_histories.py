@@ -155,6 +155,10 @@ async def check(seed: int) -> None:
         keys = [one["key"] for one in page["items"]]
         assert len(keys) <= limit or keys[limit - 1] == keys[-1]
         assert len(keys) >= limit or page["next"] is None
+        holders = {key: [shard for one, shard, _ in items if one == key] for key in keys}
+        assert page["duplicates"] == [
+            {"key": key, "shards": ids} for key, ids in holders.items() if len(ids) > 1
+        ]
         read += [(one["key"], one["value"]) for one in page["items"]]
         if page["next"] is None:
             break

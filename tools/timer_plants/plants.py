@@ -283,10 +283,9 @@ def _lists() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "a list hides its age",
-        plant(
-            "encoded(collected.result()), None, staleness_s)", "encoded(collected.result()), None)"
-        ),
+        plant("encoded(result), None, staleness_s)", "encoded(result), None)"),
     )
+    yield "keys of two shards are not reported", plant("if len(ids) > 1]", "if len(ids) > 2]")
     yield "lists read through nothing", plant("read_through=offsets)", "read_through={})")
     yield "shards wait for sources of others", plant("if name in own}", "if name}")
     yield "the last page is not cut", plant("len(found) >= self._limit", "len(found) > self._limit")
