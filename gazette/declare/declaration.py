@@ -193,6 +193,14 @@ class _Declared(Generic[M]):
             return self._mapping(lambda: declared, rng)
         return self._mapping(with_types(partitions, self.message_types, self.uuid), rng)
 
+    def __call__(self, message: M) -> Partition:
+        """Return the declared partition for a message: a source or an output is a mapping itself."""
+        return self._declared_mapping(message)
+
+    @cached_property
+    def _declared_mapping(self) -> Mapping[M]:
+        return self.mapping()
+
     def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         mapping, time = self._mapping_by_key(partitions, rng), self.message_time
         return mapping if time is None else with_times(mapping, time)
@@ -398,11 +406,8 @@ class Source(_Declared[M]):
 class Output(_Declared[M]):
     """Journals that an application publishes to. A class attribute of an `Application`.
 
-        async def initialize(self, service):
-            self.to_counts = self.counts.mapping()
-
         def consume_message(self, shard, store, envelope, publisher):
-            publisher.publish_uncommitted(self.to_counts, Count(...))
+            publisher.publish_uncommitted(self.counts, Count(...))
 
     Members need no right to create its journals: `gazette run`, or ``apply``, has created them.
     """

@@ -360,15 +360,20 @@ class ProduceMessagesFlags(SharedFlags):
     selector: str = flag(
         "", _SELECTOR.format("journals to publish to, instead of a name"), short="l"
     )
+    declared: str = flag(
+        "",
+        "Source or Output of an application, as module:Class.attribute, instead of a name: its key "
+        "and its type are used",
+    )
     key: str = flag(
         "",
         "field by which a message is mapped to its journal; dots join nested fields "
-        "(empty: any journal)",
+        "(empty: as labels of the journals say, or else any journal)",
         short="k",
     )
     mapping: str = flag(
         "modulo",
-        "how a key chooses the journal: as the application does that publishes to them",
+        "how a key chooses the journal if no label says it: as the application does that publishes to them",
         choices=("modulo", "rendezvous"),
         short="m",
     )

@@ -15,12 +15,14 @@ from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
 from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.gazctl.context import Context, parse_selector
+from gazette.gazctl.declared_output import decoder_of, load_declared
 from gazette.gazctl.flags import ProduceMessagesFlags, ReadMessagesFlags
 from gazette.gazctl.io.record_splitter import LineSplitter
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.message.codec import DECODE_ERRORS
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader
 from gazette.message.framing.frames import MalformedMessage
@@ -207,7 +209,15 @@ def _itself(value: Any) -> Any:
 
 async def produce(context: Context) -> int:
     flags = context.flags(ProduceMessagesFlags)
-    output = _output(context, flags.selector)
+    declared = load_declared(flags.declared) if flags.declared else None
+    output = _output(context, flags.selector) if declared is None else declared
+    if declared is not None and (context.loaded.arguments or flags.selector or flags.key):
+        raise Invalid(
+            "is given, and journals or --key are, too",
+            path="--declared",
+            hint="The declaration has the journals and the key.",
+        )
+    decode = _object_of if declared is None else decoder_of(declared)
     client = await context.broker()
     if isinstance(output, str):
         listed = await client.list_journals(LabelSelector.of(name=output))
@@ -223,7 +233,7 @@ async def produce(context: Context) -> int:
             timeout_s=context.timeout_s,
             uuid=flags.uuid,
         ) as publisher:
-            producing = Producing(publisher, output, flags.key)
+            producing = Producing(publisher, output, flags.key, decode)
             source = read_lines(context.terminal.stdin, pool)
             async with aclosing(source):
                 if flags.one_transaction:
@@ -255,10 +265,18 @@ async def read_lines(source: BinaryIO, pool: BlockingPool) -> AsyncGenerator[lis
 class Producing:
     """The lines of an input on their way into journals. ``committed`` counts visible messages."""
 
-    def __init__(self, publisher: ClientPublisher, output: Output, key: str) -> None:
+    def __init__(
+        self,
+        publisher: ClientPublisher,
+        output: Output,
+        key: str,
+        decode: Callable[[bytes], Any],
+    ) -> None:
         self._publisher = publisher
         self._output = output
         self._key = key
+        self._decode = decode
+        self._expected = "a JSON object" if decode is _object_of else "a message as declared"
         self._lines = 0
         self.committed = 0
 
@@ -286,11 +304,13 @@ class Producing:
         if not line.strip():
             return 0
         try:
-            message = msgspec.json.decode(line, type=dict[str, Any])
+            message = self._decode(line)
+        except DECODE_ERRORS as error:
+            what = f"{self._place()} is not {self._expected}"
+            raise Invalid(f"{what}: {error}", path="stdin") from error
+        try:
             key = self._key_of(message)
             await transaction.publish(self._output, message, key=key)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Invalid(f"{self._place()} is not a JSON object: {error}", path="stdin") from error
         except Invalid as error:
             raise Invalid(
                 f"{self._place()} cannot be published: {error}", path="stdin", hint=error.hint
@@ -312,6 +332,10 @@ class Producing:
                 hint="Every message needs its key. Nested fields are joined by dots.",
             )
         return value
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(line, type=dict[str, Any])
 
 
 # Which journals.

@@ -22,6 +22,7 @@ from gazette import (
     DeferToNextTransaction,
     ListPage,
     Message,
+    Output,
     PoisonPolicy,
     ShardRequest,
     Source,
@@ -178,6 +179,21 @@ def test_deferred_messages_are_republished_once(published: Any) -> None:
     driver = published(Deferring())
     assert driver.store.state == dict.fromkeys(OWN, 1)
     assert [one.word for one in driver.committed(PARTS[1], Word)] == OTHERS
+
+
+class Passing(Counting):
+    """Publishes each word to an output, which is the mapping itself."""
+
+    passed = Output("passed", Word, partitions=2, key="word")
+
+    def consume_message(self, shard: Any, store: Totals, envelope: Any, publisher: Any) -> None:
+        publisher.publish_uncommitted(self.passed, Word(word=envelope.message.word))
+
+
+def test_an_application_publishes_to_its_output(published: Any) -> None:
+    driver = published(Passing())
+    for place, words in enumerate((OWN, OTHERS)):
+        assert [one.word for one in driver.committed(f"passed/part-00{place}", Word)] == words
 
 
 class Batched(Republishing):

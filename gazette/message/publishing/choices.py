@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from gazette.errors import Invalid
-from gazette.message.key_rule import KeyRule, LabelledKeys
+from gazette.message.key_rule import KeyRule, LabelledKeys, partition_number
 from gazette.message.keys import CanonicalKey, KeyEncoding
 from gazette.message.mapping import (
     Mapping,
@@ -18,7 +18,7 @@ from gazette.message.mapping import (
     random_mapping,
     rendezvous_mapping,
 )
-from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.label_set import LabelSelector, LabelSet
 
 MappingName: TypeAlias = Literal["modulo", "rendezvous"]
 
@@ -30,6 +30,8 @@ Choice: TypeAlias = Callable[[Any, Any], Partition]
 class DeclaredOutput(Protocol):
     """A `gazette.Source` or `gazette.Output`."""
 
+    @property
+    def message_type(self) -> Any: ...
     @property
     def partitions(self) -> int: ...
     @property
@@ -59,6 +61,24 @@ def choice_by_labels(
         return at_random(message) if key is None else said(key)
 
     return choose
+
+
+def choice_of_named(partition: Partition, labels: LabelSet) -> Choice:
+    """Return the choice of one journal that is named, for messages whose key belongs there.
+
+    Raise ``Invalid`` for a journal with a key whose name does not say which partition it is.
+    """
+    rule = KeyRule.of_labels(labels)
+    if rule is None:
+        return lambda _message, _key: partition
+    number = partition_number(partition.journal)
+    if number is None:
+        raise Invalid(
+            f"a key maps messages to {partition.journal}, whose name does not say which partition it is",
+            path="output",
+            hint="Publish to all partitions by a selector.",
+        )
+    return choice_of_one(partition, rule, number)
 
 
 def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:

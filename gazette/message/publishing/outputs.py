@@ -10,7 +10,6 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalList
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
-from gazette.message.key_rule import KeyRule, partition_number
 from gazette.message.mapping import Partition, Partitions, PartitionWatch
 from gazette.message.message import CSVRecord
 from gazette.message.publishing.choices import (
@@ -19,7 +18,7 @@ from gazette.message.publishing.choices import (
     MappingName,
     choice_as_declared,
     choice_by_labels,
-    choice_of_one,
+    choice_of_named,
 )
 from gazette.protocol.ids import JournalName, validate_journal_name
 from gazette.protocol.journal import JournalSpec
@@ -152,17 +151,7 @@ class Outputs:
             ) from error
         spec = (await self._client.get_journal(output)).spec
         one = Partitions(Partitions.of_specs([spec]).all)
-        rule = KeyRule.of_labels(spec.labels)
-        if rule is None:
-            return self._by_labels(lambda: one, _types_of([spec]))
-        number = partition_number(spec.name)
-        if number is None:
-            raise Invalid(
-                f"a key maps messages to {spec.name}, whose name does not say which partition it is",
-                path="output",
-                hint="Publish to all partitions by a selector.",
-            )
-        choose = choice_of_one(one.all[0], rule, number)
+        choose = choice_of_named(one.all[0], spec.labels)
         return KnownOutput(lambda: one, _types_of([spec]), choose, self._uuid)
 
     async def _of_selector(self, selector: LabelSelector) -> KnownOutput:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +36,15 @@ from gazette.labels import (
 )
 from gazette.message import mapping as mappings
 from gazette.message.framing.framing import framing_of
+from gazette.message.keys import no_key
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.publisher import Publisher
+from gazette.message.publishing.choices import (
+    Choice,
+    MappingName,
+    choice_by_labels,
+    choice_of_named,
+)
 from gazette.message.uuid import ACK_TXN, ProducerId, build_uuid
 from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName
@@ -96,7 +104,8 @@ async def _service(access: OpenAccess) -> AppendService:
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
     specs = await journal_specs(access, options.journals, options.selector)
     found = []
-    for spec in sorted(specs, key=lambda spec: spec.name):
+    ordered = sorted(specs, key=lambda spec: spec.name)
+    for spec in ordered:
         content_type = (
             options.content_type
             or spec.labels.value_of(CONTENT_TYPE)
@@ -119,7 +128,7 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
         partition = Partition(spec.name, content_type, uuid=label)
         with within("option uuidField"):
             found.append(partition.with_uuid(options.shape.uuid_field))
-    return Partitions(found)
+    return Partitions(found, [spec.labels for spec in ordered])
 
 
 def _with_place(message: Message, partition: Partition) -> Message:
@@ -146,7 +155,7 @@ class _Publishing:
         self._begin_clock = self._publisher.clock.value
         self._options = options
         self._partitions = partitions
-        self._mapping = mapping_of(options, partitions)
+        self._choose = choice_of(options, partitions)
         self._samples: dict[Partition, Message] = {}
         """One message of each journal, from which acknowledgements are made."""
 
@@ -157,7 +166,7 @@ class _Publishing:
                 rows += len(batch)
                 self._require_journals(batch)
                 for key, message in batch:
-                    partition = self._mapping(key)
+                    partition = self._choose(message, key)
                     message = _with_place(message, partition)
                     self._samples.setdefault(partition, message)
                     publisher.publish_uncommitted(mappings.fixed_mapping(*partition), message)
@@ -215,22 +224,31 @@ class _Publishing:
             )
 
 
-def mapping_of(options: WriteOptions, partitions: Partitions) -> Callable[[Any], Partition]:
-    """Return the function from the value of the key to a journal, by the publisher's mapping."""
+def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
+    """Return the function from a message, and the value of the column that maps it, to a journal.
 
-    def current() -> Partitions:
-        return partitions
-
+    Labels of journals say the key if a declaration has made them.
+    """
     if options.journal_column:
-        by_name = {partition.journal: partition for partition in partitions.all}
-        return by_name.__getitem__
-    if options.mapping == "modulo":
-        return mappings.modulo_mapping(current, lambda key: key)
-    if options.mapping == "rendezvous":
-        return mappings.rendezvous_mapping(current, lambda key: key)
-    if len(partitions.all) == 1:
-        return mappings.fixed_mapping(*partitions.all[0])
-    return mappings.random_mapping(current, random.Random())
+        by_name = {
+            partition.journal: choice_of_named(partition, labels)
+            for partition, labels in zip(partitions.all, partitions.labels, strict=True)
+        }
+        return lambda message, name: by_name[name](message, None)
+    if len(partitions.all) == 1 and partitions.labels:
+        choose = choice_of_named(partitions.all[0], partitions.labels[0])
+    else:
+        mapping: MappingName = "rendezvous" if options.mapping == "rendezvous" else "modulo"
+        choose = choice_by_labels(lambda: partitions, mapping, random.Random())
+    return partial(_choose_by_column, choose, options.key) if options.key else choose
+
+
+def _choose_by_column(choose: Choice, column: str, message: Message, key: Any) -> Partition:
+    if key is None:
+        raise no_key(
+            key, f"the column {column} is null", "Leave such rows out, or give them a key."
+        )
+    return choose(message, key)
 
 
 def _some_of(names: Collection[str]) -> str:

@@ -189,6 +189,14 @@ def test_mappings_of_applications_obey_the_labels() -> None:
             mapping(Word(word="x"))
 
 
+def test_a_declaration_is_a_mapping_itself() -> None:
+    """So publishers of applications take it as they take its mapping()."""
+    for word in WORDS:
+        assert SOURCE(Word(word=word)).journal == part(word)
+    for declared in (Source("words", Word), Output("words", Word)):
+        assert declared(Word(word="x")).journal == "words/part-000"
+
+
 def test_a_named_partition_takes_only_its_keys() -> None:
     rule = KeyRule.of_labels(specs_of(SOURCE)[2].labels)
     assert rule is not None
