@@ -30,7 +30,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "timestamp_ntz": pa.timestamp("us"),
     "decimal": pa.decimal128(10, 0),
 }
-_TOKEN = re.compile(r"\s*(?:(?P<name>\w+)|`(?P<quoted>[^`]+)`|(?P<sign>[<>(),:]))")
+_TOKEN = re.compile(r"\s*(?:(?P<name>\w+)|`(?P<quoted>(?:[^`]|``)*+)`|(?P<sign>[<>(),:]))")
 
 
 def parse_columns(text: str) -> pa.Schema:
@@ -125,11 +125,11 @@ class _Parser:
 
     def _name(self, what: str) -> str:
         match = _TOKEN.match(self._text, self._at)
-        name = "" if match is None else match["name"] or match["quoted"]
-        if not name:
+        name = None if match is None else match["name"] or match["quoted"]
+        if name is None:
             self.fail(f"expected {what}")
         self._next()
-        return name
+        return name.replace("``", "`")
 
     def _next(self) -> None:
         match = _TOKEN.match(self._text, self._at)

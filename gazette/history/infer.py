@@ -35,7 +35,7 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
 
     A field whose values are of several kinds gets the type that holds them all: a double for
     integers and fractions, otherwise a string. A field that was always null is a string. One that
-    was always an empty object is left out.
+    was always an empty object is left out, and so is one without a name.
     """
     seen: _Kind = _Object()
     for line in lines:
@@ -65,7 +65,7 @@ def _kind_of(value: Any) -> _Kind:
         case str():
             return pa.string()
         case dict():
-            return _Object({name: _kind_of(one) for name, one in value.items()})
+            return _Object({name: _kind_of(one) for name, one in value.items() if name})
     item: _Kind = None
     for one in value:
         item = _widest(item, _kind_of(one))

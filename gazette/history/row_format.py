@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -50,7 +51,8 @@ class RowFormat:
     @property
     def fields(self) -> pa.Schema:
         """Columns that are fields of messages."""
-        names = {*dict(self.meta), self.corrupt}
+        # A field may have no name. That a schema has no column of corrupt records says the same.
+        names = {*dict(self.meta), *([self.corrupt] if self.corrupt else [])}
         return pa.schema([field for field in self.schema if field.name not in names])
 
     @property
@@ -60,6 +62,7 @@ class RowFormat:
 
     def validate(self) -> None:
         """Raise `Invalid` if the columns contradict each other."""
+        require_distinct(self.schema)
         for name, key in self.meta:
             kind = self.schema.field(name).type
             if kind != META[key]:
@@ -89,3 +92,22 @@ class RowFormat:
             # Messages without a UUID have the clock 0, and no time.
             wanted = wanted & (clocks < np.uint64(self.clock_end)) & (clocks != 0)
         return wanted
+
+
+def require_distinct(fields: Iterable[pa.Field], path: str = "") -> None:
+    """Raise `Invalid` if two columns, or two fields of a struct in them, have the same name."""
+    seen: set[str] = set()
+    for field in fields:
+        place = f"{path}.{field.name}" if path else field.name
+        if field.name in seen:
+            raise Invalid(
+                f"there are two columns {place!r}",
+                path=place,
+                hint="Give each column a name of its own, or leave one out.",
+            )
+        seen.add(field.name)
+        kind = field.type
+        while pa.types.is_list(kind) or pa.types.is_map(kind):
+            kind = kind.value_type if pa.types.is_list(kind) else kind.item_type
+        if pa.types.is_struct(kind):
+            require_distinct(kind, place)

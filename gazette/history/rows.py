@@ -129,7 +129,7 @@ class RowMaker:
         """Yield the rows of the wanted messages that are within the bounds of the format."""
         fit, arrays = self.arrays(found, wanted)
         if len(fit):
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._format.schema)
+            yield _batch(arrays, self._format.schema, len(fit))
 
     def arrays(self, found: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
         """Return the positions of these messages, and their columns. Without messages there are no
@@ -304,6 +304,14 @@ class RowMaker:
         places, parts, corrupt = zip(*kept, strict=True)
         arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
         return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+
+
+def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    """Return a batch of ``count`` rows, also if it has no column that would say so."""
+    if arrays:
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    rows = pa.Array.from_buffers(pa.struct([]), count, [None], children=[])
+    return pa.RecordBatch.from_struct_array(rows)
 
 
 def _merged(one: _Parsed, other: _Parsed) -> _Parsed:

@@ -371,6 +371,25 @@ def test_columns_are_inferred_from_lines_that_spark_reads(tmp_path: Path) -> Non
     assert table["b"].to_pylist() == [None, "?", None, None]
 
 
+def test_names_of_columns_in_a_table(tmp_path: Path) -> None:
+    write_journal(tmp_path, STORE, JOURNAL, [b'{"":1,"a.b":2,"`q`":3,"OFFSET":4}\n'])
+    table = gazette.read_table(
+        JOURNAL, store=store_of(tmp_path), fields="`` long, `a.b` int, ```q``` int, OFFSET int"
+    )
+    assert table.select(["", "a.b", "`q`", "OFFSET", "offset"]).to_pylist() == [
+        {"": 1, "a.b": 2, "`q`": 3, "OFFSET": 4, "offset": 0}
+    ]
+    twice = pa.field("x", pa.int64())
+    for name, fields in (
+        ("x", pa.schema([twice, twice])),
+        ("s.x", pa.schema([("s", pa.list_(pa.struct([twice, twice])))])),
+    ):
+        with raises(Invalid, path=name):
+            gazette.read_table(JOURNAL, store=store_of(tmp_path), fields=fields)
+    with raises(Invalid, path="offset"):
+        gazette.read_table(JOURNAL, store=store_of(tmp_path), columns=["offset", "offset"])
+
+
 def test_decimals_of_all_digits_and_scales(tmp_path: Path) -> None:
     """Both paths: the compiled pass reads small numbers, unless many lines are misfits."""
     rng = random.Random(0)

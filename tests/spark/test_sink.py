@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema
 from word_count import ngram_pb2
 
@@ -343,6 +344,111 @@ async def test_nested_values(broker: BrokerFixture) -> None:
             writer(broker, numbers.schema).write(iter([numbers]))
 
     await asyncio.to_thread(play)
+
+
+async def test_rows_are_written_as_they_are_or_named(broker: BrokerFixture) -> None:
+    """Columns of every name and time, and what no reader would find equal."""
+    utc, west = pa.timestamp("us", "UTC"), datetime.timezone(datetime.timedelta(hours=-8))
+    schema = pa.schema(
+        [
+            ("", pa.int64()),
+            ("a.b", pa.string()),
+            ("`q`", pa.struct([("", pa.string()), ("x", pa.list_(utc))])),
+            ("N", pa.int32()),
+            ("n", pa.int32()),
+            ("at", utc),
+            ("day", pa.date32()),
+            ("money", pa.decimal128(38, 9)),
+            ("raw", pa.binary()),
+        ]
+    )
+    first = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
+    last = datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, datetime.UTC)
+    old = datetime.datetime(1582, 10, 10, tzinfo=datetime.UTC)
+    rows = [
+        {
+            "": number,
+            "a.b": None,
+            "`q`": {"": "deep", "x": [first, None, last]},
+            "N": 1,
+            "n": 2,
+            "at": at,
+            "day": at.date(),
+            "money": decimal.Decimal("12345678901234567890123456789.123456789"),
+            "raw": b"\x00\xff",
+        }
+        for number, at in enumerate((first, last, old))
+    ]
+
+    def play() -> None:
+        one = writer(broker, schema)
+        one.commit([one.write(iter([pa.RecordBatch.from_pylist(rows, schema)]))])
+        source = GazetteDataSource({"broker.address": broker.endpoint, "journal": "topic/a"})
+        reader = source.reader(from_arrow_schema(schema, prefer_timestamp_ntz=True))
+        found = [
+            row for part in reader.partitions() for b in reader.read(part) for row in b.to_pylist()
+        ]
+        assert found == rows
+        beyond = pa.scalar(253_402_300_800_000_000, pa.int64())  # 9999-12-31T16:00 in the west.
+        assert last.astimezone(west).hour == 15
+        for name, kind, value in (
+            ("at", utc, beyond.cast(utc)),
+            (
+                "at",
+                pa.list_(utc),
+                pa.scalar([beyond.as_py()], pa.list_(pa.int64())).cast(pa.list_(utc)),
+            ),
+            ("day", pa.date32(), pa.scalar(3_000_000, pa.int32()).cast(pa.date32())),
+            ("day", pa.date32(), pa.scalar(-800_000, pa.int32()).cast(pa.date32())),
+            (
+                "map",
+                pa.map_(pa.string(), pa.int64()),
+                pa.scalar([("k", 1), ("k", 2)], pa.map_(pa.string(), pa.int64())),
+            ),
+        ):
+            columns = [pa.array([1]), pa.array([value], kind)]
+            wrong = pa.RecordBatch.from_arrays(columns, names=["n", name])
+            for form in ("json", "csv") if not pa.types.is_nested(kind) else ("json",):
+                journal = "topic/a" if form == "json" else "topic/csv"
+                with raises(Invalid, path=name):
+                    writer(broker, wrong.schema, value=form, journal=journal).write(iter([wrong]))
+
+    await broker.create(journal_spec("topic/csv", labels=LabelSet.of((CONTENT_TYPE, CONTENT_CSV))))
+    await asyncio.to_thread(play)
+
+
+def field(name: str, kind: types.DataType) -> types.StructType:
+    return types.StructType([types.StructField(name, kind)])
+
+
+def unopened(schema: types.StructType) -> Any:
+    """Return a writer of a schema that connects to nothing yet."""
+    options = {"broker.address": "http://localhost:1", "journal": "topic/a"}
+    return GazetteDataSource(options).writer(schema, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (types.DayTimeIntervalType(), "x"),
+        (types.VariantType(), "x"),
+        (types.MapType(types.DoubleType(), types.StringType()), "x"),
+        (types.ArrayType(field("a", types.MapType(types.DateType(), types.StringType()))), "x.a"),
+        (types.MapType(types.StringType(), field("v", types.VariantType())), "x.v"),
+    ],
+)
+def test_types_that_are_read_as_others_are_not_written(kind: types.DataType, path: str) -> None:
+    with raises(Invalid, path=path):
+        unopened(field("n", types.LongType()).add("x", kind))
+
+
+def test_columns_of_one_name_are_not_written() -> None:
+    """A message would have one of them."""
+    twice = field("x", types.LongType()).add("x", types.StringType())
+    with raises(Invalid, path="x"):
+        unopened(twice)
+    with raises(Invalid, path="a.x"):
+        unopened(field("a", types.ArrayType(twice)))
 
 
 async def test_what_cannot_be_written(broker: BrokerFixture) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
@@ -123,6 +124,36 @@ def test_columns(options: dict[str, str]) -> None:
     required.fields[0].nullable = False
     with raises(Invalid, path="word", says="NOT NULL"):
         GazetteDataSource(options).reader(required).partitions()
+
+
+def test_a_table_without_columns_has_rows(options: dict[str, str]) -> None:
+    source = GazetteDataSource(options)
+    reader = source.reader(StructType([]))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert sum(batch.num_rows for batch in batches) == 6
+
+
+def test_names_of_columns(tmp_path: Path) -> None:
+    """A field may have any name. What Spark or a journal has twice is an error that says so."""
+    line = b'{"":1,"a.b":2,"`q`":3,"N":4,"n":5,"s":{"":6,"x":7},"Flags":8}\n'
+    write_journal(tmp_path, STORE, "topic/a", [line * 3])
+    given = {"store": f"file://{tmp_path}/fragments", "journal": "topic/a"}
+    schema = "`` long, `a.b` long, ```q``` long, N long, n long, s struct<``: long, x: long>"
+    rows, _ = read(given, schema)
+    assert rows == [{"": 1, "a.b": 2, "`q`": 3, "N": 4, "n": 5, "s": {"": 6, "x": 7}}] * 3
+    for name, prefix in (("OFFSET", ""), ("Flags", ""), ("_Journal", "_")):
+        with raises(Invalid, path=name, advises="metaPrefix"):
+            read({**given, "metaPrefix": prefix}, f"n long, {name} long")
+    with raises(Invalid, path="Flags", advises="metaPrefix"):
+        read(given)
+    assert read({**given, "metaPrefix": "_"}, "Flags long, _flags int")[0][0]["Flags"] == 8
+    inferred = GazetteDataSource({**given, "metaPrefix": "_"}).schema()
+    # As in Spark, a field without a name is not inferred.
+    assert inferred.names[7:] == ["a.b", "`q`", "N", "n", "s", "Flags"]
+    twice = StructType([StructField("x", LongType()), StructField("x", StringType())])
+    for kind, path in ((twice, "x"), (StructType([StructField("s", ArrayType(twice))]), "s.x")):
+        with raises(Invalid, path=path):
+            GazetteDataSource(given).reader(kind).partitions()
 
 
 def test_text(options: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import types
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -18,6 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from gazette.errors import Invalid
+from gazette.history.row_format import require_distinct
 from gazette.history.table_columns import one_of
 from gazette.message.message import CSVRecord
 from gazette.message.uuid_form import BytesForm, TextForm, UuidForm
@@ -25,6 +27,7 @@ from gazette.spark.error_hints import with_hints
 from gazette.spark.message_class import message_class
 from gazette.spark.sink.publishing import Attempt, commit, publish, roll_back
 from gazette.spark.source.options import WriteOptions
+from gazette.spark.source.schema import require_readable
 
 _UUID: Final = "uuid"
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
@@ -62,14 +65,19 @@ class _Writer:
                 f"{self._schema.field(column).type}",
                 path="option journalColumn",
             )
+        require_distinct(self._schema)
         # The target is no part of the message. The UUID of a row of CSV and of protobuf has its own place.
         self._is_place = options.shape.uuid_field in ("", _UUID) and options.value != "json"
-        apart = {column, _UUID} if self._is_place else {column}
+        apart = {*([column] if column else []), *([_UUID] if self._is_place else [])}
         self._fields = pa.schema([field for field in self._schema if field.name not in apart])
         if not {*self._fields.names} - {_UUID}:
             raise Invalid(
                 "there is no column to publish beside the UUID and journalColumn", path="columns"
             )
+        if options.value == "json":
+            for field in schema.fields:
+                if field.name in self._fields.names:
+                    _require_json(field.name, field.dataType)
         if options.value == "csv":
             for field in self._fields:
                 if not _is_text(field.type):
@@ -98,7 +106,7 @@ class _Writer:
 
         def messages() -> Iterator[Sequence[Any]]:
             for batch in iterator:
-                rows = batch.to_pylist(maps_as_pydicts="lossy")
+                rows = _rows(batch)
                 yield [(row.get(key), make(row)) for row in rows]
 
         context: Any = TaskContext.get()
@@ -188,6 +196,48 @@ def _checked(make: Maker) -> Maker:
         return make(row)
 
     return checked
+
+
+def _require_json(path: str, kind: types.DataType) -> None:
+    """Raise `Invalid` for a type whose values would be read back as others."""
+    if isinstance(kind, types.VariantType):
+        raise Invalid(
+            "a variant cannot be written as JSON",
+            path=path,
+            hint="Convert it to a string by to_json, or cast it to another type in Spark.",
+        )
+    if isinstance(kind, types.NullType):
+        return
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            _require_json(f"{path}.{field.name}", field.dataType)
+    elif isinstance(kind, types.ArrayType):
+        _require_json(path, kind.elementType)
+    elif isinstance(kind, types.MapType) and isinstance(kind.keyType, types.IntegralType):
+        _require_json(path, kind.valueType)  # Types of applications have such keys.
+    else:
+        require_readable(path, kind)
+        if isinstance(kind, types.MapType):
+            _require_json(path, kind.valueType)
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows. Raise `Invalid` for a value that Python has not."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+        return rows
+    except (OverflowError, ValueError, KeyError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.to_pylist(maps_as_pydicts="strict")
+            except (OverflowError, ValueError, KeyError) as error:
+                raise Invalid(
+                    f"a row has a value that no message can have: {error}",
+                    path=name,
+                    hint="Days and times are of the years 1 to 9999 in UTC, and a map has each key once. "
+                    "Leave the row out, or convert the column to a string in Spark.",
+                ) from error
+        raise
 
 
 def _is_text(kind: pa.DataType) -> bool:

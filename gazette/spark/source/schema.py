@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pyspark.sql import types
@@ -10,7 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
-from gazette.history.row_format import RowFormat
+from gazette.history.meta_columns import META
+from gazette.history.row_format import RowFormat, require_distinct
 from gazette.history.table_columns import value_of_all
 from gazette.spark.source.options import ReadOptions, as_options
 
@@ -67,8 +68,10 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
     further fields of `RowFormat`. Raise `Invalid`.
     """
     for field in schema.fields:
-        _require_readable(field.name, field.dataType)
+        require_readable(field.name, field.dataType)
     arrow = to_arrow_schema(schema, timezone="UTC")
+    require_distinct(arrow)
+    _require_cases(arrow.names, prefix)
     if any(not field.nullable for field in schema.fields):
         name = next(field.name for field in schema.fields if not field.nullable)
         raise Invalid("columns of journals may be null: leave out NOT NULL", path=name)
@@ -84,6 +87,23 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
     return format
 
 
+def _require_cases(names: Sequence[str], prefix: str) -> None:
+    """Raise `Invalid` for a column that only its case tells from one of metadata.
+
+    Spark takes both for the same, unless ``spark.sql.caseSensitive`` is set. As a field, it would be null.
+    """
+    meta = {f"{prefix}{key}".lower(): f"{prefix}{key}" for key in META}
+    for name in names:
+        known = meta.get(name.lower(), name)
+        if name != known:
+            raise Invalid(
+                f"the column {name} and {known}, which each journal has, differ in case alone",
+                path=name,
+                hint=f"Write {known}. If messages have a field {name}, set the option metaPrefix "
+                'to "_", or to another prefix.',
+            )
+
+
 def _encode_variant(text: str) -> dict[str, bytes]:
     try:
         found = types.VariantVal.parseJson(text)
@@ -94,19 +114,19 @@ def _encode_variant(text: str) -> dict[str, bytes]:
     return {"value": found.value, "metadata": found.metadata}
 
 
-def _require_readable(path: str, kind: types.DataType) -> None:
+def require_readable(path: str, kind: types.DataType) -> None:
     """Raise `Invalid` for types to which no part of a message converts."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
-            _require_readable(f"{path}.{field.name}", field.dataType)
+            require_readable(f"{path}.{field.name}", field.dataType)
     elif isinstance(kind, types.ArrayType):
-        _require_readable(path, kind.elementType)
+        require_readable(path, kind.elementType)
     elif isinstance(kind, types.MapType):
         if not isinstance(kind.keyType, types.StringType):
             raise Invalid(
                 f"keys of maps are strings, and not {kind.keyType.simpleString()}", path=path
             )
-        _require_readable(path, kind.valueType)
+        require_readable(path, kind.valueType)
     elif not isinstance(kind, _READABLE):
         raise Invalid(
             f"messages are not read as {kind.simpleString()}",
