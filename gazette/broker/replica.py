@@ -517,15 +517,25 @@ class Replica:
 
         A journal may have been created during the listing, and deleted ones are known to etcd alone.
         """
-        if not Unexplained.of(cover.unexplained).outside(cover):
+        if not cover.unexplained:
+            return NONE
+        run = self._context.pools.spools.run
+        found = await run(Unexplained.beside, cover, cover.unexplained)
+        if not found.end:
             return NONE
         root = self._context.settings.root
         deleted = await deleted_below(self._context.etcd, root, self.journal)
         owner = FragmentOwner(spec, [*others, *self._nested(), *deleted])
-        left = (
-            one for one in cover.unexplained if owner.of(one.path_postfix) is not Attribution.OTHER
-        )
-        return Unexplained.of(Unexplained.of(left).outside(cover))
+
+        def left() -> Unexplained:
+            unknown = (
+                one
+                for one in cover.unexplained
+                if owner.of(one.path_postfix) is not Attribution.OTHER
+            )
+            return Unexplained.beside(cover, unknown)
+
+        return await run(left)
 
     @property
     def undecided_reason(self) -> str:

@@ -92,6 +92,8 @@ class Index:
         """The conflicts of the last listing: fragments of the same offsets that hold other bytes."""
         self.unexplained = NONE
         """Stored fragments that may be the journal's, as of the last listing."""
+        self.unexplained_to: Offset = 0
+        """End of these; zero without any."""
         self.known_head: Offset = 0
         """Offset that the journal has reached at least. The fragments here may end earlier."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
@@ -213,7 +215,7 @@ class Index:
         """
         self._listed_at = self._clock.now() if listed_at is None else listed_at
         self.conflicts = (*conflicts, *conflicts_with(remote, self._local))
-        self.unexplained = unexplained
+        self.unexplained, self.unexplained_to = unexplained, unexplained.end
         self._local = CoverSet(uncovered(self._local, remote))
         self._set = CoverSet(remote)
         # This listing may have begun before these fragments were stored. The next listing will
@@ -301,7 +303,7 @@ class Index:
 
     def undecided(self) -> list[Fragment]:
         """Return the unexplained fragments that have offsets which no fragment of the journal has."""
-        if not self.unexplained.end:
+        if not self.unexplained_to:
             return []
         return self.unexplained.outside(CoverSet[Span]([*self._set, *self._hidden]))
 

@@ -29,7 +29,13 @@ class Unexplained:
 
     @classmethod
     def of(cls, fragments: Iterable[Fragment]) -> Unexplained:
-        return cls(CoverSet(fragments))
+        # In this order, each one is added at the end of the set: there may be very many.
+        return cls(CoverSet(sorted(fragments, key=lambda one: (one.begin, -one.end))))
+
+    @classmethod
+    def beside(cls, own: CoverSet[S], fragments: Iterable[Fragment]) -> Unexplained:
+        """Return those that have offsets which ``own``, the journal's fragments, do not cover."""
+        return cls.of(cls.of(fragments).outside(own))
 
     @property
     def end(self) -> Offset:

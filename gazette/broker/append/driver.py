@@ -542,7 +542,7 @@ class AppendDriver:
         assert replica is not None
         self._store_seen = None if store is None else store.health
         head, index = replica.head, replica.index
-        is_short = index.end_offset < max(index.unexplained.end, head.offset)
+        undecided_to = index.unexplained_to
         return ev.ReadinessSeen(
             store_error=None if self._store_seen is None else self._store_seen.error,
             index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
@@ -552,9 +552,9 @@ class AppendDriver:
             unlisted="" if index.first_refreshed else replica.unlisted_reason,
             must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),
-            store_refuses=_refusal(store, replica),
-            undecided_to=index.unexplained.end,
-            undecided=replica.undecided_reason if is_short else "",
+            store_refuses="" if store is None or not store.refusals else _refusal(store, replica),
+            undecided_to=undecided_to,
+            undecided=_undecided(replica) if undecided_to else "",
         )
 
     def _admission(self, sessions: SessionLedger) -> Admission:
@@ -778,11 +778,16 @@ class AppendDriver:
         return self._pipeline
 
 
-def _refusal(store: ActiveStore | None, replica: Replica) -> str:
+def _refusal(store: ActiveStore, replica: Replica) -> str:
     """Return the reason why the store refuses the journal's fragments; empty if it does not."""
-    if store is None or not store.refusals:
-        return ""
     return store.refusals.get((replica.journal, replica.life), "")
+
+
+def _undecided(replica: Replica) -> str:
+    """Return the reason why an append may have to wait for a decision about stored fragments."""
+    index = replica.index
+    is_short = index.end_offset < max(index.unexplained_to, replica.head.offset)
+    return replica.undecided_reason if is_short else ""
 
 
 def _ticks(seconds: float) -> int:
