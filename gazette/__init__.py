@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gazette.consumer.timers.timer import EventTime, TimeDomain, Timer, TimerTable
     from gazette.consumer.transaction.error_cause import ErrorCause
     from gazette.consumer.transaction.poison import DeadLetter, DeadTimer, PoisonPolicy
-    from gazette.declare.declaration import Output, Source
+    from gazette.declare.source import Output, Source
     from gazette.errors import GazetteError
     from gazette.history.tables import read_batches, read_table
     from gazette.message.envelope import Envelope
@@ -64,7 +64,7 @@ _HOMES = {
     "Message": "gazette.message.message",
     "MessageProducer": "gazette.consumer.application",
     "MessageTime": "gazette.message.message_time",
-    "Output": "gazette.declare.declaration",
+    "Output": "gazette.declare.source",
     "Partition": "gazette.message.mapping",
     "PoisonPolicy": "gazette.consumer.transaction.poison",
     "Publisher": "gazette.message.publisher",
@@ -73,7 +73,7 @@ _HOMES = {
     "Shard": "gazette.consumer.application",
     "ShardQuery": "gazette.consumer.query.query",
     "ShardRequest": "gazette.consumer.query.shard_route",
-    "Source": "gazette.declare.declaration",
+    "Source": "gazette.declare.source",
     "StateView": "gazette.consumer.application",
     "Store": "gazette.consumer.application",
     "TimeDomain": "gazette.consumer.timers.timer",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gazette.declare.declaration import RECOVERY_DIRECTORY, Declaration, DeclaredJournals
+from gazette.declare.declaration import Declaration, DeclaredJournals
+from gazette.declare.source import RECOVERY_DIRECTORY
 from gazette.errors import Invalid
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Codec
