@@ -23,6 +23,7 @@ from gazette.errors import Invalid
 from gazette.message import zero_value
 from gazette.message.finite_numbers import FiniteCheck
 from gazette.message.message import Acknowledgement
+from gazette.message.read_back import ReadBack
 from gazette.message.uuid import (
     ACK_TXN,
     ANOTHER_PLACE,
@@ -87,6 +88,8 @@ class MessageCodec(ABC, Generic[M]):
         self._is_attribute = place is None or place.is_plain
         self.finite = FiniteCheck(())
         """Check of messages for numbers that a payload cannot hold."""
+        self.fields: ReadBack | None = None
+        """Check of published messages for fields of other types. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
         attribute of type text, setting it runs no code of the application, and a payload has no newline.
@@ -194,6 +197,8 @@ class MsgspecCodec(MessageCodec[M]):
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
         self.finite = FiniteCheck(self._info)
+        if len(self._info) == 1:
+            self.fields = ReadBack(self._info[0], self._decoder.decode, self._encoder.encode)
         is_plain = self._is_attribute and isinstance(self.form, TextForm)
         if is_plain and _sets_plainly(message_type):
             # Callers check the number of a message first, if its type has one.

@@ -175,6 +175,8 @@ class JSONLinesFraming(Framing[M]):
             return super().stamper(mint)
         text, require_free, is_published = mint.text, self.codec.require_free, match_published
         finite, number_of = self.codec.finite, self.codec.finite.number_of
+        fields = self.codec.fields
+        assert fields is not None, "a codec of one Struct or dataclass"
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
@@ -182,8 +184,10 @@ class JSONLinesFraming(Framing[M]):
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
-                if number_of is not None and not isfinite(number_of(message)):
-                    finite.require(message)
+                if not fields.fits(message):
+                    if number_of is not None and not isfinite(number_of(message)):
+                        finite.require(message)
+                    fields.require(message)
                 encode_into(message, buffer, -1)
             except DECODE_ERRORS as error:
                 raise self._unencodable(error) from error
