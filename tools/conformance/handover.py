@@ -62,6 +62,8 @@ class Lane:
     """Name of a second database of SQLite."""
     journal: str = ""
     """SQLite's journal mode of the original. Its default is WAL."""
+    mode: str = ""
+    """Mode of our SQLite store. Its default is redo."""
     expected: Counter[str] = field(default_factory=Counter)
     """Committed messages by word."""
     totals: dict[str, list[int]] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class Lane:
         labels = {
             "attached": self.attached,
             "journal": self.journal,
+            "mode": self.mode,
             "output": self.output,
             "store": self.store,
         }
@@ -320,6 +323,7 @@ async def handover(original: Path, directory: Path) -> None:
     sqlite = (
         Lane("sqlite", "sqlite"),
         Lane("attached", "sqlite", attached="archive"),
+        Lane("by-vfs", "sqlite", mode="vfs"),
         Lane("journal", "sqlite", attached="archive", journal="TRUNCATE"),
     )
     others = (Lane("rocksdb", "rocksdb"), Lane("json", "json"))

@@ -37,7 +37,9 @@ class Tally(Application[Store]):
             case "sqlite":
                 attached = shard.spec.labels.value_of("attached")
                 schema = SCHEMA + (SEEN.format(attached) if attached else "")
-                return SQLiteStore(recorder, schema, databases=[attached] if attached else [])
+                mode: Any = shard.spec.labels.value_of("mode") or "redo"
+                databases = [attached] if attached else []
+                return SQLiteStore(recorder, schema, databases=databases, mode=mode)
             case "rocksdb":
                 return RocksDBStore(recorder)
             case "json":
