@@ -206,12 +206,16 @@ def checkpoint_of(folded: FoldedSnapshot, spec: ShardSpec, application: str) -> 
 
     ``application`` is the name of the application that owns the state.
     """
-    sources = {}
+    sources, lives = {}, {}
+    read = {one.journal: one.life for one in folded.snapshot.journals}
     for source in spec.sources:
-        found = folded.sources.get(split_journal_meta(source.journal)[0])
+        journal = split_journal_meta(source.journal)[0]
+        found = folded.sources.get(journal)
         if found is not None:
             sources[source.journal] = found
-    return Checkpoint(sources, application=application)
+        if (life := read.get(journal)) is not None:
+            lives[source.journal] = life
+    return Checkpoint(sources, application=application, lives=lives)
 
 
 def require_replayable(folded: FoldedSnapshot) -> None:

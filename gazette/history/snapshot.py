@@ -12,6 +12,7 @@ from gazette.message.uuid import ProducerId
 from gazette.protocol.checkpoint import ProducerState
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife
 
 RUN_BYTES: Final = 64 << 20
 """Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
@@ -63,6 +64,8 @@ class JournalSnapshot:
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[tuple[Offset, Offset], ...] = ()
     """Ranges of bytes that the journal has lost, if reading is to continue behind them."""
+    life: JournalLife | None = None
+    """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end:

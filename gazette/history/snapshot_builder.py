@@ -35,6 +35,7 @@ from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.journal import FragmentSpec, JournalSpec
+from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text.validation import within
 
@@ -75,6 +76,8 @@ class Selection:
     end_all: Offset | None = None
     sources: Mapping[JournalName, SourceCheckpoint] = field(default_factory=dict)
     """Checkpoint to resume from. It takes precedence over ``begin``."""
+    lives: Mapping[JournalName, JournalLife] = field(default_factory=dict)
+    """Lives of journals to which the offsets belong. Another life raises ``Corrupt``."""
     begin_time_s: float = 0
     """Unix time in seconds. Fragments that were stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
@@ -146,8 +149,9 @@ def take_snapshot(
     gap may be a fragment that its broker has not uploaded yet. To begin at offset 0 misses
     nothing that was pruned.
 
-    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` for lost bytes, or if
-    stores alone do not say which bytes are right, and what brokers and stores raise.
+    Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` for lost bytes, for a
+    journal that was created again, or if stores alone do not say which bytes are right. Raise what brokers
+    and stores raise.
     """
     selection.validate()
     return access.run(_take(access, selection, places or FragmentPlaces()))
@@ -205,8 +209,9 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
             ]
             places.add(name, begin, pieces, now_s)
             async with limit:
-                head = None if client is None else await _head(access, client, name)
-            return _journal(spec, pieces, head, selection, now)
+                head, life = (None, None) if client is None else await _head(access, client, name)
+            _require_life(selection, name, life)
+            return replace(_journal(spec, pieces, head, selection, now), life=life)
 
     if client is None:
         specs = [_spec_of(name, selection) for name in selection.journals]
@@ -314,14 +319,23 @@ async def _brokered(
     return [one.fragment for one in stored]
 
 
-async def _head(access: OpenAccess, client: Client, journal: JournalName) -> Offset:
+async def _head(
+    access: OpenAccess, client: Client, journal: JournalName
+) -> tuple[Offset, JournalLife | None]:
+    """Return the head of a journal, and its life."""
     reader = client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
     try:
         async with access.answering(), reader:
             await reader.open()
     except NotYet:
         pass
-    return reader.write_head
+    return reader.write_head, reader.life
+
+
+def _require_life(selection: Selection, journal: JournalName, life: JournalLife | None) -> None:
+    known = selection.lives.get(journal)
+    if known is not None and life is not None and life.is_other(known):
+        raise created_again(journal, known.created, life.created)
 
 
 def _journal(

@@ -44,6 +44,7 @@ from gazette.spark.source.stream_offset import (
     AT,
     StreamOffset,
     decode_ahead,
+    decode_lives,
     decode_offset,
     decode_since,
     encode_offset,
@@ -85,7 +86,10 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @with_hints()
     def initialOffset(self) -> StreamOffset:
-        return encode_offset(self._journals.starts(), since=self._options.read.clock_begin)
+        starts = self._journals.starts()
+        return encode_offset(
+            starts, since=self._options.read.clock_begin, lives=self._journals.lives
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_bytes is not None:
@@ -102,6 +106,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @with_hints()
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         logged, asked = decode_offset(start), decode_ahead(start)
+        self._journals.resume(decode_lives(start))
         listed = self._journals.listing(logged)
         known = self._journals.kept(logged)
         begins = {one.journal: self._journals.begin(one, known) for one in listed}
@@ -122,7 +127,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if sources is logged and all(asked.get(name, 0) >= at for name, at in ahead.items()):
             return start
         self._planned = True
-        end = encode_offset(sources, {**asked, **ahead}, decode_since(start))
+        end = encode_offset(sources, {**asked, **ahead}, decode_since(start), self._journals.lives)
         if self._folded is not None:
             self._folded = (start, end, self._folded[2])
         return end
@@ -134,12 +139,17 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         self._planned = True
-        until = decode_offset(end)
-        # A journal that was created again ends before what was read of it.
+        until, lives, former = decode_offset(end), decode_lives(end), decode_lives(start)
+        self._journals.resume(lives)
+        # A journal that has lost its end, or was created again, is read from its begin.
         known = {
             journal: source
             for journal, source in decode_offset(start).items()
-            if journal not in until or source.read_through <= until[journal].read_through
+            if journal not in until
+            or (
+                source.read_through <= until[journal].read_through
+                and former.get(journal, lives.get(journal)) == lives.get(journal)
+            )
         }
         ahead = self._ahead(start, until, decode_ahead(end))
         ends = {

@@ -13,6 +13,7 @@ from gazette.history.snapshot_builder import FragmentPlaces, require_stored, tak
 from gazette.history.source import OpenAccess
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.spark.source.options import StreamOptions
 from gazette.spark.source.table import warn_of_loss
@@ -38,6 +39,8 @@ class _Listed:
     snapshot: Snapshot
     known: frozenset[JournalName]
     """Journals of which something had been read when they were listed."""
+    lives: Mapping[JournalName, JournalLife]
+    """Lives of which something had been read then."""
 
 
 class StreamJournals:
@@ -51,7 +54,11 @@ class StreamJournals:
         self._target: dict[JournalName, Offset] | None = None
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
-        """Journals that were created again, as the last listing has shown, and their ends there."""
+        """Journals that lost what was read of them, as the last listing has shown, and their ends there."""
+        self._lives: Mapping[JournalName, JournalLife] = {}
+        """Lives that the query has read."""
+        self._others: dict[JournalName, JournalLife] = {}
+        """Other lives of these journals, as the last listing has shown."""
         self._warned: set[tuple[JournalName, Offset]] = set()
         """Journals and ends of lost bytes that were reported."""
         # A time is about where a new query begins, and not about later journals.
@@ -68,6 +75,19 @@ class StreamJournals:
         if self._access is not None:
             self._access.close()
             self._access = None
+
+    def resume(self, lives: Mapping[JournalName, JournalLife]) -> None:
+        """Take the lives to which the query's offsets belong. Call it before the other methods."""
+        self._lives = lives
+
+    @property
+    def lives(self) -> dict[JournalName, JournalLife]:
+        """Lives of the journals as they are read on: those of the query, and those of the last listing."""
+        listed = (
+            {} if self.recent is None else {one.journal: one.life for one in self.recent.journals}
+        )
+        found = {name: life for name, life in listed.items() if life is not None}
+        return {**found, **self._lives, **self._others}
 
     @property
     def recent(self) -> Snapshot | None:
@@ -124,7 +144,7 @@ class StreamJournals:
             name
             for name, end in self._again.items()
             if name in known and known[name].read_through > end
-        }
+        } | (self._others.keys() & known.keys())
         return {name: one for name, one in known.items() if name not in gone} if gone else known
 
     def _list(self, known: Sources) -> Snapshot:
@@ -135,12 +155,13 @@ class StreamJournals:
             or now >= self._listed.again_s
             # The recent listing was not checked for journals that lost what was read of them.
             or not known.keys() <= self._listed.known
+            or self._lives != self._listed.lives
         ):
             snapshot = self._take(known)
             count = sum(len(journal.pieces) for journal in snapshot.journals)
             pause_s = max(count - _LISTED_MAX, 0) * _PER_FRAGMENT_S
             again_s = now + max(self._options.refresh_s, pause_s)
-            self._listed = _Listed(again_s, snapshot, frozenset(known))
+            self._listed = _Listed(again_s, snapshot, frozenset(known), self._lives)
         return self._listed.snapshot
 
     def _take(self, known: Sources) -> Snapshot:
@@ -150,14 +171,17 @@ class StreamJournals:
         # Begin where each journal was read to. Each batch looks for bytes that are lost.
         begin = {journal: source.read_through for journal, source in known.items()}
         given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="skip")
-        self._again = {}
+        self._again, self._others = {}, {}
         began = self._clock.monotonic()
         while True:
             snapshot = take_snapshot(self.access, given, self._places)
             require_stored(snapshot, given, known)
+            self._others = self._other_lives(snapshot, known)
             short = [one for one in snapshot.journals if self._is_short(one, known)]
-            if not short:
+            if not short and not self._others:
                 return snapshot
+            if not short:
+                break
             if self._clock.monotonic() - began >= _LAG_S:
                 break
             self.access.run(self._clock.sleep(_LAG_POLL_S))
@@ -177,10 +201,36 @@ class StreamJournals:
                 facts,
             )
         self._again = {one.journal: one.begin for one in short}
-        kept = {name: at for name, at in begin.items() if name not in self._again}
+        gone = self._again.keys() | self._others.keys()
+        kept = {name: at for name, at in begin.items() if name not in gone}
         given = replace(given, begin={**self._selection.begin, **kept})
         self._places = FragmentPlaces()
         return take_snapshot(self.access, given, self._places)
+
+    def _other_lives(self, snapshot: Snapshot, known: Sources) -> dict[JournalName, JournalLife]:
+        """Return the lives of journals that were created again since something was read of them.
+
+        Raise ``Corrupt`` for the first of them, unless lost bytes are skipped.
+        """
+        others = {}
+        for one in snapshot.journals:
+            life, read = one.life, self._lives.get(one.journal)
+            if life is None or read is None or one.journal not in known or not life.is_other(read):
+                continue
+            others[one.journal] = life
+            if self._selection.lost == "fail":
+                raise created_again(
+                    one.journal,
+                    read.created,
+                    life.created,
+                    hint="Give the query another checkpointLocation to read it from its begin."
+                    " failOnDataLoss=false does that for this journal alone.",
+                )
+            LOGGER.warning(
+                "journal %(journal)s was deleted and created again: it is read from its begin",
+                {"journal": one.journal},
+            )
+        return others
 
     def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:
         source = known.get(journal.journal)
@@ -200,6 +250,7 @@ class StreamJournals:
             selector=None,
             end=dict(ends),
             sources={journal: known[journal] for journal in ends if journal in known},
+            lives=self.lives,
         )
         try:
             found = take_snapshot(self.access, selection, self._places)

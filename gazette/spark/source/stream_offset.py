@@ -15,15 +15,17 @@ from gazette.errors import Corrupt
 from gazette.message.uuid import PRODUCER_BYTES
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife
 
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-With ``"ahead": offset``, tasks were asked for summaries up to there. With ``"since": clock``, the stream
-has only messages of that clock and later ones: it is the same for all journals."""
+With ``"life": "cluster.revision"``, the offset belongs to that life of the journal. With ``"ahead": offset``,
+tasks were asked for summaries up to there. With ``"since": clock``, the stream has only messages of that
+clock and later ones: it is the same for all journals."""
 
 AT: Final = "at"
-_PRODUCERS, _AHEAD, _SINCE = "producers", "ahead", "since"
+_PRODUCERS, _AHEAD, _SINCE, _LIFE = "producers", "ahead", "since", "life"
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
 
@@ -31,8 +33,9 @@ def encode_offset(
     sources: Mapping[JournalName, SourceCheckpoint],
     ahead: Mapping[JournalName, Offset] = {},
     since: int = 0,
+    lives: Mapping[JournalName, JournalLife] = {},
 ) -> StreamOffset:
-    """Encode sources, up to where summaries were asked for behind them, and the least clock.
+    """Encode sources, up to where summaries were asked for behind them, the least clock, and lives.
 
     Keys ascend, since Spark compares offsets as texts.
     """
@@ -48,6 +51,8 @@ def encode_offset(
         one |= {AT: source.read_through, _PRODUCERS: producers}
         if since:
             one[_SINCE] = f"{since:x}"
+        if (life := lives.get(journal)) is not None:
+            one[_LIFE] = f"{life.cluster_id:x}.{life.created}"
         offset[journal] = one
     return offset
 
@@ -78,6 +83,17 @@ def decode_since(offset: StreamOffset) -> int:
     """Return the least clock of the messages of the stream. Raise `Corrupt`."""
     with _decoding():
         return max((int(one.get(_SINCE, "0"), 16) for one in offset.values()), default=0)
+
+
+def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
+    """Return the lives of the journals, where they are known. Raise `Corrupt`."""
+    lives = {}
+    with _decoding():
+        for journal, value in offset.items():
+            if _LIFE in value:
+                cluster_id, _, created = value[_LIFE].partition(".")
+                lives[journal] = JournalLife(int(cluster_id, 16), int(created))
+    return lives
 
 
 @contextmanager
