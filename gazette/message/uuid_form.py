@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from gazette.message.uuid import (
     uuid_text,
 )
 
+_TAILS_MAX: Final = 1 << 12
 match_published: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][048c]0[012]-[0-9a-f]{12}"
 ).fullmatch
@@ -115,6 +117,25 @@ class BytesForm(UuidForm):
         return not value or (
             isinstance(value, bytes) and len(value) == UUID_BYTES and is_ours(value)
         )
+
+
+class PublishedTails(set[str]):
+    """The ends of UUIDs that publishers wrote: flags and producer, from character 18 on. They are few.
+
+    Messages that are published again are known by them, which takes a third of the time of a look at the
+    whole text. A producer is 48 random bits, so no other text ends like that.
+    """
+
+    def __init__(self, require_free: Callable[[Any], None]) -> None:
+        self._require_free = require_free
+
+    def check(self, former: str) -> None:
+        """Raise as ``require_free`` does. Remember the end of what a publisher wrote."""
+        self._require_free(former)
+        if match_published(former):
+            if len(self) >= _TAILS_MAX:
+                self.clear()
+            self.add(former[18:])
 
 
 def form_of(type_info: msgspec.inspect.Type, place: str) -> UuidForm:

@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 from word_count import ngram_pb2
 
 import gazette
+from gazette.errors import Invalid
 from gazette.history.columns import ColumnDecoder, MessageFormat
-from gazette.labels import CONTENT_CSV, CONTENT_PROTO_FIXED
+from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
     FOREIGN_UUID,
+    OUTSIDE_TXN,
+    Clock,
+    UuidMint,
     build_uuid,
     parse_uuid,
     uuid_text,
@@ -128,6 +132,45 @@ def test_of_csv_and_protobuf(tmp_path: Path) -> None:
         message=ngram_pb2.NGramCount,
     )
     assert [(row["uuid"], row["n_gram"]) for row in found] == [(str(one), "x")]
+
+
+@pytest.mark.parametrize("place", ["", "_meta.uuid"])
+def test_what_is_published_is_the_same_in_a_table(tmp_path: Path, place: str) -> None:
+    """Whatever stands in fields named ``uuid``, unless the publisher refuses it."""
+    rng = random.Random(place)
+    values: list[Any] = [
+        None,
+        "",
+        0,
+        7,
+        True,
+        "A-17",
+        [1],
+        {"b": 2},
+        str(stdlib_uuid.UUID(int=5, version=4)),
+    ]
+    mint = UuidMint(PRODUCER, Clock(160))
+    framing = framing_of(CONTENT_JSON_LINES, dict, place=place)
+    stamp, content, want = framing.stamper(mint), bytearray(), []
+    for n in range(300):
+        message = {"uuid": rng.choice(values), "n": n}
+        before = dict(message)
+        if place or before["uuid"] in (None, ""):
+            stamp(message, OUTSIDE_TXN, content)
+            want.append(before)
+        else:
+            with raises(Invalid, path="uuid"):
+                stamp(message, OUTSIDE_TXN, bytearray())
+    write_journal(tmp_path, STORE, JOURNAL, [bytes(content)])
+    table = gazette.read_table(
+        JOURNAL, store=f"{tmp_path}/fragments", value="text", uuid_field=place, meta_prefix="_"
+    )
+    found = [json.loads(text) for text in table["value"].to_pylist()]
+    keys = ("uuid", "n") if place else ("n",)
+    assert [{key: one[key] for key in keys} for one in found] == [
+        {key: one[key] for key in keys} for one in want
+    ]
+    assert len(set(table["_clock"].to_pylist())) == len(want)
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -379,6 +379,29 @@ def test_what_was_consumed_is_published_again(kind: Any, value: str) -> None:
     assert (found.producer, found.flags) == (PRODUCER, OUTSIDE_TXN)
 
 
+@pytest.mark.parametrize("value", [7, 1.5, [1], {"a": 1}, b"bytes", stdlib_uuid.UUID(RANDOM)])
+def test_another_value_than_the_type_says_is_refused(value: Any) -> None:
+    message = Text(n=1)
+    message.uuid = value
+    refused(message)
+    assert message.uuid == value
+
+
+def test_a_value_of_others_is_refused_behind_those_of_publishers() -> None:
+    """Also once the publisher knows how UUIDs of publishers end."""
+    appends = InMemory()
+    publisher, mapping = publisher_of(appends), fixed_mapping("a/journal", CONTENT_JSON_LINES)
+    for number in range(5000):
+        ours = uuid_text(build_uuid(number.to_bytes(6, "big"), START + number, OUTSIDE_TXN))
+        publisher.publish_committed(mapping, Text(uuid=ours))
+    for value in NOT_OURS:
+        with raises(Invalid, path="uuid"):
+            publisher.publish_committed(mapping, Text(uuid=value))
+    found = envelopes_of(bytes(appends.journals["a/journal"]), Text, "", CONTENT_JSON_LINES)
+    assert len(found) == 5000
+    assert {one.producer for one in found} == {PRODUCER}
+
+
 def test_the_same_object_is_published_twice() -> None:
     appends, message = InMemory(), Text(n=1)
     publisher = publisher_of(appends)

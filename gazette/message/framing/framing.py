@@ -26,7 +26,7 @@ from gazette.message.framing.frames import (
     hint_of,
 )
 from gazette.message.uuid import UuidMint
-from gazette.message.uuid_form import match_published
+from gazette.message.uuid_form import PublishedTails
 from gazette.message.uuid_place import declared_place, name_of_type
 from gazette.protocol.ids import Offset
 
@@ -173,14 +173,19 @@ class JSONLinesFraming(Framing[M]):
         encode_into = self.codec.plain_encode_into
         if encode_into is None:
             return super().stamper(mint)
-        text, require_free, is_published = mint.text, self.codec.require_free, match_published
+        text, require_free = mint.text, self.codec.require_free
+        known = PublishedTails(require_free)
         finite, number_of = self.codec.finite, self.codec.finite.number_of
         fields = self.codec.fields
         assert fields is not None, "a codec of one Struct or dataclass"
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
-            if (former := message.uuid) and not is_published(former):  # type: ignore[attr-defined]
+            former = message.uuid  # type: ignore[attr-defined]
+            try:
+                if former and former[18:] not in known:
+                    known.check(former)
+            except TypeError:  # It is no text, whatever the type says.
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
