@@ -1,4 +1,4 @@
-"""NaN and infinities in messages: JSON has none, and would hold null. Pure.
+"""Values in messages that JSON does not have, such as NaN, which would stand there as null. Pure.
 
 Published messages are checked for them. The check costs nothing for types without floats, and little for
 those whose floats are their own fields. For all others, only a payload that has a null is looked at. Lines
@@ -19,7 +19,7 @@ from msgspec import inspect
 from gazette.errors import InvalidValue
 from gazette.message.value_parts import attributes_of
 from gazette.message.value_types import all_parts
-from gazette.message.values import finite
+from gazette.message.values import finite, require_json
 from gazette.message.zero_value import ObjectType, alternatives
 
 NULL: Final = b"null"
@@ -34,13 +34,26 @@ NON_FINITE: Final = {
 """Literals that Spark reads as floats."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([+-]?(?:NaN|Infinity|INF)\b)', re.DOTALL)
 _MAY_BE_FLOAT: Final = (inspect.FloatType, inspect.AnyType, inspect.CustomType)
+_OF_JSON: Final = (
+    inspect.AnyType,
+    inspect.DictType,
+    inspect.ListType,
+    inspect.Metadata,
+    inspect.NoneType,
+    inspect.StrType,
+    inspect.UnionType,
+)
 _NUMBERS: Final = {inspect.FloatType, inspect.IntType, inspect.NoneType, inspect.BoolType}
 
 
 class FiniteCheck:
-    """The check of messages of one type, which may be a union of ``objects``."""
+    """The check of messages of one type, which may be a union of ``objects``.
 
-    __slots__ = ("_fields", "holds_floats", "number_of")
+    It refuses numbers that are not finite. In fields that declare nothing, such as ``dict``, it refuses
+    whatever JSON does not have.
+    """
+
+    __slots__ = ("_fields", "_undeclared", "holds_floats", "number_of")
 
     def __init__(self, objects: Sequence[ObjectType]) -> None:
         fields = [field for part in objects for field in part.fields if _holds_floats(field.type)]
@@ -52,6 +65,10 @@ class FiniteCheck:
         """Function from a message to a number, which is finite if all of its floats are. It may raise
         ``TypeError``. None if the floats are not all fields of the message.
         """
+
+        self._undeclared = {
+            field.name for part in objects for field in part.fields if _is_undeclared(field.type)
+        }
 
     def require(self, message: Any) -> None:
         """Raise ``InvalidValue``, with a path, for a message that holds NaN or an infinity."""
@@ -65,9 +82,15 @@ class FiniteCheck:
             finite(value, name)
 
     def require_payload(self, message: Any, payload: bytes | bytearray, begin: int = 0) -> None:
-        """Do what `require` does, if the payload at ``begin`` has a null: it may be one of the program's."""
+        """Raise ``InvalidValue``, with a path, for a message whose payload at ``begin`` has other values.
+
+        Look for NaN and infinities only if the payload has a null: it may be one of the program's. Look
+        through fields that declare nothing in any case.
+        """
         if self.holds_floats and payload.find(NULL, begin) >= 0:
             self.require(message)
+        for name in self._undeclared:
+            require_json(getattr(message, name, None), name)
 
     def decoded(self, decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
         """Decode a payload with literals such as ``NaN``, of which each is a float of the message.
@@ -84,6 +107,17 @@ class FiniteCheck:
 
 def _holds_floats(info: inspect.Type) -> bool:
     return any(isinstance(part, _MAY_BE_FLOAT) for part in all_parts(info))
+
+
+def _is_undeclared(info: inspect.Type) -> bool:
+    """Return True for ``Any``, ``dict``, ``list[Any]`` and the like: types of whatever JSON has."""
+    parts = list(all_parts(info))
+    keys = {type(part.key_type) for part in parts if isinstance(part, inspect.DictType)}
+    return (
+        any(isinstance(part, inspect.AnyType) for part in parts)
+        and all(isinstance(part, _OF_JSON) for part in parts)
+        and keys <= {inspect.AnyType, inspect.StrType}
+    )
 
 
 def _is_number(info: inspect.Type) -> bool:

@@ -131,14 +131,15 @@ def finite(value: T, name: str = "value") -> T:
     return value
 
 
-def require_json(message: dict[str, Any]) -> None:
-    """Raise ``InvalidValue``, with a path, if a message without a declared type would not read back equal."""
-    for key, part in message.items():
-        kind = type(part)
-        is_plain = kind in _PLAIN or (kind is float and isfinite(part))
-        if not is_plain or type(key) is not str:
-            break
-    else:
-        return
-    if (found := json_misfit(message)) is not None:
-        raise _invalid(found, message, "message", {})
+def require_json(value: Any, name: str = "message") -> None:
+    """Raise ``InvalidValue``, with a path, if a value without a declared type would not read back equal."""
+    if type(value) is dict:
+        for key, part in value.items():
+            kind = type(part)
+            is_plain = kind in _PLAIN or (kind is float and isfinite(part))
+            if not is_plain or type(key) is not str:
+                break
+        else:
+            return
+    if (found := json_misfit(value)) is not None:
+        raise _invalid(found, value, name, {})

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import struct
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -193,6 +194,35 @@ def test_what_is_published_reads_back_equal(message: Any) -> None:
         assert any(text in repr(message) for text in ("nan", "inf"))
         return
     assert read(type(message), frame) == message
+
+
+class Open(Message):
+    more: Any = None
+    facts: dict[str, Any] | None = None
+    parts: list[Any] = msgspec.field(default_factory=list)
+    count: int = 0
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (Open(more={7: 1}), "more[7]"),
+        (Open(more=(1, 2)), "more"),
+        (Open(facts={"at": datetime.now(UTC)}), 'facts["at"]'),
+        (Open(facts={"a": [0.5, math.nan]}), 'facts["a"][1]'),
+        (Open(parts=[{"a": {1}}]), 'parts[0]["a"]'),
+    ],
+)
+def test_a_field_that_declares_nothing_holds_what_json_has(message: Open, path: str) -> None:
+    framing = framing_of(CONTENT_JSON_LINES, Open)
+    with raises(InvalidValue, path=path, says="Open"):
+        framing.encode(message)
+    with raises(InvalidValue, path=path):
+        framing.stamper(UuidMint(new_producer_id(random.Random(1)), Clock(1 << 30)))(
+            message, CONTINUE_TXN, bytearray()
+        )
+    kept = Open(more=[{"a": None}], facts={"x": 1.5}, parts=[True, "b"])
+    assert read(Open, framing.encode(kept)) == kept
 
 
 @pytest.mark.parametrize(
