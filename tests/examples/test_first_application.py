@@ -191,7 +191,8 @@ async def follow_the_page(run: Run) -> None:
         "python publish.py",
     ]
     counts = {"be": 1, "gazette": 1, "or": 1, "to": 2}
-    listed = {"items": [{"key": key, "value": n} for key, n in counts.items()], "next": None}
+    items = [{"key": key, "value": n} for key, n in counts.items()]
+    listed = {"items": items, "next": None, "duplicates": []}
     run.program.write_text(app)
     await run.start()
     try:
