@@ -213,6 +213,26 @@ def test_bytes_that_only_brokers_can_confirm_are_not_read(tmp_path: Path) -> Non
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
 
 
+def test_fragments_that_nothing_explains_are_not_passed_over(tmp_path: Path) -> None:
+    """No label is known without brokers, so the template is an option. Two are one, by a condition."""
+    day = '{{ .Spool.FirstAppendTime.Format "2006/01/02" }}'
+    begin = 0
+    for word, postfix in (("a", "2025/06/01"), ("b", "old"), ("c", "")):
+        content = line(ALPHA, 10 + begin, OUTSIDE_TXN, word=word)
+        write_fragment(tmp_path, STORE, JOURNAL, begin, content, path_postfix=postfix)
+        begin += len(content)
+    for template in ("", day, "old"):
+        with raises(Invalid, "begin", "end", journal=JOURNAL, store=STORE):
+            taken(tmp_path, path_postfix_template=template)
+    both = f"{{{{ if true }}}}{day}{{{{ else }}}}old{{{{ end }}}}"
+    access, snapshot = taken(tmp_path, path_postfix_template=both)
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b", "c"]
+    # Case: a copy of what the journal has does no harm.
+    write_fragment(tmp_path, STORE, JOURNAL, begin - len(content), content, path_postfix="copy")
+    access, snapshot = taken(tmp_path, path_postfix_template=both)
+    assert words(access, fold_locally(access, snapshot)) == ["a", "b", "c"]
+
+
 def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
     content = line(ALPHA, 10, OUTSIDE_TXN, word="a")
     fragment = write_fragment(tmp_path, STORE, JOURNAL, 0, content)

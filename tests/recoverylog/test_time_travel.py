@@ -27,6 +27,7 @@ from gazette.recoverylog.shard_state import StateKind
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, FragmentLog, LogClock, MemoryLog, MemoryLogs, take_over
+from gazette.testing.stored import write_fragment
 from tests.facts import raises
 
 SHARD: Any = None
@@ -223,6 +224,23 @@ def test_a_log_without_times(tmp_path: Path) -> None:
                 # Single operations were appended: the last one before the commit's rename counts.
                 found = state.document()["n"] if state.kind is StateKind.JSON else 0
                 assert found in (number, number - 1)
+
+
+def test_fragments_that_nothing_explains_are_no_part_of_a_log(tmp_path: Path) -> None:
+    """They are an error, until their template is given, or the journal that they belong to."""
+    (tmp_path / "fragments").mkdir()
+    url = "file:///fragments/"
+    store = FileStore(tmp_path, FragmentStoreUrl.parse(url))
+    write_fragment(tmp_path, url, LOG, 0, b"one", path_postfix="2025/06")
+    write_fragment(tmp_path, url, LOG, 3, b"two")
+    with StoredLogs([store]) as logs, raises(Invalid, "begin", log=LOG):
+        logs.bounds(LOG)
+    template = '{{ .Spool.FirstAppendTime.Format "2006/01" }}'
+    with StoredLogs([store], path_postfix_template=template) as logs:
+        assert logs.bounds(LOG) == (0, 6)
+        assert b"".join(content for _, content in logs.read(LOG, 0, 6)) == b"onetwo"
+    with StoredLogs([store], nested=[f"{LOG}/2025/06"]) as logs:
+        assert logs.bounds(LOG) == (3, 6)
 
 
 def test_from_a_fragment_store_alone(tmp_path: Path) -> None:
