@@ -66,6 +66,8 @@ class JournalSnapshot:
     """Ranges of bytes that the journal has lost, if reading is to continue behind them."""
     life: JournalLife | None = None
     """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
+    awaited: tuple[Offset, Offset] | None = None
+    """Bytes right behind ``end`` that may still appear, if the snapshot ends there for them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin <= self.end:

@@ -15,7 +15,7 @@ from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
-from gazette.fragment.index import JUMP_AGE_S
+from gazette.fragment.index import JUMP_AGE_S, SETTLED_S
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
 from gazette.history.columns import MessageFormat
@@ -39,7 +39,7 @@ from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text.validation import within
 
-Lost = Literal["settled", "fail", "skip"]
+Lost = Literal["settled", "fail", "skip", "wait"]
 
 TIME_SLACK_S: Final = 60
 """Seconds by which the clocks of publishers may be ahead of a blob store's clock."""
@@ -83,7 +83,8 @@ class Selection:
     lost: Lost = "settled"
     """Treatment of bytes that the journal has lost. ``settled`` continues behind them as readers do,
     and raises ``NotYet`` where they may still appear. ``fail`` raises ``Corrupt``. ``skip`` continues
-    behind them, also where they may still appear, and says so in `JournalSnapshot.lost`."""
+    behind them, also where they may still appear, and says so in `JournalSnapshot.lost`. ``wait`` does so
+    where they cannot appear any more, and otherwise ends before them."""
 
     def validate(self) -> None:
         """Raise `Invalid` if the options contradict each other."""
@@ -167,7 +168,8 @@ def require_stored(
     """
     for one in snapshot.journals if selection.stores else ():
         until = selection.end.get(one.journal, selection.end_all)
-        if not one.end and until is None and one.journal not in known:
+        is_known = one.awaited is not None or one.journal in known
+        if not one.end and until is None and not is_known:
             raise NotFound(
                 "the stores have no fragment of the journal",
                 hint="Check the name of the journal and its stores (`gazctl journals list "
@@ -382,11 +384,27 @@ def _journal(
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
     held = cover(pieces, empty.pieces_begin, end)
     gaps = list(_gaps(held, empty, pieces, now))
+    if selection.lost == "wait":
+        return _until_awaited(empty, held, gaps)
     if selection.lost == "skip":
         return replace(empty, pieces=held, lost=tuple((gap.begin, gap.end) for gap in gaps))
     for gap in gaps:
         _require_no_gap(gap, empty, fails=selection.lost == "fail")
     return replace(empty, pieces=held)
+
+
+def _until_awaited(
+    journal: JournalSnapshot, held: Sequence[Piece], gaps: Sequence[_Gap]
+) -> JournalSnapshot:
+    """Return the snapshot up to the first gap that may still be filled."""
+    lost = tuple((gap.begin, gap.end) for gap in gaps)
+    for at, gap in enumerate(gaps):
+        if not gap.is_final:
+            end = max(gap.begin, journal.begin)
+            pieces = cover(held, journal.pieces_begin, end)
+            awaited = (end, gap.end)
+            return replace(journal, end=end, pieces=pieces, lost=lost[:at], awaited=awaited)
+    return replace(journal, pieces=tuple(held), lost=lost)
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
@@ -408,6 +426,13 @@ class _Gap:
     """True if they are before the first fragment: they will not come."""
     settled: bool
     """True if the fragment behind them is too old for them to come."""
+    recent: bool
+    """True if the fragment behind them was stored so recently that those before may follow."""
+
+    @property
+    def is_final(self) -> bool:
+        """True if no fragment with these bytes may be expected any more."""
+        return not self.recent if self.pruned else self.settled
 
 
 def _gaps(
@@ -424,6 +449,7 @@ def _gaps(
                 min(piece.begin, journal.end),
                 pruned=piece.begin <= pieces[0].begin,
                 settled=fragment is not None and fragment.mod_time < now - JUMP_AGE_S,
+                recent=fragment is not None and fragment.mod_time > now - SETTLED_S,
             )
         at = piece.end
         if at >= journal.end:

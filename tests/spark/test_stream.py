@@ -502,6 +502,79 @@ def test_a_listing_that_lags_is_asked_again(
     assert next(lagging, None) is None
 
 
+def aged(path: Path, age_s: float) -> None:
+    """Let a fragment have been stored that long ago."""
+    then = SystemClock().now() - age_s
+    os.utime(path, (then, then))
+
+
+class Late:
+    """A journal of three fragments, of which one is stored late."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root = root
+        self._contents = [line(1, at, OUTSIDE_TXN, n=at) for at in (1, 2, 3)]
+        self._number = number
+        for at in range(3):
+            if at != number:
+                self.store(at)
+
+    def store(self, at: int) -> Path:
+        begin = sum(map(len, self._contents[:at]))
+        fragment = write_fragment(self.root, STORE, "topic/a", begin, self._contents[at])
+        return self.root / "fragments" / fragment.content_path()
+
+    def store_late(self) -> None:
+        self.store(self._number)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stream_waits_for_a_fragment_that_is_stored_late(
+    tmp_path: Path, fails: str, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether lost bytes are errors or not: these are not lost."""
+    journal = Late(tmp_path, number)
+    query = Query(options(tmp_path, failOnDataLoss=fails))
+    assert (query.step() or []) == [1][:number]
+    assert query.step() is None
+    assert logged(caplog, journal="topic/a")
+    reports = len(caplog.records)
+    assert query.step() is None
+    assert len(caplog.records) == reports
+    # It waits after a restart, too, and ends there if it is to end.
+    again = Query(options(tmp_path, failOnDataLoss=fails), query.log)
+    again.reader.prepareForTriggerAvailableNow()
+    assert again.step() is None
+    journal.store_late()
+    query = Query(options(tmp_path, failOnDataLoss=fails), query.log)
+    assert query.step() == [1, 2, 3][number:]
+    assert query.step() is None
+
+
+@pytest.mark.parametrize(("number", "age_s"), [(0, 120), (1, 7 * 3600)])
+def test_bytes_that_stay_away_are_lost(tmp_path: Path, number: int, age_s: float) -> None:
+    journal = Late(tmp_path, number)
+    for at in {0, 1, 2} - {number}:
+        aged(journal.store(at), age_s)
+    query = Query(options(tmp_path))
+    if number == 0:
+        # To begin at offset 0 misses nothing that was pruned.
+        assert query.step() == [2, 3]
+        return
+    with raises(Corrupt, journal="topic/a"):
+        query.step()
+    assert Query(options(tmp_path, failOnDataLoss="false")).step() == [1, 3]
+
+
+def test_a_stream_of_what_is_new_begins_behind_what_is_awaited(tmp_path: Path) -> None:
+    journal = Late(tmp_path, 1)
+    query = Query(options(tmp_path, startingOffsets="latest"))
+    assert query.step() is None
+    journal.store_late()
+    assert query.step() is None
+
+
 def test_fragments_that_were_joined_cut_and_pruned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,8 @@ class StreamJournals:
         """Other lives of these journals, as the last listing has shown."""
         self._warned: set[tuple[JournalName, Offset]] = set()
         """Journals and ends of lost bytes that were reported."""
+        self._awaited: set[tuple[JournalName, Offset]] = set()
+        """Journals and ends of bytes that the stream waits for, and that were reported."""
         # A time is about where a new query begins, and not about later journals.
         self._selection = replace(options.read.selection, begin_time_s=0.0)
 
@@ -105,15 +107,17 @@ class StreamJournals:
 
     def starts(self) -> dict[JournalName, SourceCheckpoint]:
         """Return where a new query begins."""
-        if self._options.read.selection.begin_time_s:
-            given = replace(self._options.read.selection, lost="skip")
+        given, latest = self._options.read.selection, self._options.latest
+        listed = self._list({}).journals  # It has the lives of the journals, too.
+        if given.begin_time_s or latest:
+            given = replace(given, lost="skip")
             snapshot = take_snapshot(self.access, given, self._places)
             require_stored(snapshot, given)
-            return {one.journal: SourceCheckpoint(one.begin) for one in snapshot.journals}
-        return {
-            one.journal: SourceCheckpoint(one.end if self._options.latest else self.first(one))
-            for one in self._list({}).journals
-        }
+            return {
+                one.journal: SourceCheckpoint(one.end if latest else one.begin)
+                for one in snapshot.journals
+            }
+        return {one.journal: SourceCheckpoint(self.first(one)) for one in listed}
 
     def first(self, journal: JournalSnapshot) -> Offset:
         """Return where to begin to read a journal of which nothing is known."""
@@ -168,9 +172,10 @@ class StreamJournals:
         """Return a new listing. Repeat it for as long as a broker that lags behind its peers may
         answer.
         """
-        # Begin where each journal was read to. Each batch looks for bytes that are lost.
+        # Begin where each journal was read to, and end before bytes that may still appear. Each batch
+        # looks for bytes that are lost.
         begin = {journal: source.read_through for journal, source in known.items()}
-        given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="skip")
+        given = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
         self._again, self._others = {}, {}
         began = self._clock.monotonic()
         while True:
@@ -179,6 +184,7 @@ class StreamJournals:
             self._others = self._other_lives(snapshot, known)
             short = [one for one in snapshot.journals if self._is_short(one, known)]
             if not short and not self._others:
+                self._report_awaited(snapshot)
                 return snapshot
             if not short:
                 break
@@ -231,6 +237,19 @@ class StreamJournals:
                 {"journal": one.journal},
             )
         return others
+
+    def _report_awaited(self, snapshot: Snapshot) -> None:
+        """Log once for each range of bytes that the stream waits for."""
+        for journal in snapshot.journals:
+            if journal.awaited is None or (journal.journal, journal.awaited[1]) in self._awaited:
+                continue
+            begin, end = journal.awaited
+            self._awaited.add((journal.journal, end))
+            LOGGER.warning(
+                "journal %(journal)s has no bytes from %(begin)s to %(end)s yet, and has later ones: the "
+                "stream waits for a broker to store them",
+                {"journal": journal.journal, "begin": begin, "end": end},
+            )
 
     def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:
         source = known.get(journal.journal)
