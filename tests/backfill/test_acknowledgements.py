@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardChange
+from gazette.consumer.application import Store
 from gazette.errors import Broken, Fenced, NotAllowed, Unavailable
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.envelope_decoder import EnvelopeDecoder
@@ -32,7 +34,6 @@ from gazette.recoverylog.log.log_file import Branch
 from gazette.runtime import failpoints
 from gazette.runtime.failpoints import armed
 from gazette.runtime.tasks import TaskScope, resolved
-from gazette.stores import json_file
 from gazette.stores.claims import BackfillClaim
 from gazette.stores.sql.store import SQLStore
 from gazette.stores.state_builder import OfflineShard
@@ -70,6 +71,39 @@ class PublishingPairs(Publishing, Pairs):
 
 class PublishingDocuments(Publishing, Documents):
     pass
+
+
+class OwnStore(Store):
+    """A store of an application's own: its file holds the checkpoint, and then the counts."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.file = recorder.directory / "own.state"
+        self.checkpoint = Checkpoint()
+        self.state: dict[str, int] = {}
+        if self.file.exists():
+            first, second = self.file.read_bytes().split(b"\n")
+            self.checkpoint, self.state = Checkpoint.from_json(first), json.loads(second)
+
+    def restore_checkpoint(self, shard: Any) -> Checkpoint:
+        return self.checkpoint
+
+    def start_commit(self, shard: Any, checkpoint: Checkpoint, wait_for: Any) -> Any:
+        data = checkpoint.to_json() + b"\n" + json.dumps(self.state).encode()
+        self.file.write_bytes(data)
+        with self.recorder.group(wait_for) as group:
+            group.write(group.create("/own.next"), 0, data)
+            group.rename("/own.next", "/own.state")
+        self.checkpoint = checkpoint
+        return group.future
+
+    def destroy(self) -> None:
+        pass
+
+
+class PublishingOwn(PublishingDocuments):
+    def new_store(self, shard: Any, recorder: Any) -> Any:
+        return OwnStore(recorder)
 
 
 class PublishingRows(Publishing, Rows):
@@ -418,12 +452,11 @@ async def test_the_former_state_may_be_of_another_store(start: Any) -> None:
 
 
 async def test_the_former_state_may_be_of_a_store_of_ones_own(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+    start: Any,
 ) -> None:
     """Whose files only the application knows."""
-    monkeypatch.setattr(json_file, "STATE_PATH", "/own.state")
-    cluster = await ended(start, PublishingDocuments(), before_acknowledging(*OUTS))
-    await cluster.backfill(replayed(PublishingDocuments), overwrite=True)
+    cluster = await ended(start, PublishingOwn(), before_acknowledging(*OUTS))
+    await cluster.backfill(replayed(PublishingOwn), overwrite=True)
     assert await all_published(cluster) == [BOTH, BOTH]
     # Case: and the application's store is another by now.
     await cluster.append(SOURCE, [line(ALPHA, 3, word="third")])

@@ -53,11 +53,15 @@ async def printed(broker: BrokerFixture, program: str) -> str:
 
 
 async def test_what_one_page_publishes_the_other_reads(broker: BrokerFixture) -> None:
-    script, service = blocks("publishing.md", "python")
+    script, service, declared = blocks("publishing.md", "python")
     await printed(broker, script)
     publishing = f"{script.partition('with open_publisher')[0]}\n{service}"
     call = 'import asyncio\nasyncio.run(publish([Word(word="that"), Word(word="is")]))\n'
     await printed(broker, f"{publishing}\n{call}")
+    imports = "import msgspec\nfrom gazette import Application, Source\n"
+    imports += "from gazette.stores.sqlite import SQLiteStore\n"
+    check = "print(Orders.orders.uuid, Order(uuid='mine').uuid)"
+    assert await printed(broker, f"{imports}{declared}\n{check}") == "_meta.uuid mine\n"
     table, _ = blocks("tables.md", "python")
     shown = await printed(broker, table)
     assert re.findall(r'"(\w+)"', shown.partition("word:")[2]) == [
