@@ -334,7 +334,7 @@ async def _apply(client: BrokerAccess, changes: Sequence[JournalChange]) -> Head
     _require_ok(response.status)
     for key, value in trailing:
         if key == APPLY_NOTE_KEY:
-            log.warning("%(note)s", {"note": unquote(str(value))})
+            log.warning("%(reason)s", {"reason": unquote(str(value))})
     return Header.from_pb(response.header)
 
 

@@ -129,8 +129,9 @@ def test_a_misplaced_message_is_counted_and_named(
         and (sample.labels["shard"], sample.labels["policy"]) == (FQN, "count")
     ]
     assert counted == [len(OTHERS)]
-    facts = logged(caplog, "begin", journal=PARTS[0])
-    assert OTHERS[0] in str(facts["error"])
+    error = logged(caplog, "shard", reason="consumed a message of another partition")["error"]
+    assert OTHERS[0] in str(error)
+    assert error.facts["journal"] == PARTS[0]
 
 
 def test_a_misplaced_message_is_republished_once(published: Any) -> None:

@@ -83,13 +83,7 @@ class MisplacedMessages:
 
     def _warn(self, what: str, error: Misplaced) -> None:
         log.warning(
-            "shard %(shard)s %(what)s: %(error)s. %(hint)s",
-            {
-                "shard": self._shard.id,
-                "what": what,
-                "error": error,
-                "hint": error.hint,
-                **error.facts,
-            },
+            "shard %(shard)s %(reason)s: %(error)s. %(hint)s",
+            {"shard": self._shard.id, "reason": what, "error": error, "hint": error.hint},
             extra={"cause": f"misplaced {self._shard.id} {error.facts['journal']}"},
         )
