@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, InvalidValue
 from gazette.message import zero_value
 from gazette.message.finite_numbers import FiniteCheck
 from gazette.message.message import Acknowledgement
@@ -42,6 +42,7 @@ from gazette.message.uuid_place import (
     protobuf_place,
     pydantic_place,
 )
+from gazette.message.value_types import json_misfit
 from gazette.message.values import finite, require_json
 from gazette.protocol.ids import JournalName
 
@@ -158,6 +159,10 @@ class MessageCodec(ABC, Generic[M]):
             path=place,
             hint=self.not_free_hint,
         )
+
+    def explained(self, message: Any, error: BaseException) -> BaseException:
+        """Return `InvalidValue` with the part of a message that did not encode, or the error itself."""
+        return error if self.fields is None else self.fields.unreadable(message, error)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         """Return the acknowledgement in a payload that is not a message. Return None if it is not
@@ -283,6 +288,16 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         payload = self._encoder.encode(message)
         require_json(message)
         return payload
+
+    def explained(self, message: Any, error: BaseException) -> BaseException:
+        try:
+            found = json_misfit(message)
+        except RecursionError:
+            reason, hint = "is nested too deeply, or holds itself", "Keep values flat, or by keys."
+            return InvalidValue(reason, path="message", hint=hint)
+        if found is None:
+            return error
+        return InvalidValue(found.reason, path=found.path("message"), hint=found.advice or None)
 
     def decode_lines(self, lines: bytes) -> list[dict[str, Any]] | None:
         return self._decoder.decode_lines(lines)

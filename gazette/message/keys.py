@@ -21,6 +21,7 @@ from uuid import UUID
 import msgspec
 
 from gazette.errors import Invalid
+from gazette.message.value_parts import shown
 
 CanonicalKey: TypeAlias = str | bytes
 """What is hashed. A text stands for its UTF-8."""
@@ -38,10 +39,8 @@ _BARE: Final = (bool, int, float, Decimal)
 
 def no_key(value: object, reason: str, hint: str = "") -> Invalid:
     """Return the error of a value that cannot be a key."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
     return Invalid(
-        f"{shown} ({type(value).__name__}) is no key: {reason}",
+        f"{shown(value)} ({type(value).__name__}) is no key: {reason}",
         path="key",
         hint=hint or "Give a text, bytes, number, date, UUID, enum, or a tuple of these.",
     )
@@ -136,6 +135,8 @@ def _float(value: Any) -> str:
         number = float(value)
     except OverflowError as error:
         raise no_key(value, "it is too large for a float") from error
+    except ValueError as error:
+        raise no_key(value, "it equals no number") from error
     if not math.isfinite(number):
         raise no_key(value, "it equals no number")
     # An integer compares equal to a float: both have the digits of the integer.

@@ -15,7 +15,9 @@ import msgspec
 from msgspec import inspect
 
 from gazette.errors import InvalidValue
-from gazette.message.value_types import all_parts, class_of, misfit, type_text
+from gazette.message.value_parts import difference
+from gazette.message.value_types import all_parts, class_of, misfit
+from gazette.message.values import finite
 from gazette.message.zero_value import ObjectType, alternatives
 
 READ_BACK_FIRST: Final = 16
@@ -23,7 +25,15 @@ READ_BACK_FIRST: Final = 16
 _EXACT: Final = 1 << 53
 """Integers up to it are floats without a change."""
 _CONSTRAINTS: Final = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length")
-_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
+_ERRORS: Final = (
+    msgspec.MsgspecError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class ReadBack:
@@ -52,23 +62,32 @@ class ReadBack:
         try:
             back = self._decode(self._encode(message))
         except _ERRORS as error:
-            raise self._unreadable(message, error) from error
-        for name, info in self._fields.items():
-            value = getattr(message, name)
-            known = _classes(info)
-            if known and type(value) not in known and value != getattr(back, name):
-                raise self._unequal(name, value, info)
+            raise self.unreadable(message, error) from error
+        for name in self._fields:
+            value, other = getattr(message, name), getattr(back, name)
+            # Classes of applications need not define when their objects are equal.
+            if value != other and (found := difference(value, other)) is not None:
+                finite(value, name)
+                advice = found.advice or "Convert it, or declare its type."
+                raise InvalidValue(found.reason, path=found.path(name), hint=advice)
         self._left -= 1
         if self._left == 0 and not any(map(_is_constrained, self._fields.values())):
             self.fits = _compiled(self._fields)
 
-    def _unreadable(self, message: Any, error: Exception) -> InvalidValue:
+    def unreadable(self, message: Any, error: BaseException) -> InvalidValue:
+        """Return the error of a message that cannot be encoded, or read back: with the path of a part."""
         for name, info in self._fields.items():
             value = getattr(message, name, None)
             if type(value) is int and _takes_integers(info):
                 continue
             try:
                 found = misfit(value, info)
+            except RecursionError:
+                return InvalidValue(
+                    "is nested too deeply, or holds itself",
+                    path=name,
+                    hint="Keep values flat, or by keys.",
+                )
             except _ERRORS:
                 continue
             if found is not None:
@@ -77,13 +96,6 @@ class ReadBack:
             f"does not read back: {error}",
             path="message",
             hint="Correct the value, or the type that is declared for it.",
-        )
-
-    def _unequal(self, name: str, value: Any, info: inspect.Type) -> InvalidValue:
-        return InvalidValue(
-            f"is of type {type(value).__name__}, and {type_text(info)} is declared",
-            path=name,
-            hint="Convert it, or declare its type.",
         )
 
 

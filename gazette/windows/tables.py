@@ -45,7 +45,11 @@ def check_keeps(store: SQLiteStore, key: str, what: str) -> None:
             hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
         )
     if not key.isascii() and _SURROGATE.search(key):
-        raise Invalid(f"the key of {what} is no Unicode text", path="key")
+        raise Invalid(
+            f"the key of {what} is no Unicode text",
+            path="key",
+            hint="Leave halves of surrogate pairs out, and keep the text in the value as bytes.",
+        )
     if len(key) > KEY_CHARACTERS_MAX:
         raise Invalid(
             f"the key of {what} has {len(key)} characters (at most {KEY_CHARACTERS_MAX})",

@@ -167,7 +167,9 @@ def check_key(key: object) -> str:
         length = len(key.encode())
     except UnicodeEncodeError as error:
         raise Invalid(
-            f"the key of a timer is no Unicode text: {error.reason}", path="key"
+            f"the key of a timer is no Unicode text: {error.reason}",
+            path="key",
+            hint="Leave halves of surrogate pairs out, or write the text as bytes in the payload.",
         ) from error
     if not 0 < length <= KEY_BYTES_MAX:
         raise Invalid(

@@ -236,7 +236,7 @@ class CSVFraming(Framing[M]):
         try:
             payload = self.codec.encode(message)
         except DECODE_ERRORS as error:
-            raise self._unencodable(error) from error
+            raise self._unencodable(error, message) from error
         buffer += payload
         buffer.append(_NEWLINE)
 

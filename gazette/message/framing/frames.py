@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.codec import MessageCodec
@@ -201,7 +201,9 @@ class Framing(ABC, Generic[M]):
         at = data.find(_NEWLINE)
         return None if at < 0 else at + 1
 
-    def _unencodable(self, error: BaseException) -> InvalidValue:
+    def _unencodable(self, error: BaseException, message: Any) -> InvalidValue:
+        if not isinstance(error, Invalid):
+            error = self.codec.explained(message, error)
         name = getattr(self.codec.message_type, "__name__", self.codec.message_type)
         path, hint, text = "", None, str(error)
         if isinstance(error, Invalid):

@@ -164,7 +164,7 @@ class JSONLinesFraming(Framing[M]):
         try:
             self.codec.encode_into(message, buffer)
         except DECODE_ERRORS as error:
-            raise self._unencodable(error) from error
+            raise self._unencodable(error, message) from error
         if not self.codec.single_line and buffer.find(b"\n", begin) >= 0:
             raise Invalid("a message of a line-based journal cannot contain a newline")
         buffer.append(_NEWLINE)
@@ -195,7 +195,7 @@ class JSONLinesFraming(Framing[M]):
                     fields.require(message)
                 encode_into(message, buffer, -1)
             except DECODE_ERRORS as error:
-                raise self._unencodable(error) from error
+                raise self._unencodable(error, message) from error
             buffer.append(_NEWLINE)
 
         return stamp
@@ -310,7 +310,7 @@ class FixedFraming(Framing[M]):
         try:
             payload = self.codec.encode(message)
         except DECODE_ERRORS as error:
-            raise self._unencodable(error) from error
+            raise self._unencodable(error, message) from error
         buffer += _FIXED_HEADER.pack(FIXED_MAGIC, len(payload))
         buffer += payload
 

@@ -1,0 +1,44 @@
+"""What is written reads back equal, or is refused by its path: values by a seed, in each place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.fuzzing import seeds
+from tests.meaning import keys_and_times, places
+from tests.meaning.values import Case, case_of
+
+Check = Callable[[Sequence[Case], Path], int]
+PLACES: list[tuple[Check, int, int]] = [
+    (places.check_messages, 3_000, 300),
+    (places.check_states, 300, 50),
+    (places.check_aggregates, 1_600, 40),
+    (places.check_joins, 1_600, 40),
+    (places.check_rows, 1_200, 40),
+    (keys_and_times.check_keys, 1_500, 500),
+    (keys_and_times.check_timers, 400, 50),
+    (keys_and_times.check_columns, 400, 100),
+]
+"""Functions of places, and how many cases `make test` writes there: in all, and at a time."""
+
+
+@pytest.mark.parametrize(("check", "count", "size"), PLACES)
+def test_values_read_back_equal_or_are_refused(
+    check: Check, count: int, size: int, tmp_path: Path
+) -> None:
+    """`make fuzz-meaning` tries more. An error says the seed of its case, which `case_of` makes again."""
+    first, *_, last = seeds(count)
+    accepted = 0
+    for begin in range(first, last + 1, size):
+        cases = [case_of(seed) for seed in range(begin, min(begin + size, last + 1))]
+        directory = tmp_path / str(begin)
+        directory.mkdir()
+        accepted += check(cases, directory)
+    assert count / 4 < accepted, "the values are too odd"
+
+
+def test_make_test_writes_ten_thousand_values() -> None:
+    assert sum(count for _, count, _ in PLACES) == 10_000
