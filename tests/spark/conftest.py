@@ -16,9 +16,9 @@ SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Tests are short: it does not pay to compile them well."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yield a session. Its tests are all in test_end_to_end.py: then one process of pytest starts one Java.
+    """Yield a session for the tests of a module. A process has one session at a time, and one Java.
 
     Executors can import what tests can.
     """
