@@ -235,7 +235,7 @@ def _any(value: Any) -> CanonicalKey:
 
 
 def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
-    """Return a JSON array of the texts of values: no two different ones have the same."""
+    """Return a JSON array of the texts of values. Different values of one type have different ones."""
     parts = []
     for value, kind in zip(values, kinds, strict=True):
         while isinstance(value, Enum):
@@ -282,6 +282,10 @@ _BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
 )
 
 
+_decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
+"""Decoder of the text of a tuple. Each digit of a number counts, as in the text of a number alone."""
+
+
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
     """Return the encoding of tuples of these kinds, or with ``more`` of any number of the one kind."""
     names = [kind.name for kind in kinds]
@@ -293,7 +297,7 @@ def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEn
 
     def of_text(text: str) -> str:
         try:
-            values = msgspec.json.decode(text, type=list[Any])
+            values = _decode_array(text)
         except (msgspec.MsgspecError, UnicodeError) as error:
             hint = 'Write it as an array of JSON, such as ["a",7].'
             raise no_key(text, "the key is a tuple", hint) from error

@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from gazette import CSVRecord, Message, Source
 from gazette.errors import Invalid
 from gazette.message.key_hash import fnv32a
-from gazette.message.keys import canonical_key, encoding_named
+from gazette.message.keys import (
+    ANY,
+    DECIMAL,
+    TEXT,
+    KeyEncoding,
+    canonical_key,
+    encoding_named,
+    tuple_encoding,
+)
 from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from tests.facts import raises
@@ -280,3 +288,12 @@ def test_names_of_kinds_are_those_of_labels() -> None:
     for name in ("", "tuple=x", "complex"):
         with raises(Invalid, path="key"):
             encoding_named(name)
+
+
+@pytest.mark.parametrize("kind", [DECIMAL, ANY])
+@pytest.mark.parametrize("digits", ["0.10000000000000000001", "1e-30", "12345678901234567890.5"])
+def test_the_text_of_a_tuple_keeps_each_digit(kind: KeyEncoding, digits: str) -> None:
+    """So that a path, ``--key`` and a message with the value agree."""
+    pairs = tuple_encoding([kind, TEXT])
+    text = pairs.encode((Decimal(digits), "a"))
+    assert pairs.encode(text) == text == pairs.encode(f'[{digits},"a"]')
