@@ -56,6 +56,8 @@ _FLAT: Final = (
     inspect.TupleType,
     inspect.TypedDictType,
 )
+_INT_BITS_MAX: Final = 14_000
+"""Bits of a whole number that Python still writes as digits: it refuses more than 4,300 of them."""
 _JSON: Final = (type(None), bool, int, float, str, list, dict)
 
 
@@ -295,4 +297,6 @@ def _leaf_misfit(value: Any) -> Misfit | None:
             value.encode()
         except UnicodeEncodeError as error:
             return Misfit([], f"is no Unicode text ({shown(value)}: {error.reason})", "Correct it.")
+    if type(value) is int and value.bit_length() > _INT_BITS_MAX:
+        return Misfit([], f"has {value.bit_length()} bits", "Keep large numbers as bytes or text.")
     return None

@@ -327,7 +327,7 @@ for _ in range(5_000):
         (list[bytes], [bytearray(b"a")], "state[0]", ""),
         (Any, CYCLE, "state", ""),
         (Any, DEEP, "state", ""),
-        (list, [10**5_000], "state", ""),
+        (list, [10**5_000], "state[0]", ""),
         (msgspec.Raw, msgspec.Raw(b"[1,\n2]"), "state", ""),
     ],
 )
@@ -419,3 +419,10 @@ def test_numbers_that_are_not_finite(value: Any, path: str) -> None:
     with raises(Invalid, path=path):
         finite(value)
     assert finite((1.5, None, "nan")) == (1.5, None, "nan")
+
+
+@pytest.mark.parametrize("declared", [dict, Any])
+def test_a_number_of_too_many_digits_has_a_path(declared: Any) -> None:
+    with raises(Invalid, path='state["a"][1]'):
+        encoding: ValueEncoding[Any] = ValueEncoding(declared)
+        encoding.encode({"a": [1, 10**5000]}, "state")
