@@ -1,9 +1,9 @@
 """Codecs between messages of the application's types and payloads of frames.
 
 Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one
-kind (JSON, protobuf, or raw bytes) and back. It knows the place of the UUID in the type, which is
-text, a ``uuid.UUID``, or 16 bytes. Messages of a type without a UUID are not deduplicated. Other
-types supply their own codec with a class method ``gazette_codec(content_type)``.
+kind (JSON, protobuf, or raw bytes) and back. It knows the place of the UUID in the type.
+Messages of a type without a UUID are not deduplicated. Other types supply their own codec
+with a class method ``gazette_codec(content_type)``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gazette.message.uuid import (
     parse_text,
     parse_uuid,
 )
-from gazette.message.uuid_form import BytesForm, TextForm, UuidForm
+from gazette.message.uuid_form import TextForm, UuidForm
 from gazette.message.uuid_place import (
     DEFAULT_PLACE,
     UuidPlace,
@@ -453,12 +453,11 @@ def _sets_plainly(message_type: Any) -> bool:
 
 def _peek_of(place: UuidPlace[Any]) -> Callable[[bytes], Acknowledgement | None]:
     """Return the function from a payload to the acknowledgement that it is, if it is one."""
-    peek = peek_decoder(place.names, bytes if isinstance(place.form, BytesForm) else str)
+    peek = peek_decoder(place.names)
 
     def acknowledgement_of(payload: bytes) -> Acknowledgement | None:
         try:
-            found = peek(payload)
-            uuid = found if isinstance(found, bytes) else parse_text(found)
+            uuid = parse_text(peek(payload))
             if parse_uuid(uuid).flags != ACK_TXN:
                 return None
         except DECODE_ERRORS:

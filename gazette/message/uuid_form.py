@@ -1,4 +1,7 @@
-"""The representation of a UUID in a type of message: text, a ``uuid.UUID``, or 16 bytes. Pure."""
+"""The representation of a UUID in a type of message. Pure.
+
+JSON has its text, from a ``str`` or a ``uuid.UUID``. Protobuf has 16 bytes.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from gazette.message.uuid import (
     uuid_text,
 )
 
+DECLARE_TEXT: Final = "Declare it `str` or `uuid.UUID`: these are the text of a UUID in JSON."
 _TAILS_MAX: Final = 1 << 12
 match_published: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][048c]0[012]-[0-9a-f]{12}"
@@ -139,14 +143,12 @@ class PublishedTails(set[str]):
 
 
 def form_of(type_info: msgspec.inspect.Type, place: str) -> UuidForm:
-    """Return the form of a field of that type. Raise `Invalid` that names the ``place`` of the field."""
+    """Return the form of a field of JSON of that type. Raise `Invalid` that names its ``place``."""
     kinds = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
     if kinds in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
         return TextForm()
     if kinds == {msgspec.inspect.UUIDType}:
         return ObjectForm()
-    if kinds == {msgspec.inspect.BytesType}:
-        return BytesForm()
-    raise Invalid(
-        f"field {place} must be of type str, uuid.UUID or bytes", path=place, hint=ANOTHER_PLACE
-    )
+    # JSON would have base64 in place of bytes, and other readers look for the text of a UUID.
+    hint = DECLARE_TEXT if msgspec.inspect.BytesType in kinds else ANOTHER_PLACE
+    raise Invalid(f"field {place} must be of type str or uuid.UUID", path=place, hint=hint)

@@ -288,11 +288,12 @@ def name_of_type(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
 
-def peek_decoder(names: Sequence[str], kind: Any) -> Callable[[bytes], Any]:
-    """Return the function from a JSON object to what stands in a place. It reads nothing else.
+def peek_decoder(names: Sequence[str]) -> Callable[[bytes], Any]:
+    """Return the function from a JSON object to the text that stands in a place. It reads nothing else.
 
-    The function raises ``msgspec.MsgspecError`` if an object on the way is another value.
+    The function raises ``msgspec.MsgspecError`` if another value is there, or on the way.
     """
+    kind: Any = str
     for name in reversed(names):
         field = msgspec.field(default=None, name=name)
         kind = msgspec.defstruct("Peek", [("value", kind | None, field)])

@@ -305,10 +305,6 @@ class Text(Message):
     n: int = 0
 
 
-class Binary(msgspec.Struct):
-    uuid: bytes = b""
-
-
 class Standard(msgspec.Struct):
     uuid: stdlib_uuid.UUID | None = None
 
@@ -348,8 +344,6 @@ def test_other_values_of_a_dict_are_refused(value: Any) -> None:
 
 def test_other_forms_are_refused_alike() -> None:
     one = stdlib_uuid.UUID(RANDOM)
-    refused(Binary(one.bytes))
-    refused(Binary(b"short"))
     refused(Standard(one))
     refused(CSVRecord(["a", "b"]), CONTENT_CSV)
     refused(ngram_pb2.NGramCount(uuid=one.bytes), CONTENT_PROTO_FIXED)
