@@ -16,6 +16,10 @@ MESSAGE_PARTITIONS: Final = "app.gazette.dev/message-partitions"
 """Label of a journal with the number of partitions that it is one of."""
 MESSAGE_TIME: Final = "app.gazette.dev/message-time"
 """Label of a journal with the field of its messages that is their time, and ``/`` with its unit."""
+DECLARED_BY: Final = "app.gazette.dev/declared-by"
+"""Label of a journal with an application, ``/``, and the name of a label that its declaration gave: such as
+``shop/message-time``. The journal may have several. `apply` removes that label with its declaration.
+"""
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
 """Label of a journal with the place of the UUID in its messages: names joined by dots. Absent: ``uuid``."""

@@ -21,9 +21,11 @@ from gazette.declare.specs import (
 from gazette.errors import Conflict, NotAllowed
 from gazette.labels import (
     CONTENT_TYPE,
+    DECLARED_BY,
     MESSAGE_KEY,
     MESSAGE_KEY_TYPE,
     MESSAGE_PARTITIONS,
+    MESSAGE_TIME,
     MESSAGE_TYPE,
     MESSAGE_UUID,
 )
@@ -111,7 +113,9 @@ def changes_of(
     published = {one.name for one in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
-        drops_key = declared.key is None and declared.name in published
+        drops_key = declared.key is None and (
+            declared.name in published or _has_declared(declared, existing, MESSAGE_KEY)
+        )
         if not changed_key and (declared.key is not None or drops_key):
             _check_key(declared, existing)
         for spec in partition_specs(declared, settings):
@@ -249,13 +253,53 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
     )
 
 
+def _has_declared(
+    declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], label: str
+) -> bool:
+    """Return True if a label of the journals is there by this application's declaration."""
+    names = partitions_of(declared, existing)
+    record = declared.record_of(label)
+    return any(record in existing[one].spec.labels.values_of(DECLARED_BY) for one in names)
+
+
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return labels that say what is declared. Without a key they keep the former one, or drop it."""
+    """Return labels that say what is declared, without those that this application declared before.
+
+    Keep what an operator, or another application, has set.
+    """
     if drops_key:
+        labels = _without_records(labels, _records_of(labels, MESSAGE_KEY))
         labels = labels.without(MESSAGE_KEY).without(MESSAGE_KEY_TYPE)
+    if not declared.message_time:
+        labels = _without_time(declared, labels)
     for label in declared.labels.labels:
-        if label.name != MESSAGE_PARTITIONS or declared.key or labels.values_of(label.name):
+        if label.name == DECLARED_BY:
+            labels = labels.with_added(label.name, label.value)
+        elif label.name != MESSAGE_PARTITIONS or declared.key or labels.values_of(label.name):
             labels = labels.with_value(label.name, label.value)
+    return labels
+
+
+def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
+    """Return labels without a time that this application, and no other, has declared."""
+    own, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
+    if own not in records:
+        return labels
+    others = len(records) > 1
+    return _without_records(labels if others else labels.without(MESSAGE_TIME), [own])
+
+
+def _records_of(labels: LabelSet, label: str) -> list[str]:
+    """Return the values of `DECLARED_BY` by which applications have declared a label."""
+    name = f"/{label.rpartition('/')[2]}"
+    return [value for value in labels.values_of(DECLARED_BY) if value.endswith(name)]
+
+
+def _without_records(labels: LabelSet, records: Collection[str]) -> LabelSet:
+    kept = [value for value in labels.values_of(DECLARED_BY) if value not in records]
+    labels = labels.without(DECLARED_BY)
+    for value in kept:
+        labels = labels.with_added(DECLARED_BY, value)
     return labels
 
 
@@ -333,13 +377,11 @@ def _new_journal(spec: JournalSpec) -> str:
 def _journal_difference(before: JournalSpec, after: JournalSpec) -> str:
     texts = _differences(before, after, ("replication",))
     texts += _differences(before.fragment, after.fragment, tuple(_SHOWN))
-    for label in after.labels.labels:
-        old = before.labels.value_of(label.name)
-        if old != label.value:
-            texts.append(f"{label.name} {old or 'unset'} → {label.value}")
-    for label in before.labels.labels:
-        if not after.labels.values_of(label.name):
-            texts.append(f"{label.name} {label.value} → unset")
+    names = {label.name for label in (*before.labels.labels, *after.labels.labels)}
+    for name in sorted(names):
+        old, new = (", ".join(one.labels.values_of(name)) for one in (before, after))
+        if old != new:
+            texts.append(f"{name} {old or 'unset'} → {new or 'unset'}")
     return "; ".join(texts)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,8 @@ from gazette.declare.source import (
 from gazette.errors import Invalid
 from gazette.labels import (
     CONTENT_TYPE,
+    DECLARED_BY,
+    MESSAGE_KEY,
     MESSAGE_PARTITIONS,
     MESSAGE_TIME,
     MESSAGE_TYPE,
@@ -40,6 +42,9 @@ from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.text.duration import MICROSECOND
 from gazette.protocol.text.validation import within
+
+REMOVABLE: Final = (MESSAGE_KEY, MESSAGE_TIME)
+"""Labels that a declaration may have today and lack tomorrow."""
 
 
 class DeclaredJournals(msgspec.Struct, frozen=True):
@@ -58,9 +63,10 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
     names_uuid: bool = False
     """True if the declaration or its type names the place, and not the mere name of a field."""
-
     message_time: str = ""
     """Value of the label `MESSAGE_TIME`. Empty: the clock of the publisher counts."""
+    application: str = ""
+    """Name of the application, as labels and names of journals have it."""
 
     @property
     def labels(self) -> LabelSet:
@@ -68,6 +74,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
         key = () if self.key is None else self.key.labels
         uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
         time = ((MESSAGE_TIME, self.message_time),) if self.message_time else ()
+        given = [name for name, _ in (*key, *time) if name in REMOVABLE]
         return LabelSet.of(
             (CONTENT_TYPE, self.content_type),
             (MESSAGE_TYPE, self.message_type),
@@ -75,7 +82,12 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
             *key,
             *uuid,
             *time,
+            *((DECLARED_BY, self.record_of(name)) for name in given),
         )
+
+    def record_of(self, label: str) -> str:
+        """Return the value of the label `DECLARED_BY` that says: this application has declared ``label``."""
+        return f"{self.application}/{label.rpartition('/')[2]}"
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -106,7 +118,7 @@ class Declaration(msgspec.Struct, frozen=True):
     @property
     def slug(self) -> str:
         """Name of the application as a part of journal names and of keys of etcd."""
-        return re.sub(r"[^A-Za-z0-9_.\-]+", "-", self.application).strip("-.") or "application"
+        return _slug(self.application)
 
     @property
     def journals(self) -> tuple[DeclaredJournals, ...]:
@@ -131,15 +143,20 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
     sources = sources_of(application)
     outputs: list[Output[Any]] = declared_in(kind, (Output,))
     _check_whole(sources, outputs, application)
+    name = name or name_of(application)
     return Declaration(
-        name or name_of(application),
-        tuple(map(_plain, sources)),
-        tuple(map(_plain, outputs)),
+        name,
+        tuple(_plain(one, name) for one in sources),
+        tuple(_plain(one, name) for one in outputs),
         recovery_logs,
     )
 
 
-def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
+def _slug(application: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "-", application).strip("-.") or "application"
+
+
+def _plain(declared: Source[Any] | Output[Any], application: str) -> DeclaredJournals:
     retention = declared.retention or timedelta(0)
     return DeclaredJournals(
         declared.name,
@@ -151,6 +168,7 @@ def _plain(declared: Source[Any] | Output[Any]) -> DeclaredJournals:
         _uuid_label(declared),
         bool(declared_place(declared.message_type, declared.uuid)),
         "" if declared.message_time is None else declared.message_time.text,
+        _slug(application),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gazette import Application, Message, Output, Source
+from gazette import Application, Message, MessageTime, Output, Source
 from gazette.declare.changes import DeclaredChanges, changes_of
 from gazette.declare.declaration import Declaration, declaration_of
 from gazette.declare.specs import (
@@ -24,7 +24,13 @@ from gazette.declare.specs import (
 )
 from gazette.errors import Conflict, Invalid, NotAllowed
 from gazette.gazctl.journals.apply import parse_changes
-from gazette.labels import MESSAGE_KEY, MESSAGE_KEY_TYPE, MESSAGE_PARTITIONS
+from gazette.labels import (
+    DECLARED_BY,
+    MESSAGE_KEY,
+    MESSAGE_KEY_TYPE,
+    MESSAGE_PARTITIONS,
+    MESSAGE_TIME,
+)
 from gazette.protocol.journal import JournalFlag, JournalSpec, Suspend, SuspendLevel
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.shard_list import ShardList
@@ -47,9 +53,9 @@ class App(Application[Any]):
         raise NotImplementedError
 
 
-def declared(*, logs: bool = True, **attributes: Any) -> Declaration:
+def declared(*, logs: bool = True, name: str = "", **attributes: Any) -> Declaration:
     kind: Any = type("Shop", (App,), {**attributes, "recovery_logs": logs})
-    return declaration_of(kind())
+    return declaration_of(kind(), name=name)
 
 
 WORDS = Source("words", Word, partitions=2, key="word", retention=timedelta(days=30))
@@ -104,6 +110,8 @@ children:
   - name: recovery/shop/shard-001
 - name: words/
   labels:
+  - name: app.gazette.dev/declared-by
+    value: shop/message-key
   - name: app.gazette.dev/message-key
     value: word
   - name: app.gazette.dev/message-key-type
@@ -367,6 +375,7 @@ def by_word(message: Word) -> str:
 
 
 KEYS = (MESSAGE_KEY, MESSAGE_KEY_TYPE, MESSAGE_PARTITIONS)
+KEY_LABELS = (*KEYS, DECLARED_BY)
 
 
 def labels_of(journals: Sequence[Any], name: str) -> list[str | None]:
@@ -389,7 +398,7 @@ def without_labels(journals: Sequence[Listed]) -> list[Listed]:
     found = []
     for one in journals:
         labels = one.spec.labels
-        for name in KEYS:
+        for name in KEY_LABELS:
             labels = labels.without(name)
         found.append(Listed(replace(one.spec, labels=labels)))
     return found
@@ -402,7 +411,7 @@ def test_journals_without_labels_get_them() -> None:
     assert changed == ["words/part-000", "words/part-001"]
     assert labels_of(changes.journals, "words/part-000") == ["word", "text", "2"]
     # Case: a mere reader of the journals of others does not drop their key.
-    reader = declared(words=replace(WORDS, key=None))
+    reader = declared(words=replace(WORDS, key=None), name="reader")
     assert changes_of(reader, SETTINGS, without_labels(journals), shards).journals == ()
     assert changes_of(reader, SETTINGS, journals, shards).journals == ()
 
@@ -445,6 +454,89 @@ def test_an_output_without_the_key_of_its_journals_is_refused() -> None:
     changes = changes_of(SHOP, SETTINGS, journals, shards, changed_key=True)
     assert labels_of(changes.journals, "counts/part-000") == [None, None, "1"]
     assert "message-key word → unset" in "\n".join(changes.lines())
+
+
+def test_a_source_that_drops_its_key_needs_a_flag() -> None:
+    """The labels say that this application has declared it."""
+    journals, shards = applied(declared(words=WORDS))
+    unkeyed = declared(words=RANDOM)
+    assert "--changed-key" in refusal(unkeyed, journals, shards).hint
+    changes = changes_of(unkeyed, SETTINGS, journals, shards, changed_key=True)
+    assert labels_of(changes.journals, "words/part-000") == [None, None, "2"]
+    assert not values_of(changes, DECLARED_BY)
+    assert not changes_of(unkeyed, SETTINGS, *after_change(changes, journals, shards)).journals
+
+
+class Timed(Message):
+    word: str = ""
+    at: int = 0
+
+
+TIMED = Source("timed", Timed, partitions=2, time=MessageTime("at", unit="s"))
+UNTIMED = replace(TIMED, time=None)
+
+
+def values_of(changes: DeclaredChanges, label: str) -> set[str]:
+    """Return the values of a label of all journals to put."""
+    return {value for one in changes.journals for value in one.spec.labels.values_of(label)}
+
+
+def after_change(
+    changes: DeclaredChanges, journals: Sequence[Listed], shards: Sequence[Listed]
+) -> tuple[list[Listed], list[Listed]]:
+    """Return the journals and shards of a cluster once changes are applied."""
+    puts = {one.spec.name: one.spec for one in changes.journals}
+    changed = [Listed(puts.pop(one.spec.name, one.spec)) for one in journals]
+    return [*changed, *map(Listed, puts.values())], list(shards)
+
+
+@pytest.mark.parametrize("kind", ["source", "output"])
+def test_a_time_that_is_no_longer_declared_is_removed(kind: str) -> None:
+    outputs = [Output("timed", Timed, partitions=2, time=one.time) for one in (TIMED, UNTIMED)]
+    former, now = (TIMED, UNTIMED) if kind == "source" else outputs
+    other: dict[str, Any] = {} if kind == "source" else {"words": WORDS}
+    cluster = applied(declared(timed=former, **other))
+    assert labelled_times(cluster) == {"at/s"}
+    changes = changes_of(declared(timed=now, **other), SETTINGS, *cluster)
+    assert not values_of(changes, MESSAGE_TIME)
+    assert "message-time at/s → unset" in "\n".join(changes.lines())
+    cluster = after_change(changes, *cluster)
+    assert labelled_times(cluster) == set()
+    assert not changes_of(declared(timed=now, **other), SETTINGS, *cluster).journals
+
+
+def labelled_times(cluster: tuple[list[Listed], list[Listed]]) -> set[str]:
+    specs = [one.spec for one in cluster[0]]
+    return {value for spec in specs for value in spec.labels.values_of(MESSAGE_TIME)}
+
+
+def test_a_time_that_an_operator_has_set_stays() -> None:
+    journals, shards = applied(declared(timed=UNTIMED))
+    by_hand = [
+        Listed(replace(one.spec, labels=one.spec.labels.with_value(MESSAGE_TIME, "at/ms")))
+        for one in journals
+    ]
+    assert not changes_of(declared(timed=UNTIMED), SETTINGS, by_hand, shards).journals
+
+
+def test_a_time_that_another_application_declares_stays() -> None:
+    """The label goes with its last declaration."""
+    timed_a, untimed_a, timed_b, untimed_b = (
+        declared(timed=one, name=name, logs=False) for name in "ab" for one in (TIMED, UNTIMED)
+    )
+    cluster: tuple[list[Listed], list[Listed]] = ([], [])
+    # Each application has members of its own, so no shards of the other.
+    for declaration, times in [
+        (timed_a, {"at/s"}),
+        (untimed_b, {"at/s"}),
+        (timed_b, {"at/s"}),
+        (untimed_a, {"at/s"}),
+        (untimed_b, set[str]()),
+    ]:
+        changes = changes_of(declaration, SETTINGS, cluster[0], [])
+        cluster = after_change(changes, cluster[0], [])
+        assert labelled_times(cluster) == times
+        assert not changes_of(declaration, SETTINGS, cluster[0], []).journals
 
 
 def test_more_partitions_of_an_output_move_keys_of_its_readers() -> None:
