@@ -293,7 +293,9 @@ class ConsumerMember:
         left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await router.ask(query, serve, proxy, left_s)
 
-    async def shard_of_key(self, key: Any, *, timeout_s: float | None = None) -> str:
+    async def shard_of_key(
+        self, key: Any, *, claims: Claims = EVERYTHING, timeout_s: float | None = None
+    ) -> str:
         """See `ShardCaller.shard_of_key`."""
         seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
         begun = self.clock.monotonic()
@@ -313,7 +315,7 @@ class ConsumerMember:
                 hint="Check that brokers run at --broker.address.",
             ) from error
         journal = modulo_mapping(partitions, lambda one: one)(encoded).journal
-        return one_reader(journal, self.shards_with_source(journal))
+        return one_reader(journal, self.shards_with_source(journal), claims.selector)
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """See `ShardCaller.all_shards`."""

@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from gazette.net.http_accept import REFUSAL, STOPPED, Acceptor
+from gazette.net.strict_lines import refuse_bare_lf
 from gazette.runtime.metrics import HTTP_CONNECTIONS_REFUSED
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
@@ -67,6 +68,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, made: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        refuse_bare_lf(self.conn)
         self._made = made
         self.heard = False
         """True once the whole head of a request has arrived."""

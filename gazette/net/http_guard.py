@@ -9,7 +9,8 @@ A browser sends requests of any page to servers that only its user can reach. Th
    that origin. Browsers name the origin by ``Sec-Fetch-Site``, or else by ``Origin``.
 3. JSON must come as ``application/json`` (`json_gateway.parse_body`): browsers ask before they send that.
 
-Framing that two readers may understand differently is refused as well, and ends the connection.
+Framing that two readers may understand differently is refused as well, and ends the connection. So are lines
+that end with LF alone (`strict_lines`).
 """
 
 from __future__ import annotations

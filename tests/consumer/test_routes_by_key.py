@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,17 +26,20 @@ from gazette import (
     shard_route,
     shard_rpc,
 )
+from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.client.append.appender import AppendParams
 from gazette.consumer.query.all_shards import _Page
 from gazette.errors import Invalid
 from gazette.message.key_hash import fnv32a
+from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2 as pb
+from gazette.runtime.clock import SystemClock
 from gazette.stores.json_file import JSONFileStore
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from tests.consumer.apps import Start, source_spec
-from tests.facts import raises
+from tests.facts import call_refused, raises
 
 COUNT = 3
 WORDS = [f"word-{n:02d}" for n in range(12)]
@@ -169,6 +173,48 @@ async def test_a_path_may_hold_any_key(start: Start, broker: BrokerFixture) -> N
                 answer = await http.get(wrong)
                 assert (answer.status_code, "word" in answer.text) == (400, True)
             assert (await http.get("/counts/a/b")).status_code == 404
+
+
+async def test_keys_do_not_name_shards_that_a_token_does_not_cover(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """A caller with a token for one shard does not learn which other shards, or partitions, there are."""
+    await broker.create(*map(source_spec, PARTS), *map(log_spec, SHARDS))
+    keys = KeyedAuth.parse(SystemClock(), base64.b64encode(b"k" * 32).decode())
+    member = await start(Words(), auth=keys)
+    await member.create(*map(shard_spec, SHARDS, PARTS))
+    # A second reader of the last partition: no caller whose token covers both gets an answer.
+    await broker.create(log_spec("shard-twin"))
+    await member.create(shard_spec("shard-twin", PARTS[2]))
+    for shard in SHARDS:
+        await member.read_to_heads(shard)
+
+    def asking(selector: LabelSelector) -> dict[str, str]:
+        token = keys.sign(Claims(Capability.READ, selector), 60.0)
+        return {"authorization": f"Bearer {token}"}
+
+    of_part = {fnv32a(word.encode()) % COUNT: word for word in WORDS}
+    metadata = [*asking(LabelSelector.of(id=SHARDS[0])).items()]
+    async with (
+        httpx.AsyncClient(base_url=member.http) as http,
+        grpc.aio.insecure_channel(member.endpoint.removeprefix("http://")) as channel,
+    ):
+        for at, status in enumerate((200, 404, 404)):
+            answer = await http.get(f"/counts/{of_part[at]}", headers=dict(metadata))
+            assert answer.status_code == status
+            if status == 200:
+                continue
+            assert "shard-" not in answer.text
+            assert "words/" not in answer.text
+            question = pb.StatRequest(extension=of_part[at].encode())
+            with call_refused(grpc.StatusCode.NOT_FOUND) as caught:
+                await Stub(channel).Count(question, metadata=metadata)
+            assert "shard-" not in str(caught.value.details())
+        # Case: the token covers one of two readers. To this caller there is no other.
+        twin = asking(LabelSelector.of(id="shard-twin"))
+        assert (await http.get(f"/counts/{of_part[2]}", headers=twin)).status_code == 200
+        both = await http.get(f"/counts/{of_part[2]}", headers=asking(LabelSelector()))
+        assert (both.status_code, "shard-twin" in both.text) == (400, True)
 
 
 class Number(Message):

@@ -225,6 +225,36 @@ async def test_invalid_requests_of_members(
     assert not log_lines()
 
 
+BARE_LF: Final = (
+    "GET /debug/ready HTTP/1.1\nHost: localhost\n\n",
+    "GET /debug/ready HTTP/1.1\nHost: localhost\r\n\r\n",
+    "GET /debug/ready HTTP/1.1\r\nHost: localhost\n\r\n",
+    "GET /debug/ready HTTP/1.1\r\nHost: localhost\r\n\n",
+    "\nGET /debug/ready HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "GET /debug/ready HTTP/1.1\r\nHost: localhost\r\nX: a\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "POST /debug/ready HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\nx\r\n0\r\n\r\n",
+    "POST /debug/ready HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: a\n\r\n",
+)
+"""Requests that a proxy which ends lines only with CR and LF reads as something else."""
+
+
+@pytest.mark.parametrize("request_text", BARE_LF)
+async def test_lines_end_with_cr_and_lf(broker: BrokerFixture, request_text: str) -> None:
+    """The connection is closed after the answer: what follows may be another request for a proxy."""
+    reader, writer = await asyncio.open_connection(*addressed(broker.http))
+    for at in range(0, len(request_text), 7):
+        writer.write(request_text[at : at + 7].encode())
+        await writer.drain()
+    async with asyncio.timeout(WAIT_S):
+        answer = await reader.read()
+    writer.close()
+    assert b"HTTP/1.1 200" not in answer
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 405"))
+    # Case: the same with whole line ends is served.
+    whole = "GET /debug/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert await ask(broker.http, whole.encode()) == 200
+
+
 async def attack(url: str, inputs: list[bytes], results: Matrix, *, before: bool) -> None:
     for one in inputs:
         code = await ask(url, one)

@@ -223,6 +223,20 @@ def test_content_sent_as_a_whole(length: int) -> None:
 LONG = (1).to_bytes(4, "big")
 
 
+def test_the_reason_of_an_end_is_short() -> None:
+    """What a peer sent is not sent back to it, however long it is; nor is a peer's text kept."""
+    server = Server()
+    with pytest.raises(ConnectionFault):
+        server.connection.receive(HELLO + headers(1, block=b"\x00\x7f\xff\x7f" + b"x" * 16_000))
+    (payload,) = [one for kind, _, _, one in server.frames() if kind == fr.GOAWAY]
+    assert len(payload) <= 8 + fr.GOAWAY_TEXT_BYTES
+    client = Http2Connection(lambda _: None, lambda: 0.0)
+    long = fr.frame(fr.GOAWAY, 0, 0, bytes(7) + b"\x02" + b"x" * 16_000)
+    with pytest.raises(ConnectionFault) as caught:
+        client.receive(fr.settings({}) + long)
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [

@@ -9,12 +9,15 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import hpack
 import pytest
 
 from gazette.errors import Invalid
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection
 from gazette.net.http2.grpc_server import GrpcServer, ServerConnection
+from gazette.net.http2.headers import encode_fields
+from gazette.net.http2.messages import prefixed
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -302,6 +305,37 @@ async def test_requests_that_are_not_of_grpc_are_answered_in_words(served: Serve
     reader, writer = await served.raw()
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b"does not speak HTTP/2" in await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (b"application/grpc", b"200"),
+        (b"application/grpc+proto", b"200"),
+        (b"Application/gRPC; charset=utf-8", b"200"),
+        (b"application/grpc+json", b"415"),
+        (b"application/grpc-web", b"415"),
+        (b"application/grpc-web+proto", b"415"),
+        (b"application/grpcx", b"415"),
+        (b"application/json", b"415"),
+        (b"", b"415"),
+    ],
+)
+async def test_only_content_of_grpc_is_served(served: Served, kind: bytes, status: bytes) -> None:
+    """A page of a browser may send other types, and other encodings would be read as protobuf."""
+    reader, writer = await served.raw()
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", f"{METHOD}Double".encode())]
+    block = encode_fields([*head, (b"te", b"trailers"), (b"content-type", kind)])
+    writer.write(fr.PREFACE + fr.settings({}) + fr.frame(fr.HEADERS, fr.END_HEADERS, 1, block))
+    writer.write(fr.frame(fr.DATA, fr.END_STREAM, 1, prefixed(b"x")))
+    decoder, answered = hpack.Decoder(), b""
+    while not answered:
+        length, sent, _, _ = fr.read_head(await reader.readexactly(fr.HEAD_BYTES), 0)
+        payload = await reader.readexactly(length)
+        if sent == fr.HEADERS:
+            answered = dict(decoder.decode(payload, raw=True))[b":status"]
+    assert answered == status
     writer.close()
 
 

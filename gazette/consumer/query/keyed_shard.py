@@ -6,21 +6,22 @@ from collections.abc import Iterable
 
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.ids import JournalName
+from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.shard import ShardSpec
 
 
-def one_reader(journal: JournalName, readers: Iterable[ShardSpec]) -> str:
-    """Return the id of the one shard that reads a partition and is not disabled.
+def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: LabelSelector) -> str:
+    """Return the id of the one shard that reads a partition, is not disabled, and is among ``covered``.
 
-    A disabled shard makes way for another one, which has the state of the key. Raise ``NotFound`` without
-    a shard, and ``Invalid`` if there are several.
+    A disabled shard makes way for another one, which has the state of the key. To a caller, a shard that its
+    token does not cover looks like one that does not exist. Raise ``NotFound`` without a shard, and
+    ``Invalid`` if there are several.
     """
-    shards = [one.id for one in readers if not one.disable]
+    shards = [
+        one.id for one in readers if not one.disable and covered.matches(one.labels_with_id())
+    ]
     if not shards:
-        raise NotFound(
-            f"no shard reads {journal}, which has the messages of this key",
-            hint="Apply specifications of shards, and enable them.",
-        )
+        raise _no_reader(journal, covered)
     if len(shards) > 1:
         raise Invalid(
             f"{len(shards)} shards read {journal}, which has the messages of this key: "
@@ -29,3 +30,13 @@ def one_reader(journal: JournalName, readers: Iterable[ShardSpec]) -> str:
             hint="Let the request name the shard.",
         )
     return shards[0]
+
+
+def _no_reader(journal: JournalName, covered: LabelSelector) -> NotFound:
+    # A caller of some shards only does not learn which partition it is, either.
+    if covered != EVERYTHING:
+        return NotFound("no shard that the token covers has the messages of this key")
+    return NotFound(
+        f"no shard reads {journal}, which has the messages of this key",
+        hint="Apply specifications of shards, and enable them.",
+    )

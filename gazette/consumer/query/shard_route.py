@@ -207,7 +207,7 @@ class _OneShard(BoundShardRoute):
             shard = self._shard(request)
         else:
             key = key_of(self._key, request)
-            shard = await service.shard_of_key(key, timeout_s=deadline.left_s)
+            shard = await service.shard_of_key(key, claims=claims, timeout_s=deadline.left_s)
         return await ask(service, self, request, query_of(shard, values, claims), deadline.left_s)
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:

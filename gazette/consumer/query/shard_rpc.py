@@ -79,8 +79,10 @@ class ShardCaller(Protocol):
         """
         ...
 
-    async def shard_of_key(self, key: Any, *, timeout_s: float | None = None) -> str:
-        """Return the id of the shard that reads messages with a key.
+    async def shard_of_key(
+        self, key: Any, *, claims: Claims = EVERYTHING, timeout_s: float | None = None
+    ) -> str:
+        """Return the id of the shard that reads messages with a key, of those that ``claims`` cover.
 
         The key is mapped to a partition of `Application.keyed_journals` as publishers do. A text is read as
         the declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if it cannot be, if the
@@ -142,10 +144,10 @@ def shard_rpc(
     of_key = attrgetter(key) if isinstance(key, str) else key
     of_shard = attrgetter("shard") if shard is None else shard
 
-    async def find(service: ShardCaller, request: Any, timeout_s: float) -> Any:
+    async def find(service: ShardCaller, request: Any, claims: Claims, timeout_s: float) -> Any:
         if of_key is None:
             return of_shard(request)
-        return await service.shard_of_key(of_key(request), timeout_s=timeout_s)
+        return await service.shard_of_key(of_key(request), claims=claims, timeout_s=timeout_s)
 
     def decorate(method: Callable[[Any, Any, RequestT], ResponseT]) -> ShardRpc[Any, Any]:
         method = query_method(method, ("self", "store", "request"))
@@ -161,7 +163,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         self,
         method: Callable[[Any, Any, RequestT], ResponseT],
         stub: Callable[[Any], Any],
-        shard: Callable[[ShardCaller, Any, float], Awaitable[Any]],
+        shard: Callable[[ShardCaller, Any, Claims, float], Awaitable[Any]],
         capability: int,
         timeout_s: float | None,
     ) -> None:
@@ -200,7 +202,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
                 authorization_of(context.invocation_metadata()), self._rpc.capability
             )
             deadline = Deadline(service, self._rpc.timeout_s)
-            shard = await self._rpc.shard(service, request, deadline.left_s)
+            shard = await self._rpc.shard(service, request, claims, deadline.left_s)
             query = _with_field(query_of(shard, values, claims), request)
             answer = await self._answer(service, request, query, deadline)
             context.set_trailing_metadata(tuple(result_headers(answer).items()))
@@ -220,7 +222,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
         service = service_of(self._instance)
         deadline = Deadline(service, self._rpc.timeout_s)
         if shard is None:
-            shard = await self._rpc.shard(service, request, deadline.left_s)
+            shard = await self._rpc.shard(service, request, claims, deadline.left_s)
         query = ShardQuery(shard, read_through or {}, max_staleness_s, None, claims)
         return await self._answer(service, request, query, deadline)
 

@@ -20,7 +20,7 @@ from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import Fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue, prefixed
-from gazette.net.http2.metadata import CONTENT_TYPE, EOF, Metadata, metadata_of, status_of
+from gazette.net.http2.metadata import EOF, Metadata, is_grpc, metadata_of, status_of
 from gazette.net.http2.waiters import Waiters
 
 _STATUS_OF_RESET: Final = {
@@ -169,7 +169,7 @@ class ClientCall(StreamListener):
         encoding = found.get(b"grpc-encoding", b"identity").decode("latin-1")
         if self._queue is not None:
             self.finish(grpc.StatusCode.INTERNAL, "the server sent a second head")
-        elif http != b"200" or not kind.startswith(CONTENT_TYPE):
+        elif http != b"200" or not is_grpc(kind):
             self.finish(*status_of([(b":status", http)]))
         elif encoding not in ENCODINGS:
             self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {encoding}")

@@ -410,7 +410,7 @@ class Http2Connection:
         try:
             self._receive(data)
         except ConnectionFault as fault:
-            self._write(fr.goaway(self._last, fault.code, str(fault)))
+            self._write(fr.goaway(self._last, fault.code, fault.message))
             raise
 
     def _receive(self, data: bytes) -> None:
@@ -761,7 +761,7 @@ class Http2Connection:
                 self._forget(stream)
                 stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
             if code != FaultCode.NO_ERROR:
-                text = payload[8:].decode(errors="replace")
+                text = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
                 raise ConnectionFault(
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )

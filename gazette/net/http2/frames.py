@@ -46,6 +46,9 @@ WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_DEFAULT: Final = 65_535
 """Window of a connection at its beginning, and of a stream until settings say otherwise."""
 
+GOAWAY_TEXT_BYTES: Final = 64
+"""Length of the reason in a GOAWAY frame: of one that we send, and of what we show of a peer's."""
+
 _HEAD: Final = struct.Struct(">HBBBL")
 _LONG: Final = struct.Struct(">L")
 _GOAWAY: Final = struct.Struct(">LL")
@@ -122,7 +125,7 @@ def rst_stream(stream: int, code: FaultCode) -> bytes:
 
 def goaway(last_stream: int, code: FaultCode, text: str = "") -> bytes:
     """Return the frame that ends a connection. The peer may repeat what follows ``last_stream``."""
-    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
+    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode()[:GOAWAY_TEXT_BYTES])
 
 
 def ping(payload: bytes, *, ack: bool = False) -> bytes:

@@ -25,7 +25,7 @@ from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
-from gazette.net.http2.metadata import CONTENT_TYPE, EOF, timeout_of
+from gazette.net.http2.metadata import EOF, is_grpc, timeout_of
 from gazette.net.http2.socket import CLOSING_S, Http2Socket
 from gazette.net.http2.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
@@ -270,7 +270,7 @@ class GrpcServer:
         """Return what a head asks for; None if it is no call of gRPC."""
         fields = dict(request.fields)
         kind = fields.get(b"content-type", b"")
-        if request.method != b"POST" or not kind.startswith(CONTENT_TYPE):
+        if request.method != b"POST" or not is_grpc(kind):
             return None
         encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
         method = self._method(request.path)

@@ -19,6 +19,8 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """The value that a read returns behind the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
+_CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, b"application/grpc+proto"})
+"""What calls may say that their content is: gRPC, with messages of protobuf."""
 _STATUS_200: Final = b"\x88"
 """The field ``:status: 200``, by its place in the static table."""
 HEAD_BLOCK: Final = _STATUS_200 + encode_fields([(b"content-type", CONTENT_TYPE)])
@@ -54,6 +56,11 @@ _STATUS_OF_HTTP: Final = {
     b"504": grpc.StatusCode.UNAVAILABLE,
 }
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def is_grpc(content_type: bytes) -> bool:
+    """Return True if content of that type, whatever its parameters, is messages of gRPC."""
+    return content_type.partition(b";")[0].strip().lower() in _CONTENT_TYPES
 
 
 def metadata_of(fields: Fields) -> Metadata:

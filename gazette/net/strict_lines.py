@@ -1,0 +1,33 @@
+"""Lines of HTTP/1.1 that end with CR and LF, and in no other way.
+
+A parser may take LF alone as the end of a line (RFC 9112, 2.2), and h11 does. A proxy before this server may
+see one line where h11 sees two: a caller could hide a header, or a whole request, from it.
+"""
+
+from __future__ import annotations
+
+import h11
+
+# h11 has no option for this, and no public place for another buffer.
+from h11._receivebuffer import ReceiveBuffer
+
+
+class StrictLines(ReceiveBuffer):
+    """A buffer of h11 that refuses a head, or trailers, with a line that ends with LF alone."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines up to the first blank one; None if it has not arrived.
+
+        Raise ``RemoteProtocolError`` for a line that does not end with CR and LF.
+        """
+        before = len(self)
+        lines = super().maybe_extract_lines()
+        # h11 has dropped each line's end: the length says if all ends, and the blank line, had two bytes.
+        if lines is not None and sum(map(len, lines)) + 2 * len(lines) + 2 != before - len(self):
+            raise h11.RemoteProtocolError("a line ends with LF alone", error_status_hint=400)
+        return lines
+
+
+def refuse_bare_lf(connection: h11.Connection) -> None:
+    """Have a connection that has received nothing refuse lines that end with LF alone."""
+    connection._receive_buffer = StrictLines()
