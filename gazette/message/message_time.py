@@ -22,8 +22,10 @@ TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST_US: Final = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+"""Begin of the year 1 in UTC, in Unix microseconds."""
+LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+"""Last microsecond of the year 9999 in UTC."""
 _UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
@@ -106,7 +108,7 @@ class MessageTime:
             at_us = self._unix_us(value)
         except Exception as error:  # noqa: BLE001 - a function of the application may raise anything.
             return f"raised {type(error).__name__}: {error}"
-        if isinstance(at_us, int) and not _FIRST_US <= at_us <= _LAST_US:
+        if isinstance(at_us, int) and not FIRST_US <= at_us <= LAST_US:
             return f"is outside of the years 1 to 9999 ({value!r:.40})"
         return at_us
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import PAYLOAD_BYTES_MAX, TimeDomain, time_at, unix_us
 from gazette.errors import Invalid
+from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
 SWEPT_MAX: Final = 1_000
@@ -125,4 +126,6 @@ class Sweep:
         return min((due for (due,) in rows if due is not None), default=None)
 
     def _schedule(self, shard: Shard, due: int) -> None:
-        shard.schedule(self.key, time_at(due), domain=TimeDomain.EVENT)
+        # No watermark is beyond the year 9999: such rows stay.
+        if due <= LAST_US:
+            shard.schedule(self.key, time_at(due), domain=TimeDomain.EVENT)

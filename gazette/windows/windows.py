@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import KEY_BYTES_MAX, TimeDomain, Timer, time_at, unix_us
 from gazette.errors import Invalid
+from gazette.message.message_time import FIRST_US, LAST_US
 from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
@@ -50,6 +51,16 @@ class _Open(NamedTuple):
 
 def _window(row: Any) -> _Open:
     return _Open(*row)
+
+
+def _require_years(span: Span, at: datetime) -> None:
+    """Raise ``Invalid`` for a window with a bound that is no time: its result would tell another one."""
+    if span[0] < FIRST_US or span[1] > LAST_US:
+        raise Invalid(
+            f"a window of the time is not within the years 1 to 9999 ({at})",
+            path="at",
+            hint="Use None for a time that is not known, and not the end of the calendar.",
+        )
 
 
 class Windows(Generic[S, V, R]):
@@ -141,6 +152,8 @@ class Windows(Generic[S, V, R]):
         spans = [
             span for span in self.spans.spans_of(at_us) if closed_us is None or span[1] > closed_us
         ]
+        for span in spans:
+            _require_years(span, at)
         # A value that the aggregate refuses changes none of its windows.
         changed = [(span, *self._with_value(store, key, span, value)) for span in spans]
         for span, former, state in changed:
@@ -183,6 +196,7 @@ class Windows(Generic[S, V, R]):
         ]
         if not touched and closed_us is not None and end <= closed_us:
             return False
+        _require_years(span, time_at(begin))
         merged = (
             min([begin, *(one.begin for one in touched)]),
             max([end, *(one.end for one in touched)]),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -128,6 +129,7 @@ class Alarms(Application[Any]):
             "store": store,
             "EVENT": EVENT,
             "MINUTE": MINUTE,
+            "datetime": datetime,
         }
 
     def on_timer(self, shard: Any, store: Any, timer: Timer, publisher: Publisher) -> None:
@@ -462,27 +464,38 @@ def test_bad_arguments_are_refused_by_name(tmp_path: Path, line: str, path: str)
         say(driver, line)
 
 
+LAST = datetime.max.replace(tzinfo=UTC)
+EAST, WEST = (timezone(timedelta(hours=hours)) for hours in (2, -7))
+
+
 def test_zones_and_the_ends_of_time_are_kept(tmp_path: Path) -> None:
+    nepal = datetime.fromtimestamp(1_700_000_000, ZoneInfo("Asia/Kathmandu"))
+    first = datetime.min.replace(tzinfo=UTC)
+    wanted = [
+        nepal,
+        first,
+        datetime.min.replace(tzinfo=WEST),
+        datetime.max.replace(tzinfo=EAST),
+        LAST,
+    ]
     seen = []
     with driven(tmp_path) as driver:
         driver.application.on_fired = lambda shard, store, timer: seen.append(timer.at)  # type: ignore[attr-defined]
-        with_zone = "shard.now.astimezone(__import__('zoneinfo').ZoneInfo('Asia/Kathmandu'))"
-        utc = "__import__('datetime').timezone.utc"
-        say(driver, f"shard.schedule('zone', {with_zone})")
-        say(
-            driver,
-            f"shard.schedule('least', __import__('datetime').datetime.min.replace(tzinfo={utc}))",
-        )
-        say(
-            driver,
-            f"shard.schedule('most', __import__('datetime').datetime.max.replace(tzinfo={utc}))",
-        )
-        driver.advance(1)
-    assert seen == [
-        datetime.fromtimestamp(1_700_000_000, UTC),
-        datetime.min.replace(tzinfo=UTC),
-    ]
+        for number, at in enumerate(wanted):
+            say(driver, f"shard.schedule('{number}', datetime.fromisoformat('{at.isoformat()}'))")
+        driver.advance((LAST - nepal).total_seconds())
+    # A timer fires once it is set, if its time has passed.
+    assert sorted(seen) == sorted(wanted)
     assert all(one.tzinfo is UTC for one in seen)
+
+
+@pytest.mark.parametrize(
+    "at", [datetime.min.replace(tzinfo=EAST), datetime.max.replace(tzinfo=WEST)]
+)
+def test_a_time_beyond_the_calendar_in_utc_is_refused(tmp_path: Path, at: datetime) -> None:
+    """Instead of a timer that fires at another time than the one it was given."""
+    with driven(tmp_path) as driver, raises(Invalid, path="at"):
+        say(driver, f"shard.schedule('a', datetime.fromisoformat('{at.isoformat()}'))")
 
 
 def test_timers_belong_to_transactions(tmp_path: Path) -> None:

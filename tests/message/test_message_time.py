@@ -29,8 +29,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = datetime(2, 1, 1), datetime(9998, 1, 1)  # noqa: DTZ001 - Hypothesis adds the zone
 PUBLISHED = 1_700_000_000
 UUID = build_uuid(b"\x01abcde", clock_at(PUBLISHED * 10**9), OUTSIDE_TXN)
-FIRST_S, LAST_S = -62_135_596_800, 253_402_214_400
-"""Begin of the year 1, and of the last day of 9999."""
+FIRST_US, LAST_US = -62_135_596_800 * 10**6, 253_402_300_800 * 10**6 - 1
+"""First and last microsecond of the years 1 to 9999."""
 PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -59,12 +59,22 @@ def test_a_datetime_with_a_zone_is_its_instant(at: datetime) -> None:
     assert read(stamp) == expected
 
 
+def test_the_ends_of_the_calendar_are_times() -> None:
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    for at, expected in (first, FIRST_US), (last, LAST_US):
+        assert read(at) == read(expected, "us") == expected
+    for beyond in (FIRST_US - 1, LAST_US + 1):
+        assert isinstance(read(beyond, "us"), str)
+    for hours, at in (2, first), (-7, last):
+        assert isinstance(read(at.replace(tzinfo=timezone(timedelta(hours=hours)))), str)
+
+
 @given(st.integers(-(10**20), 10**20), st.sampled_from(sorted(PER_S)))
 def test_a_number_counts_in_its_unit_or_is_refused(number: int, unit: str) -> None:
     expected = number * 10**6 // PER_S[unit]
     found = read(number, unit)
     assert found == expected or isinstance(found, str)
-    assert isinstance(found, int) == (FIRST_S * 10**6 <= expected <= LAST_S * 10**6)
+    assert isinstance(found, int) == (FIRST_US <= expected <= LAST_US)
     as_float = read(float(number), unit)
     if isinstance(found, int) and isinstance(as_float, int):
         assert math.isclose(as_float, found, rel_tol=1e-12, abs_tol=1)

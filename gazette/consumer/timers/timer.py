@@ -10,16 +10,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gazette.errors import Invalid
+from gazette.message.message_time import FIRST_US, LAST_US
 
 KEY_BYTES_MAX: Final = 1 << 10
 PAYLOAD_BYTES_MAX: Final = 64 << 10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST: Final = datetime(1, 1, 1, tzinfo=UTC)
-_LAST: Final = datetime(9999, 12, 31, tzinfo=UTC)
-_FIRST_US: Final = (_FIRST - _EPOCH) // _MICROSECOND
-_LAST_US: Final = (_LAST - _EPOCH) // _MICROSECOND
 
 
 class TimeDomain(enum.Enum):
@@ -132,27 +129,36 @@ class TimerTable(ABC):
 
 
 def unix_us(at: object) -> int:
-    """Return a time with a zone as Unix microseconds. Raise ``Invalid`` for anything else."""
+    """Return a time with a zone as Unix microseconds. Raise ``Invalid`` for anything else, and for a
+    time outside of the years 1 to 9999 in UTC.
+    """
     if not isinstance(at, datetime):
         raise Invalid(
-            f"the time of a timer is of type {type(at).__name__}",
+            f"the time is of type {type(at).__name__}",
             path="at",
             hint="Use a datetime with a zone, such as shard.now + timedelta(minutes=30).",
         )
     if at.utcoffset() is None:
         raise Invalid(
-            f"the time of a timer has no zone ({at})",
+            f"the time has no zone ({at})",
             path="at",
             hint="Use datetime.now(UTC), shard.now or envelope.time, and not datetime.utcnow().",
         )
-    return (at - _EPOCH) // _MICROSECOND
+    at_us = (at - _EPOCH) // _MICROSECOND
+    if not FIRST_US <= at_us <= LAST_US:
+        raise Invalid(
+            f"the time is outside of the years 1 to 9999 in UTC ({at})",
+            path="at",
+            hint="Give a time of these years: its zone moves it out of them.",
+        )
+    return at_us
 
 
 def time_at(at_us: int) -> datetime:
-    """Return Unix microseconds as a time in UTC. Times outside of the years 1 to 9999 are cut."""
-    if _FIRST_US <= at_us <= _LAST_US:
-        return _EPOCH + timedelta(microseconds=at_us)
-    return _LAST if at_us > 0 else _FIRST
+    """Return Unix microseconds as a time in UTC. Those outside of the years 1 to 9999, which a watermark
+    may have, are cut.
+    """
+    return _EPOCH + timedelta(microseconds=min(max(at_us, FIRST_US), LAST_US))
 
 
 def check_key(key: object) -> str:
