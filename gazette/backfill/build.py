@@ -99,7 +99,8 @@ def read_messages(
 ) -> Batches:
     """Return the committed messages of a task's shard, in order per journal. Raise what reads raise.
 
-    If the application has timers, journals are merged by the times of messages.
+    If the application has timers, journals are merged by the clocks of publishers, since a live shard got
+    their messages in about that order. Windows and watermarks follow declared times in any order.
     """
     application = backfill.new_application()
     if not defines_timers(application):
@@ -116,7 +117,7 @@ def read_messages(
 
 
 def merge_by_time(journals: Sequence[Batches]) -> Batches:
-    """Yield the messages of several journals by their times. Keep the order of each journal."""
+    """Yield the messages of journals by the clocks of their publishers. Keep the order of each one."""
     if len(journals) == 1:
         yield from journals[0]
         return

@@ -119,9 +119,7 @@ class _Declared(Generic[M]):
     @property
     def message_time(self) -> MessageTime | None:
         """Where messages have their time. None: the clock of their publisher counts."""
-        if self.time is None or isinstance(self.time, MessageTime):
-            return self.time
-        return MessageTime(self.time)
+        return MessageTime.of(self.time)
 
     @property
     def message_types(self) -> tuple[type, ...]:

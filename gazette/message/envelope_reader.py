@@ -11,16 +11,17 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gazette.client.journals import get_journal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotYet
-from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
+from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
 from gazette.message.framing.framing import framing_of
+from gazette.message.message_time import MessageTime, TimeReader
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
@@ -51,23 +52,39 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
-async def journal_framing(
-    client: Client, journal: JournalName, message_type: Any, uuid: str = ""
-) -> Framing[Any]:
-    """Return the framing of a journal's content type, for messages of a type.
+TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
+"""Where messages have their time: a field, a function of them, or a `MessageTime`."""
 
-    ``uuid`` is the place of their UUID. Empty: as the label of the journal says.
 
-    Raise what `get_journal` raises. Raise `Invalid` if the content type is unknown, or cannot hold
-    the type.
-    """
-    listed = await get_journal(client, journal)
-    try:
-        labels = listed.spec.labels
-        place = uuid or labels.value_of(MESSAGE_UUID) or ""
-        return framing_of(labels.value_of(CONTENT_TYPE) or "", message_type, place=place)
-    except Invalid as error:
-        raise error.within(journal) from error
+class MessageForm(NamedTuple, Generic[M]):
+    """How the messages of a journal are read: as its labels say, unless the reader does."""
+
+    message_type: type[M]
+    uuid: str
+    """Place of the UUID. Empty: as the label of the journal says."""
+    time: TimeOf | None
+    """Time of messages. None: as the label of the journal says, or else the clock of the publisher."""
+
+    async def resolve(
+        self, client: Client, journal: JournalName
+    ) -> tuple[Framing[M], TimeReader | None]:
+        """Return the framing of a journal, and the reader of the times of its messages, if it has any.
+
+        Raise what `get_journal` raises. Raise `Invalid` if the content type is unknown, or cannot hold
+        the type.
+        """
+        labels = (await get_journal(client, journal)).spec.labels
+        place = self.uuid or labels.value_of(MESSAGE_UUID) or ""
+        try:
+            framing = framing_of(
+                labels.value_of(CONTENT_TYPE) or "", self.message_type, place=place
+            )
+            time, label = MessageTime.of(self.time), labels.value_of(MESSAGE_TIME)
+            if time is None and label:
+                time = MessageTime.of_label(label)
+        except Invalid as error:
+            raise error.within(journal) from error
+        return framing, None if time is None else TimeReader(time, client.clock.now)
 
 
 async def read_batches(
@@ -75,11 +92,12 @@ async def read_batches(
     journal: JournalName,
     framing: Framing[M],
     *,
+    times: TimeReader | None = None,
     on_malformed: OnMalformed | None = None,
     may_jump: bool = True,
 ) -> AsyncGenerator[list[Envelope[M]], None]:
     """Yield the envelopes of a source's bytes, until its end or until it raises ``NotYet``. Close
-    the source.
+    the source. ``times`` reads the declared times of messages.
 
     If the journal has lost bytes, log a warning and continue behind them; raise `OffsetJump` if reading
     may not jump. Raise what the source raises, and `TruncatedFrame` if the end cuts a message. Raise
@@ -105,7 +123,7 @@ async def read_batches(
             if not chunk:
                 break
             if decoder is None:
-                decoder = EnvelopeDecoder(journal, framing, source.offset - len(chunk))
+                decoder = EnvelopeDecoder(journal, framing, source.offset - len(chunk), times)
             decoder.feed(chunk)
             while batch := _decode(decoder, on_malformed):
                 yield batch
@@ -142,6 +160,8 @@ class UncommittedReader(Generic[M]):
     ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head
     of the journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame
     ends the reading. ``uuid`` is the place of the UUID in messages; empty: as the journal's label says.
+    ``time`` is the field, function or `MessageTime` with the time of messages. None: as the label says, or
+    else the clock of their publishers.
     """
 
     def __init__(
@@ -151,25 +171,25 @@ class UncommittedReader(Generic[M]):
         message_type: type[M],
         *,
         uuid: str = "",
+        time: TimeOf | None = None,
         on_malformed: OnMalformed | None = None,
     ) -> None:
         self._client = client
-        self._uuid = uuid
+        self._form = MessageForm(message_type, uuid, time)
         self._params = params
-        self._message_type = message_type
         self._on_malformed = on_malformed
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Yield non-empty batches, in order. Raise what `journal_framing` and `read_batches` raise.
+        """Yield non-empty batches, in order. Raise what `MessageForm.resolve` and `read_batches` raise.
 
         Close the generator if you cancel it or do not exhaust it. Closing releases everything.
         """
         params = self._params
-        framing = await journal_framing(
-            self._client, params.journal, self._message_type, self._uuid
-        )
+        framing, times = await self._form.resolve(self._client, params.journal)
         source = self._client.retry_reader(params)
-        batches = read_batches(source, params.journal, framing, on_malformed=self._on_malformed)
+        batches = read_batches(
+            source, params.journal, framing, times=times, on_malformed=self._on_malformed
+        )
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
@@ -180,8 +200,8 @@ class CommittedReader(Generic[M]):
 
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader
     begins at the offset of ``params``. Transactions of more than ``ring_size`` messages are read
-    twice. Acknowledgements are left out unless ``acknowledgements`` is set. ``uuid`` is as of an
-    `UncommittedReader`.
+    twice. Acknowledgements are left out unless ``acknowledgements`` is set. ``uuid`` and ``time`` are as
+    of an `UncommittedReader`.
     """
 
     def __init__(
@@ -195,11 +215,11 @@ class CommittedReader(Generic[M]):
         batch_max: int = BATCH_MAX,
         acknowledgements: bool = False,
         uuid: str = "",
+        time: TimeOf | None = None,
         on_malformed: OnMalformed | None = None,
     ) -> None:
         self._client = client
-        self._uuid = uuid
-        self._message_type = message_type
+        self._form = MessageForm(message_type, uuid, time)
         self._batch_max = batch_max
         self._acknowledgements = acknowledgements
         self._on_malformed = on_malformed
@@ -213,17 +233,15 @@ class CommittedReader(Generic[M]):
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
 
-        Asking for the next batch marks the one before as consumed. Raise what `journal_framing` and
-        `read_batches` raise. Raise `Corrupt` if the journal has lost messages of an open
-        transaction.
+        Asking for the next batch marks the one before as consumed. Raise what
+        `MessageForm.resolve` and `read_batches` raise. Raise `Corrupt` if the journal has lost
+        messages of an open transaction.
         """
         params, sequencer = self._params, self._sequencer
-        framing = await journal_framing(
-            self._client, params.journal, self._message_type, self._uuid
-        )
+        framing, times = await self._form.resolve(self._client, params.journal)
         skip = None if self._on_malformed is None else self._skip
         source = self._client.retry_reader(params)
-        read = read_batches(source, params.journal, framing, on_malformed=skip)
+        read = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
         async with aclosing(read):
             async for queued in read:
                 index = 0
@@ -266,11 +284,13 @@ class CommittedReader(Generic[M]):
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)
-            framing = await journal_framing(self._client, journal, self._message_type, self._uuid)
+            framing, times = await self._form.resolve(self._client, journal)
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
             source = self._client.retry_reader(params)
-            read = read_batches(source, journal, framing, on_malformed=skip, may_jump=False)
+            read = read_batches(
+                source, journal, framing, times=times, on_malformed=skip, may_jump=False
+            )
             try:
                 async with aclosing(read):
                     async for batch in read:

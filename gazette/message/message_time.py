@@ -27,6 +27,8 @@ FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Last microsecond of the year 9999 in UTC."""
 _UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_FUNCTION: Final = "--"
+"""End of the name of a function in the text of a time: no field has it."""
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
 
@@ -79,6 +81,22 @@ class MessageTime:
                 hint="Give a timedelta that is not negative, such as timedelta(days=1).",
             )
 
+    @classmethod
+    def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
+        """Return what an argument ``time`` declares: a field, a function, or all of it. None stays None."""
+        return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+
+    @classmethod
+    def of_label(cls, text: str) -> MessageTime:
+        """Return what the label of a journal says. A reader has no watermark, so times have no bound.
+
+        A label names the function of an application and does not hold it. Then no message has a time.
+        """
+        name, _, unit = text.partition("/")
+        is_function = name.endswith(_FUNCTION)
+        field = _function_of_others(name.removesuffix(_FUNCTION)) if is_function else name
+        return cls(field, unit=unit or None, ahead=timedelta.max)  # type: ignore[arg-type]
+
     @property
     def name(self) -> str:
         """Name of the field or function."""
@@ -89,7 +107,7 @@ class MessageTime:
     @property
     def text(self) -> str:
         """Field or function, and unit, as a label has it: equal for declarations of equal meaning."""
-        name = self.name if isinstance(self.field, str) else f"{self.name}--"
+        name = self.name if isinstance(self.field, str) else f"{self.name}{_FUNCTION}"
         text = re.sub(r"[^\w\-+/.]", "-", name)
         return text if self.unit is None else f"{text}/{self.unit}"
 
@@ -170,6 +188,16 @@ class TimeReader:
             by = timedelta(microseconds=at_us - published_us)
             return f"lies ahead of the message's publication by {by}, and may by {self.time.ahead}"
         return at_us
+
+
+def _function_of_others(name: str) -> Callable[[Any], Any]:
+    """Return a function that stands for one of an application, which only its name is known of."""
+
+    def unknown(_message: Any) -> Any:
+        raise Invalid("only its application has this function: give the reader time=…")
+
+    unknown.__qualname__ = name
+    return unknown
 
 
 def _is_timestamp(value: Any) -> bool:

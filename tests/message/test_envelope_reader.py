@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from gazette.client.client import Client
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
-from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TIME
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader, read_batches
 from gazette.message.framing.framing import MalformedMessage, TruncatedFrame, framing_of
 from gazette.message.message import Message
+from gazette.message.message_time import MessageTime, UnusableTime
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
@@ -57,27 +59,32 @@ class Writer:
 @pytest.fixture
 async def broker() -> AsyncIterator[StubBroker]:
     async with StubBroker() as broker:
-        spec = JournalSpec(
-            JOURNAL,
-            1,
-            LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES)),
-            FragmentSpec(1024, Codec.NONE, (), 10**9, 0, 0, ""),
-        )
-
-        def list_journals(request: broker_pb2.ListRequest) -> list[broker_pb2.ListResponse]:
-            (label,) = request.selector.include.labels
-            response = broker_pb2.ListResponse(header=broker.header().to_pb())
-            if label.value == JOURNAL:
-                response.journals.add(
-                    spec=spec.to_pb(),
-                    mod_revision=1,
-                    create_revision=1,
-                    route=broker.route_of(JOURNAL).to_pb(),
-                )
-            return [response]
-
-        broker.answers["List"] = list_journals
+        list_with(broker)
         yield broker
+
+
+def list_with(broker: StubBroker, *labels: tuple[str, str]) -> None:
+    """Have the broker list the journal with these labels as well."""
+    spec = JournalSpec(
+        JOURNAL,
+        1,
+        LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), *labels),
+        FragmentSpec(1024, Codec.NONE, (), 10**9, 0, 0, ""),
+    )
+
+    def list_journals(request: broker_pb2.ListRequest) -> list[broker_pb2.ListResponse]:
+        (label,) = request.selector.include.labels
+        response = broker_pb2.ListResponse(header=broker.header().to_pb())
+        if label.value == JOURNAL:
+            response.journals.add(
+                spec=spec.to_pb(),
+                mod_revision=1,
+                create_revision=1,
+                route=broker.route_of(JOURNAL).to_pb(),
+            )
+        return [response]
+
+    broker.answers["List"] = list_journals
 
 
 @pytest.fixture
@@ -336,3 +343,92 @@ async def test_the_journal_must_be_there_and_hold_the_type(client: Client) -> No
         await words_of(UncommittedReader(client, ReadParams("other/journal"), Word))
     with raises(Invalid, path="a/journal", says="int"):
         await words_of(UncommittedReader(client, ReadParams(JOURNAL), int))
+
+
+class Order(Message):
+    at: int = 0
+
+
+READERS = [UncommittedReader, CommittedReader]
+PLACED = datetime(1999, 5, 17, tzinfo=UTC)
+
+
+@pytest.fixture
+def order(broker: StubBroker, writer: Writer) -> Order:
+    """Publish an order of 1999."""
+    found = Order(at=int(PLACED.timestamp()))
+    writer.framing.codec.stamp(found, writer.mints[0], OUTSIDE_TXN)
+    writer.journal.append(framing_of(CONTENT_JSON_LINES, Order).encode(found))
+    return found
+
+
+async def only(reader: UncommittedReader[Any] | CommittedReader[Any]) -> Envelope[Any]:
+    (found,) = [envelope async for batch in reader.batches() for envelope in batch]
+    return found
+
+
+@pytest.mark.parametrize("kind", READERS)
+async def test_the_label_of_a_journal_says_the_time_of_its_messages(
+    client: Client, broker: StubBroker, order: Order, kind: Any
+) -> None:
+    published = (await only(kind(client, ReadParams(JOURNAL), Order))).time
+    assert published.year > PLACED.year
+    list_with(broker, (MESSAGE_TIME, MessageTime("at", unit="s").text))
+    envelope = await only(kind(client, ReadParams(JOURNAL), Order))
+    assert (envelope.time, envelope.message) == (PLACED, order)
+
+
+@pytest.mark.parametrize("kind", READERS)
+async def test_a_reader_may_say_the_time_of_messages(
+    client: Client, broker: StubBroker, order: Order, kind: Any
+) -> None:
+    list_with(broker, (MESSAGE_TIME, "word"))
+    for time in (MessageTime("at", unit="s"), lambda m: datetime.fromtimestamp(m.at, UTC)):
+        envelope = await only(kind(client, ReadParams(JOURNAL), Order, time=time))
+        assert envelope.time == PLACED
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize(
+    ("label", "message_type", "says"),
+    [
+        (MessageTime(lambda m: m.at, unit="s").text, Order, "time="),
+        ("ordered_at", Order, "ordered_at"),
+        ("at", Order, "unit"),
+        ("at/s", dict, "at"),
+    ],
+)
+async def test_the_clock_of_a_publisher_is_not_taken_for_another_time(
+    client: Client,
+    broker: StubBroker,
+    order: Order,
+    kind: Any,
+    label: str,
+    message_type: Any,
+    says: str,
+) -> None:
+    """The message is read, and its time is an error."""
+    list_with(broker, (MESSAGE_TIME, label))
+    envelope = await only(kind(client, ReadParams(JOURNAL), message_type))
+    with raises(UnusableTime, "field", says=says):
+        _ = envelope.time
+
+
+async def test_a_label_of_an_unknown_unit_is_refused(client: Client, broker: StubBroker) -> None:
+    list_with(broker, (MESSAGE_TIME, "at/days"))
+    with raises(Invalid, says="days"):
+        await only(CommittedReader(client, ReadParams(JOURNAL), Order))
+
+
+async def test_the_times_of_a_long_transaction_are_read_again(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
+    list_with(broker, (MESSAGE_TIME, "at/s"))
+    framing = framing_of(CONTENT_JSON_LINES, Order)
+    for at in range(9):
+        message = framing.codec.stamp(Order(at=at), writer.mints[0], CONTINUE_TXN)
+        writer.journal.append(framing.encode(message))
+    writer.journal.append(framing.encode(framing.codec.stamp(Order(), writer.mints[0], ACK_TXN)))
+    reader = CommittedReader(client, ReadParams(JOURNAL), Order, ring_size=2)
+    times = [envelope.time async for batch in reader.batches() for envelope in batch]
+    assert times == [datetime.fromtimestamp(at, UTC) for at in range(9)]
