@@ -17,27 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from gazette import labels
-from gazette.errors import Bug, Invalid
+from gazette.errors import Invalid
 from gazette.history import lenient_json
 from gazette.history.json_lines import Field, FoundFields, LineScanner
-from gazette.history.lenient_json import NO_JSON
+from gazette.history.uuid_codec import UuidCodec
+from gazette.history.visible_uuids import visible_uuid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.codec import DECODE_ERRORS, MessageCodec
+from gazette.message.codec import DECODE_ERRORS
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
-from gazette.message.framing.csv import CSVCodec
 from gazette.message.framing.frames import Frames, Framing, MalformedMessage, hint_of
 from gazette.message.framing.framing import JSONLinesFraming, framing_of
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import (
+    ACK_TXN,
     FOREIGN_UUID,
     NIL_UUID,
     UUID_BYTES,
     UuidArrays,
     parse_arrays,
-    texts_to_bytes,
+    parse_uuid,
     uuid_text,
 )
-from gazette.message.uuid_form import TextForm
 from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Offset
 
@@ -59,8 +59,8 @@ class MessageFormat:
     reader asks for, it may be empty: the label of each journal says it, and else it is ``uuid``.
     ``message`` names the class of protobuf messages as ``module:Class``. Without a class, the
     messages are read as if they had no UUIDs. ``malformed`` is the treatment of malformed frames,
-    and of messages that do not fit their columns. With ``null``, a malformed frame counts as a
-    message without a UUID.
+    and of messages that do not fit their columns. With ``null``, a malformed frame is a message with the
+    UUID that it shows, or without one.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -273,23 +273,9 @@ class ColumnDecoder:
             raise error.of(self.journal) from error.__cause__
         # What stands in the place of a UUID is kept for the column of that name.
         about_uuid = hint_of(error.__cause__) is not None
-        return _ANY_FOREIGN if about_uuid else _visible_uuid(codec, error.raw)
-
-
-def _visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
-    """Return the UUID that a malformed line shows, or the nil UUID.
-
-    So the line stays in its transaction, whatever else is wrong with it.
-    """
-    text: str | None = None
-    if isinstance(codec, UuidCodec):
-        text = lenient_json.find_string(raw, codec.names)
-    elif isinstance(codec, CSVCodec):
-        text = raw.strip().split(b",", 1)[0].strip(b'"').decode("ascii", "replace")
-    try:
-        return texts_to_bytes([text or ""])
-    except Invalid:
-        return NIL_UUID
+        found = _ANY_FOREIGN if about_uuid else visible_uuid(codec, error.raw)
+        # What is malformed acknowledges nothing. No reader commits a transaction by it.
+        return NIL_UUID if parse_uuid(found).flags == ACK_TXN else found
 
 
 def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
@@ -330,69 +316,6 @@ def _framing_of(shape: MessageFormat) -> Framing[Any]:
             return JSONLinesFraming(UuidCodec(shape.uuid_field))
     # It raises the error of an unknown content type.
     return framing_of(shape.content_type, bytes)
-
-
-class UuidCodec(MessageCodec[Any]):
-    """Codec of JSON objects that keeps only the UUID. Its argument is the name of the UUID's field."""
-
-    single_line = True
-
-    def __init__(self, uuid_field: str) -> None:
-        """Make a codec. Dots join nested names. Raise `Invalid` for an empty name."""
-        names = uuid_field.split(".")
-        if not all(names):
-            raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
-        kind: Any = Any
-        for name in reversed(names):
-            field = msgspec.field(default=None, name=name)
-            kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
-        super().__init__(kind, TextForm())
-        self.names = names
-        """Names that lead to the UUID."""
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def decode(self, payload: bytes) -> Any:
-        """Return the message. Return None for a blank line, which Spark passes over, too."""
-        try:
-            return self._decoder.decode(payload)
-        except msgspec.ValidationError:
-            raise  # It is not an object with such a UUID.
-        except NO_JSON:
-            return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
-
-    def _decode_lenient(self, payload: bytes) -> Any:
-        found = b"null"
-        text = payload
-        for name in self.names:
-            text = lenient_json.members(text).get(name, b"null")
-            if text == b"null":
-                break
-        else:
-            found = lenient_json.strict(text)
-        for name in reversed(self.names):
-            found = b"{%b:%b}" % (msgspec.json.encode(name), found)
-        return self._decoder.decode(found)
-
-    def decode_lines(self, lines: bytes) -> list[Any] | None:
-        return self._decoder.decode_lines(lines)
-
-    def uuids_of(self, messages: Sequence[Any]) -> bytes:
-        assert self.form is not None
-        return self.form.join(list(map(self.value_of, messages)))
-
-    def value_of(self, message: Any) -> Any:
-        """Return what stands in the place of the UUID of a decoded message. None: nothing."""
-        for _ in self.names:
-            if message is None:
-                return None
-            message = message.value
-        return message
-
-    def encode(self, message: Any) -> bytes:
-        raise Bug("a codec that only peeks at messages writes none")
-
-    def _new_acknowledgement(self, message: Any) -> Any:
-        raise Bug("a codec that only peeks at messages writes none")
 
 
 def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:

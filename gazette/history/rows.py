@@ -29,11 +29,10 @@ from gazette.history.row_format import RowFormat
 from gazette.history.snapshot import Run
 from gazette.history.source import OpenAccess
 from gazette.message.framing.csv import parse_record
+from gazette.message.framing.framing import fixed_payload
 from gazette.message.uuid import ACK_TXN, FOREIGN_UUID
 
 T = TypeVar("T")
-
-_FIXED_HEADER_BYTES: Final = 8
 
 
 class Unfit(Corrupt):
@@ -199,23 +198,26 @@ class RowMaker:
                 kind = self._run.shape.message_type()
                 row = protobuf_row(kind, self.fields)
                 return lambda batch, wanted: self._parse_each(
-                    batch, wanted, lambda payload: row(kind.FromString(payload)), _strict
+                    batch, wanted, lambda frame: row(_message(kind, frame)), _strict
                 )
 
     def _payload(self, batch: Batch, row: int) -> bytes:
-        begin = int(batch.columns.begins[row]) - batch.base
-        end = int(batch.columns.ends[row]) - batch.base
-        head, tail = self._frame()
-        return batch.buffer[begin + head : end - tail]
+        return self._payload_of(self._frame(batch, row))
 
-    def _frame(self) -> tuple[int, int]:
-        """Return the number of bytes of a frame before its payload, and after it."""
+    def _payload_of(self, frame: bytes) -> bytes:
         match self._run.shape.content_type:
             case "application/x-ndjson" | "text/csv":
-                return 0, 1
+                return frame[:-1]
             case "application/x-protobuf-fixed":
-                return _FIXED_HEADER_BYTES, 0
-        return 0, 0
+                payload = fixed_payload(frame)
+                return frame if payload is None else payload
+        return frame
+
+    @staticmethod
+    def _frame(batch: Batch, row: int) -> bytes:
+        begin = int(batch.columns.begins[row]) - batch.base
+        end = int(batch.columns.ends[row]) - batch.base
+        return batch.buffer[begin:end]
 
     def _parse_payloads(self, batch: Batch, wanted: Mask) -> _Parsed:
         rows = np.flatnonzero(wanted)
@@ -244,23 +246,23 @@ class RowMaker:
         """
         kept: list[tuple[int, T, str | None]] = []
         for row in np.flatnonzero(wanted).tolist():
-            payload = self._payload(batch, row)
-            values, misfits = read(payload)
+            frame = self._frame(batch, row)
+            values, misfits = read(frame)
             if not misfits:
                 kept.append((row, values, None))
             elif self._malformed == "null":
-                kept.append((row, values, payload.decode("utf-8", "replace")))
+                kept.append((row, values, self._payload_of(frame).decode("utf-8", "replace")))
             elif self._malformed == "fail":
                 raise Unfit(
                     f"message does not fit its columns: {misfits[0]}",
                     journal=self._run.journal,
                     begin=int(batch.columns.begins[row]),
-                    content=payload[:200],
+                    content=self._payload_of(frame)[:200],
                 )
         return kept
 
-    def _csv_row(self, payload: bytes) -> dict[str, Any]:
-        record = parse_record(payload + b"\n", 0)
+    def _csv_row(self, frame: bytes) -> dict[str, Any]:
+        record = parse_record(frame, 0)
         if record is None or record.error:
             raise Invalid("not one record")
         values = record.fields[1:] if self._run.shape.uuid_field else record.fields
@@ -275,7 +277,7 @@ class RowMaker:
     ) -> _Parsed:
         rows = np.flatnonzero(wanted).tolist()
         try:
-            found = [decode(self._payload(batch, row)) for row in rows]
+            found = [decode(self._frame(batch, row)) for row in rows]
             arrays = [
                 convert([one.get(field.name) for one in found], field.type) for field in self.fields
             ]
@@ -283,9 +285,9 @@ class RowMaker:
         except _ROW_ERRORS:
             pass  # One message does not fit. The code below finds which.
 
-        def read(payload: bytes) -> tuple[list[pa.Array], list[str]]:
+        def read(frame: bytes) -> tuple[list[pa.Array], list[str]]:
             try:
-                values = decode(payload)
+                values = decode(frame)
             except _ROW_ERRORS as error:
                 return [pa.nulls(1, field.type) for field in self.fields], [_reason(error)]
             misfits: list[str] = []
@@ -304,6 +306,13 @@ class RowMaker:
         places, parts, corrupt = zip(*kept, strict=True)
         arrays = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
         return _Parsed(np.array(places, np.int64), arrays, pa.array(corrupt, pa.string()))
+
+
+def _message(kind: Any, frame: bytes) -> Any:
+    payload = fixed_payload(frame)
+    if payload is None:
+        raise Invalid("no frame begins at this offset")
+    return kind.FromString(payload)
 
 
 def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:

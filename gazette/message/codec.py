@@ -65,6 +65,8 @@ DECODE_ERRORS: Final = (
 """Errors that decoding a message may raise, in our parsers or in hooks of the application's types."""
 
 _MAY_BE_NON_FINITE: Final = re.compile(rb"null|NaN|Infinity")
+_NON_FINITE: Final = re.compile(rb"NaN|Infinity")
+_require_syntax: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
@@ -170,6 +172,11 @@ class MessageCodec(ABC, Generic[M]):
         """
         return None
 
+    def acknowledges(self, message: M) -> bool:
+        """Return True for an acknowledgement. Raise one of `DECODE_ERRORS` for a malformed UUID."""
+        uuid = self.uuids_of([message])
+        return bool(uuid) and parse_uuid(uuid).flags == ACK_TXN
+
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
         """Return the encoder of acknowledgements for ``journal``, for the transaction that
         published ``message``.
@@ -216,7 +223,8 @@ class MsgspecCodec(MessageCodec[M]):
             return self._decoder.decode(payload)  # type: ignore[no-any-return]
         except msgspec.DecodeError:
             found = self.finite.decoded(self._decoder.decode, payload)
-            if found is None:
+            # An acknowledgement is JSON by its standard, to readers of each type.
+            if found is None or self.acknowledges(found):
                 raise
             return found  # type: ignore[no-any-return]
 
@@ -280,9 +288,13 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         super().__init__(dict, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(dict[str, Any])
         self._encoder = msgspec.json.Encoder()
+        self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         return self._decoder.decode(payload)
+
+    def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
+        return None if self._peek is None else self._peek(payload)
 
     def encode(self, message: dict[str, Any]) -> bytes:
         payload = self._encoder.encode(message)
@@ -318,7 +330,10 @@ class PydanticCodec(MessageCodec[M]):
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
-        return self.message_type.model_validate_json(payload)  # type: ignore[no-any-return]
+        message: M = self.message_type.model_validate_json(payload)
+        if _NON_FINITE.search(payload) and self.acknowledges(message):
+            _require_syntax(payload)  # Pydantic reads NaN and infinities, which JSON does not have.
+        return message
 
     def encode(self, message: M) -> bytes:
         payload: bytes = message.model_dump_json(by_alias=True).encode()  # type: ignore[attr-defined]

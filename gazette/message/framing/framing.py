@@ -323,6 +323,15 @@ class FixedFraming(Framing[M]):
             super().finish(rest, offset)
 
 
+def fixed_payload(frame: bytes) -> bytes | None:
+    """Return the payload of a fixed frame. Return None if the bytes are not one whole frame."""
+    if len(frame) < FIXED_HEADER_BYTES:
+        return None
+    magic, length = _FIXED_HEADER.unpack_from(frame)
+    is_whole = magic == FIXED_MAGIC and length == len(frame) - FIXED_HEADER_BYTES
+    return frame[FIXED_HEADER_BYTES:] if is_whole else None
+
+
 _FRAMINGS: Final[dict[str, tuple[type[Framing[Any]], Any]]] = {
     CONTENT_JSON_LINES: (JSONLinesFraming, json_codec),
     CONTENT_PROTO_FIXED: (FixedFraming, protobuf_codec),

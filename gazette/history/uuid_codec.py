@@ -1,0 +1,80 @@
+"""The codec of JSON lines of which only the UUID is read: `UuidCodec`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gazette.errors import Bug, Invalid
+from gazette.history import lenient_json
+from gazette.history.lenient_json import NO_JSON
+from gazette.message.codec import MessageCodec
+from gazette.message.uuid_form import TextForm
+
+
+class UuidCodec(MessageCodec[Any]):
+    """Codec of JSON objects that keeps only the UUID. Its argument is the name of the UUID's field."""
+
+    single_line = True
+
+    def __init__(self, uuid_field: str) -> None:
+        """Make a codec. Dots join nested names. Raise `Invalid` for an empty name."""
+        names = uuid_field.split(".")
+        if not all(names):
+            raise Invalid(f"invalid name of a field ({uuid_field!r})", path="uuid_field")
+        kind: Any = Any
+        for name in reversed(names):
+            field = msgspec.field(default=None, name=name)
+            kind = msgspec.defstruct("Peek", [("value", kind | None, field)])
+        super().__init__(kind, TextForm())
+        self.names = names
+        """Names that lead to the UUID."""
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the message. Return None for a blank line, which Spark passes over, too."""
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.ValidationError:
+            raise  # It is not an object with such a UUID.
+        except NO_JSON:
+            return None if lenient_json.is_blank(payload) else self._decode_lenient(payload)
+
+    def _decode_lenient(self, payload: bytes) -> Any:
+        found = b"null"
+        text = payload
+        for name in self.names:
+            text = lenient_json.members(text).get(name, b"null")
+            if text == b"null":
+                break
+        else:
+            found = lenient_json.strict(text)
+        for name in reversed(self.names):
+            found = b"{%b:%b}" % (msgspec.json.encode(name), found)
+        message = self._decoder.decode(found)
+        if self.acknowledges(message):
+            raise Invalid("an acknowledgement is JSON by its standard")
+        return message
+
+    def decode_lines(self, lines: bytes) -> list[Any] | None:
+        return self._decoder.decode_lines(lines)
+
+    def uuids_of(self, messages: Sequence[Any]) -> bytes:
+        assert self.form is not None
+        return self.form.join(list(map(self.value_of, messages)))
+
+    def value_of(self, message: Any) -> Any:
+        """Return what stands in the place of the UUID of a decoded message. None: nothing."""
+        for _ in self.names:
+            if message is None:
+                return None
+            message = message.value
+        return message
+
+    def encode(self, message: Any) -> bytes:
+        raise Bug("a codec that only peeks at messages writes none")
+
+    def _new_acknowledgement(self, message: Any) -> Any:
+        raise Bug("a codec that only peeks at messages writes none")

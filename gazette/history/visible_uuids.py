@@ -1,0 +1,107 @@
+"""The UUIDs that malformed frames show all the same: `visible_uuid`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor
+
+from gazette.errors import Invalid
+from gazette.history import lenient_json
+from gazette.history.uuid_codec import UuidCodec
+from gazette.message.codec import MessageCodec, ProtobufCodec
+from gazette.message.framing.csv import CSVCodec
+from gazette.message.framing.framing import fixed_payload
+from gazette.message.uuid import NIL_UUID, UUID_BYTES, texts_to_bytes
+from gazette.message.uuid_place import names_of
+
+_VARINT: Final = 0
+_LENGTH: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+"""Lengths of values by their kind."""
+_GROUP_STEPS: Final = {3: 1, 4: -1}
+"""Begin and end of a group by their kind."""
+_KINDS: Final = frozenset({_VARINT, _LENGTH, *_FIXED_BYTES, *_GROUP_STEPS})
+_VARINT_BYTES_MAX: Final = 10
+
+
+def visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
+    """Return the UUID that a malformed frame shows, or the nil UUID.
+
+    So the frame stays in its transaction, whatever else is wrong with it.
+    """
+    text: str | None = None
+    if isinstance(codec, UuidCodec):
+        text = lenient_json.find_string(raw, codec.names)
+    elif isinstance(codec, CSVCodec):
+        text = raw.strip().split(b",", 1)[0].strip(b'"').decode("ascii", "replace")
+    elif isinstance(codec, ProtobufCodec):
+        return _of_protobuf(codec, raw)
+    try:
+        return texts_to_bytes([text or ""])
+    except Invalid:
+        return NIL_UUID
+
+
+def _of_protobuf(codec: ProtobufCodec[Any], raw: bytes) -> bytes:
+    payload = fixed_payload(raw)
+    if codec.place is None or payload is None:
+        return NIL_UUID
+    numbers = _numbers(codec.message_type.DESCRIPTOR, names_of(codec.place.text))
+    found = find_bytes(payload, numbers)
+    return NIL_UUID if found is None or len(found) != UUID_BYTES else found
+
+
+def _numbers(descriptor: Descriptor, names: Sequence[str]) -> list[int]:
+    numbers = []
+    for name in names:
+        field: Any = descriptor.fields_by_name[name]
+        numbers.append(field.number)
+        descriptor = field.message_type
+    return numbers
+
+
+def find_bytes(payload: bytes, numbers: Sequence[int]) -> bytes | None:
+    """Return the bytes in a nested field, as far as a message of protobuf can be read.
+
+    ``numbers`` are those of the fields that lead there. Of equal fields the last one counts. Return None
+    if there are no such bytes.
+    """
+    found: bytes | None = None
+    for number, value in _texts(payload):
+        if number == numbers[0]:
+            inner = value if len(numbers) == 1 else find_bytes(value, numbers[1:])
+            found = found if inner is None else inner
+    return found
+
+
+def _texts(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers and values of fields that have a length, outside of groups. End at what is
+    malformed. The last value may be cut off.
+    """
+    at = groups = 0
+    while (tag := _varint(payload, at)) is not None:
+        (key, at), kind = tag, tag[0] & 7
+        number = _varint(payload, at) if kind in (_VARINT, _LENGTH) else (0, at)
+        if number is None or kind not in _KINDS:
+            return
+        at = number[1] + _FIXED_BYTES.get(kind, 0)
+        groups += _GROUP_STEPS.get(kind, 0)
+        if kind == _LENGTH:
+            begin, at = at, at + number[0]
+            if not groups:
+                yield key >> 3, payload[begin:at]
+
+
+def _varint(payload: bytes, at: int) -> tuple[int, int] | None:
+    """Return the number at ``at``, and its end. Return None if the bytes end before it does."""
+    value = 0
+    for place in range(_VARINT_BYTES_MAX):
+        if at + place >= len(payload):
+            return None
+        byte = payload[at + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, at + place + 1
+    return None
