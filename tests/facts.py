@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.consumer.callbacks import ApplicationFailed
 from gazette.errors import GazetteError, Invalid
 
 E = TypeVar("E", bound=GazetteError)
@@ -48,6 +49,16 @@ def raises(
     at_fault = error.path if isinstance(error, Invalid) else error.facts.get("path")
     assert path is None or at_fault == path, str(error)
     assert says in str(error), str(error)
+
+
+@contextlib.contextmanager
+def failed_by_its_message() -> Iterator[None]:
+    """Require that the shard fails with the place of a message, and raise the cause."""
+    with raises(ApplicationFailed, "journal", "begin", "end", "line") as raised:
+        yield
+    cause = raised.value.__cause__
+    assert cause is not None
+    raise cause
 
 
 @contextlib.contextmanager

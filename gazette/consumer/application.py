@@ -115,7 +115,7 @@ class Shard(Protocol):
         Replace the timer of the same key and domain. The timer is a part of the running
         transaction: it commits with the state. Call it within the callbacks of a transaction.
 
-        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``Invalid`` for other arguments,
+        ``key`` has 1 to 1,024 bytes, ``payload`` 64 KiB at most. Raise ``InvalidValue`` for others,
         and for a time without zone. Raise ``NotAllowed`` if nothing would fire the timer.
         """
         ...

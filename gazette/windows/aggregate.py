@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
+from operator import gt, lt
 from typing import Any, Generic, TypeVar
 
+from gazette.errors import InvalidValue
+from gazette.message.value_parts import shown
 from gazette.message.values import finite
 
 S = TypeVar("S")
@@ -20,6 +24,9 @@ class Aggregate(Generic[S, V, R]):
     ``add`` and ``merge`` return the new state. ``merge`` joins the states of two sessions, the
     earlier one first. Windows other than `Sessions` do not need it. ``state_type`` is the type of states:
     ``dict[int, int]``, ``set[str]``, a Struct. Without it, states hold only what JSON has.
+
+    ``result`` is called with each new state, too. A value after which it would be NaN, infinite or an
+    ``ArithmeticError`` is refused, so that each window can close.
 
     ``name`` and the type are a part of the definition of windows: a state that was made by another
     aggregate is refused. Without a name, only the type is.
@@ -49,9 +56,9 @@ def total() -> Aggregate[float, float, float]:
     """Return the aggregate that sums numbers. Sums of integers are exact."""
     return Aggregate(
         zero=lambda: 0,
-        add=lambda state, value: state + value,
+        add=_sum,
         result=_same,
-        merge=lambda one, other: one + other,
+        merge=_sum,
         state_type=int | float,
         name="total",
     )
@@ -61,9 +68,9 @@ def least(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
     """Return the aggregate of the least value. Give ``value_type`` for values that JSON does not have."""
     return Aggregate(
         zero=_none,
-        add=lambda state, value: _least(state, finite(value)),
+        add=lambda state, value: _first(lt, state, value),
         result=_same,
-        merge=_least,
+        merge=lambda one, other: _first(lt, one, other),
         state_type=value_type,
         name="least",
     )
@@ -73,9 +80,9 @@ def greatest(value_type: Any = Any) -> Aggregate[Any, Any, Any]:
     """Return the aggregate of the greatest value. See `least` for ``value_type``."""
     return Aggregate(
         zero=_none,
-        add=lambda state, value: _greatest(state, finite(value)),
+        add=lambda state, value: _first(gt, state, value),
         result=_same,
-        merge=_greatest,
+        merge=lambda one, other: _first(gt, one, other),
         state_type=value_type,
         name="greatest",
     )
@@ -85,9 +92,9 @@ def mean() -> Aggregate[tuple[float, int], float, float]:
     """Return the aggregate of the arithmetic mean of numbers."""
     return Aggregate(
         zero=lambda: (0, 0),
-        add=lambda state, value: (state[0] + value, state[1] + 1),
+        add=lambda state, value: (_sum(state[0], value), state[1] + 1),
         result=lambda state: state[0] / state[1],
-        merge=lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        merge=lambda one, other: (_sum(one[0], other[0]), one[1] + other[1]),
         state_type=tuple[int | float, int],
         name="mean",
     )
@@ -101,9 +108,36 @@ def _none() -> Any:
     return None
 
 
-def _least(one: Any, other: Any) -> Any:
-    return other if one is None or other < one else one
+def _sum(one: float, value: float) -> float:
+    """Return a sum. Raise ``InvalidValue`` for a value that is no number, or that makes it overflow."""
+    try:
+        result = one + value
+    except (ArithmeticError, TypeError) as error:
+        raise _refused(f"cannot be added to {shown(one)}", value, error) from error
+    if type(result) is float and not isfinite(result):
+        finite(value, "value")
+        raise InvalidValue(
+            f"is {value}: added to {one}, it makes the sum overflow",
+            path="value",
+            hint="Leave it out, or scale the values: a float is at most 1.8e308. Sums of int have no bound.",
+        )
+    return result
 
 
-def _greatest(one: Any, other: Any) -> Any:
-    return other if one is None or other > one else one
+def _first(is_before: Callable[[Any, Any], bool], one: Any, value: Any) -> Any:
+    """Return the one of two values that is before the other. Raise ``InvalidValue`` if neither can be."""
+    finite(value, "value")
+    if value is None:
+        raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")
+    try:
+        return value if one is None or is_before(value, one) else one
+    except (ArithmeticError, TypeError) as error:
+        raise _refused(f"cannot be compared with {shown(one)}", value, error) from error
+
+
+def _refused(reason: str, value: object, error: Exception) -> InvalidValue:
+    return InvalidValue(
+        f"is {shown(value)}, which {reason}: {error}",
+        path="value",
+        hint="Give all values of these windows one type.",
+    )

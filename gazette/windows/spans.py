@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeAlias
 
+from gazette.consumer.timers.timer import duration_us
 from gazette.errors import Invalid
 
 HOPPING_MAX: Final = 1_000
@@ -29,8 +30,8 @@ class Hopping:
     step: timedelta
 
     def __post_init__(self) -> None:
-        _require_positive("size", self.size)
-        _require_positive("step", self.step)
+        duration_us("size", self.size, _MICROSECOND)
+        duration_us("step", self.step, _MICROSECOND)
         if self.step > self.size:
             raise Invalid(
                 f"the step ({self.step}) is longer than the size ({self.size})",
@@ -62,7 +63,7 @@ class Tumbling:
     size: timedelta
 
     def __post_init__(self) -> None:
-        _require_positive("size", self.size)
+        duration_us("size", self.size, _MICROSECOND)
 
     def __str__(self) -> str:
         return f"tumbling: {self.size}"
@@ -81,7 +82,7 @@ class Sessions:
     gap: timedelta
 
     def __post_init__(self) -> None:
-        _require_positive("gap", self.gap)
+        duration_us("gap", self.gap, _MICROSECOND)
 
     def __str__(self) -> str:
         return f"sessions: gap {self.gap}"
@@ -89,14 +90,3 @@ class Sessions:
     def span_of(self, at_us: int) -> Span:
         """Return the session of a single message."""
         return at_us, at_us + self.gap // _MICROSECOND
-
-
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, timedelta):
-        raise Invalid(
-            f"{name} is of type {type(value).__name__}",
-            path=name,
-            hint="Use a datetime.timedelta, such as timedelta(minutes=1).",
-        )
-    if value < _MICROSECOND:
-        raise Invalid(f"invalid {name} ({value}; expected > 0)", path=name)

@@ -10,14 +10,13 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import Timer, time_at, unix_us
+from gazette.consumer.timers.timer import Timer, duration_us, time_at, unix_us
 from gazette.errors import Invalid
 from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import (
     Sweep,
-    check_bound,
     check_keeps,
     check_name,
     duration,
@@ -136,8 +135,8 @@ class StreamJoin(Generic[L, R]):
             )
         self.name = check_name(name, "a join")
         self.kind = kind
-        self._before = check_bound("before", before)
-        self._after = check_bound("after", after)
+        self._before = duration_us("before", before)
+        self._after = duration_us("after", after)
         self._table = f'"{name}"'
         self._sweep = Sweep(name, self._table)
         self._sides: Sequence[ValueEncoding[Any]] = (
@@ -170,7 +169,7 @@ class StreamJoin(Generic[L, R]):
     ) -> JoinOutcome[L, R]:
         """Add a message of the left side, and return its pairs.
 
-        Raise ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a
+        Raise ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, or for a
         value that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
         return self._add(shard, store, _LEFT, key, unix_us(at), value)
@@ -184,7 +183,7 @@ class StreamJoin(Generic[L, R]):
     def _add(
         self, shard: Shard, store: SQLiteStore, side: int, key: str, at: int, value: Any
     ) -> JoinOutcome[L, R]:
-        check_keeps(store, key, "a join")
+        key = check_keeps(store, key, "a join")
         text = self._sides[side].encode(value, _NAMES[side], join=self.name, key=key).decode()
         watermark = watermark_us(shard)
         earlier, later = self._before, self._after

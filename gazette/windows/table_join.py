@@ -9,14 +9,14 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import Timer, time_at, unix_us
+from gazette.consumer.timers.timer import Timer, duration_us, time_at, unix_us
 from gazette.message.values import ValueEncoding
 from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.tables import (
     Sweep,
-    check_bound,
     check_keeps,
+    check_key,
     check_name,
     duration,
     watermark_us,
@@ -96,7 +96,7 @@ class TableJoin(Generic[V, R]):
     ) -> None:
         """Create a join. Raise ``Invalid`` for a bad name or bound."""
         self.name = check_name(name, "a join")
-        self._wait = check_bound("wait", wait)
+        self._wait = duration_us("wait", wait)
         self._table, self._waiting = f'"{name}"', f'"{name}.waiting"'
         self._sweep = Sweep(name, self._table, self._waiting)
         self._values: ValueEncoding[V] = ValueEncoding(
@@ -131,10 +131,10 @@ class TableJoin(Generic[V, R]):
         """Write the row of a key from a time on. None deletes the row.
 
         Return False if the watermark has passed a later row of the key: the row then changed nothing.
-        Raise ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a
+        Raise ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, or for a
         row that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
         """
-        check_keeps(store, key, "a join")
+        key = check_keeps(store, key, "a join")
         text = None
         if row is not None:
             text = self._rows.encode(row, "row", join=self.name, key=key).decode()
@@ -173,7 +173,7 @@ class TableJoin(Generic[V, R]):
 
         Return False if it is late: it is before the watermark, and changed nothing. Raise what `put` does.
         """
-        check_keeps(store, key, "a join")
+        key = check_keeps(store, key, "a join")
         text = self._values.encode(value, "value", join=self.name, key=key).decode()
         at_us, watermark = unix_us(at), watermark_us(shard)
         if watermark is not None and at_us < watermark:
@@ -187,7 +187,11 @@ class TableJoin(Generic[V, R]):
         return True
 
     def latest(self, store: SQLiteStore, key: str) -> R | None:
-        """Return the newest row of a key, such as for a query or a late message. None without one."""
+        """Return the newest row of a key, such as for a query or a late message. None without one.
+
+        Raise ``InvalidValue`` for a bad key.
+        """
+        key = check_key(key, "a join")
         found = store.query(
             f"SELECT value FROM {self._table} WHERE key = ? ORDER BY at DESC LIMIT 1",  # noqa: S608
             (key,),

@@ -7,8 +7,14 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import PAYLOAD_BYTES_MAX, TimeDomain, time_at, unix_us
-from gazette.errors import Invalid
+from gazette.consumer.timers.timer import (
+    PAYLOAD_BYTES_MAX,
+    TimeDomain,
+    plain_text,
+    time_at,
+    unix_us,
+)
+from gazette.errors import Invalid, InvalidValue
 from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 
@@ -33,43 +39,36 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def check_keeps(store: SQLiteStore, key: str, what: str) -> None:
-    """Raise ``Invalid`` unless the store has SQL tables of the shard, which can keep this key."""
+def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
+    """Return a key as `check_key` does. Raise ``Invalid`` unless the store has SQL tables of the shard."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
         )
+    return check_key(key, what)
+
+
+def check_key(key: object, what: str) -> str:
+    """Return the key of a message as a plain text. Raise ``InvalidValue`` for one that no row can have."""
     if not isinstance(key, str):
-        raise Invalid(
+        raise InvalidValue(
             f"the key of {what} is of type {type(key).__name__}",
             path="key",
             hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
         )
     if not key.isascii() and _SURROGATE.search(key):
-        raise Invalid(
+        raise InvalidValue(
             f"the key of {what} is no Unicode text",
             path="key",
             hint="Leave halves of surrogate pairs out, and keep the text in the value as bytes.",
         )
     if len(key) > KEY_CHARACTERS_MAX:
-        raise Invalid(
+        raise InvalidValue(
             f"the key of {what} has {len(key)} characters (at most {KEY_CHARACTERS_MAX})",
             path="key",
             hint="Use a digest of long texts, and keep the text in the value.",
         )
-
-
-def check_bound(path: str, value: timedelta) -> int:
-    """Return a duration in microseconds. Raise ``Invalid`` unless it is one, and not negative."""
-    if not isinstance(value, timedelta):
-        raise Invalid(
-            f"{path} is of type {type(value).__name__}",
-            path=path,
-            hint="Use a datetime.timedelta, such as timedelta(minutes=1).",
-        )
-    if value < timedelta(0):
-        raise Invalid(f"invalid {path} ({value}; expected >= 0)", path=path)
-    return value // MICROSECOND
+    return plain_text(key)
 
 
 def duration(us: int) -> str:

@@ -9,15 +9,22 @@ from hashlib import sha256
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from gazette.consumer.application import Shard
-from gazette.consumer.timers.timer import KEY_BYTES_MAX, TimeDomain, Timer, time_at, unix_us
-from gazette.errors import Invalid
+from gazette.consumer.timers.timer import (
+    KEY_BYTES_MAX,
+    TimeDomain,
+    Timer,
+    duration_us,
+    time_at,
+    unix_us,
+)
+from gazette.errors import Invalid, InvalidValue
 from gazette.message.message_time import FIRST_US, LAST_US
-from gazette.message.values import ValueEncoding
+from gazette.message.values import ValueEncoding, finite
 from gazette.stores.sqlite.definitions import define
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.windows.aggregate import Aggregate
 from gazette.windows.spans import Hopping, Sessions, Span, Tumbling
-from gazette.windows.tables import check_keeps, check_name, watermark_us
+from gazette.windows.tables import MICROSECOND, check_keeps, check_name, watermark_us
 
 S = TypeVar("S")
 V = TypeVar("V")
@@ -54,9 +61,9 @@ def _window(row: Any) -> _Open:
 
 
 def _require_years(span: Span, at: datetime) -> None:
-    """Raise ``Invalid`` for a window with a bound that is no time: its result would tell another one."""
+    """Raise ``InvalidValue`` for a window with a bound that is no time: its result would tell another one."""
     if span[0] < FIRST_US or span[1] > LAST_US:
-        raise Invalid(
+        raise InvalidValue(
             f"a window of the time is not within the years 1 to 9999 ({at})",
             path="at",
             hint="Use None for a time that is not known, and not the end of the calendar.",
@@ -109,8 +116,8 @@ class Windows(Generic[S, V, R]):
                 path="aggregate",
                 hint="Give Aggregate(merge=…): a message may join two sessions.",
             )
-        if early is not None and early <= timedelta(0):
-            raise Invalid(f"invalid early ({early}; expected > 0)", path="early")
+        if early is not None:
+            duration_us("early", early, MICROSECOND)
         self.name = check_name(name, "windows")
         self._table = f'"{name}"'
         self.spans = spans
@@ -138,20 +145,33 @@ class Windows(Generic[S, V, R]):
         """Add a value to the windows of its key and time.
 
         Return False if it is late: all of these windows have closed, and it changed nothing. Raise
-        ``Invalid`` for a bad key or time, or another store. Raise ``InvalidValue`` for a state
-        that would not read back equal: the value then changed nothing. Raise ``NotAllowed`` without
-        ``event_time``.
+        ``Invalid`` for another store. Raise ``InvalidValue`` for a bad key or time, for a state that would
+        not read back equal, or for a result that is NaN, infinite or too large. The value then changed
+        nothing. Raise ``NotAllowed`` without ``event_time``.
         """
-        check_keeps(store, key, "windows")
+        key = check_keeps(store, key, "windows")
         closed_us = watermark_us(shard)
-        at_us = unix_us(at)
-        if isinstance(self.spans, Sessions):
-            return self._add_to_session(
-                shard, store, key, self.spans.span_of(at_us), value, closed_us
-            )
-        spans = [
-            span for span in self.spans.spans_of(at_us) if closed_us is None or span[1] > closed_us
-        ]
+        try:
+            if isinstance(self.spans, Sessions):
+                span = self.spans.span_of(unix_us(at))
+                return self._add_to_session(shard, store, key, span, value, closed_us)
+            return self._add_to_spans(shard, store, key, at, value, closed_us)
+        except InvalidValue as error:
+            error.facts |= {"windows": self.name, "key": key}
+            raise
+
+    def _add_to_spans(
+        self,
+        shard: Shard,
+        store: SQLiteStore,
+        key: str,
+        at: datetime,
+        value: V,
+        closed_us: int | None,
+    ) -> bool:
+        assert not isinstance(self.spans, Sessions)
+        all_spans = self.spans.spans_of(unix_us(at))
+        spans = [span for span in all_spans if closed_us is None or span[1] > closed_us]
         for span in spans:
             _require_years(span, at)
         # A value that the aggregate refuses changes none of its windows.
@@ -172,7 +192,7 @@ class Windows(Generic[S, V, R]):
         ).fetchall()
         former = _window(found[0]) if found else None
         state = self.aggregate.zero() if former is None else self._decode(key, former)
-        return former, self._encode(key, self.aggregate.add(state, value))
+        return former, self._encode(self.aggregate.add(state, value))
 
     def _add_to_session(
         self,
@@ -184,8 +204,6 @@ class Windows(Generic[S, V, R]):
         closed_us: int | None,
     ) -> bool:
         begin, end = span
-        aggregate = self.aggregate
-        assert aggregate.merge is not None
         touched = [
             _window(row)
             for row in store.execute(
@@ -202,11 +220,11 @@ class Windows(Generic[S, V, R]):
             max([end, *(one.end for one in touched)]),
         )
         # States are merged in the order of their begins, and the value is added to the first one.
-        first = aggregate.zero() if not touched else self._decode(key, touched[0])
-        state = aggregate.add(first, value)
+        first = self.aggregate.zero() if not touched else self._decode(key, touched[0])
+        state = self.aggregate.add(first, value)
         for one in touched[1:]:
-            state = aggregate.merge(state, self._decode(key, one))
-        text = self._encode(key, state)
+            state = self._merge(state, self._decode(key, one))
+        text = self._encode(state)
         kept: _Open | None = None
         for one in touched:
             if one.begin == merged[0]:
@@ -261,8 +279,25 @@ class Windows(Generic[S, V, R]):
             return name, b""
         return f"{self.name}:{kind}#:{begin}:{sha256(encoded).hexdigest()}", encoded
 
-    def _encode(self, key: str, state: S) -> str:
-        return self._states.encode(state, "state", windows=self.name, key=key).decode()
+    def _encode(self, state: S) -> str:
+        """Return a state as JSON. Raise ``InvalidValue`` if its window could not close with it."""
+        text = self._states.encode(state, "state").decode()
+        self._result(state)
+        return text
+
+    def _result(self, state: S) -> R:
+        try:
+            return finite(self.aggregate.result(state), "result")
+        except ArithmeticError as error:
+            raise InvalidValue(
+                f"cannot be computed: {error}",
+                path="result",
+                hint="Leave such values out, or have Aggregate(result=…) return None.",
+            ) from error
+
+    def _merge(self, one: S, other: S) -> S:
+        assert self.aggregate.merge is not None
+        return self.aggregate.merge(one, other)
 
     def _decode(self, key: str, window: _Open) -> S:
         return self._states.decode(window.state, "state", windows=self.name, key=key)
@@ -270,7 +305,8 @@ class Windows(Generic[S, V, R]):
     def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
         """Return the result of the window that a timer belongs to. Close the window if it is final.
 
-        Return nothing for timers of others: call it for each timer.
+        Return nothing for timers of others: call it for each timer. Raise ``InvalidValue`` for a result
+        that is NaN, infinite or too large, of a state that another version of the aggregate made.
         """
         return list(self._results(shard, store, timer))
 
@@ -299,5 +335,9 @@ class Windows(Generic[S, V, R]):
             store.execute(f"DELETE FROM {self._table} WHERE key = ? AND begin = ?", where)  # noqa: S608
             if window.early:
                 self._cancel(shard, _EARLY, window, key)
-        value = self.aggregate.result(self._decode(key, window))
+        try:
+            value = self._result(self._decode(key, window))
+        except InvalidValue as error:
+            error.facts |= {"windows": self.name, "key": key}
+            raise
         yield WindowResult(key, time_at(window.begin), time_at(window.end), value, kind == _FINAL)

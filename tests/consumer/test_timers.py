@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.timers import shard_timers
 from gazette.consumer.timers.timer import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from gazette.consumer.transaction.transactor import CONSUME_MAX, FIRED_MAX
-from gazette.errors import GazetteError, Invalid, NotAllowed
+from gazette.errors import GazetteError, Invalid, InvalidValue, NotAllowed
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import fixed_mapping
 from gazette.stores.json_file import JSONFileStore
@@ -37,7 +38,7 @@ from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine,
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.consumer.apps import SOURCE, Word
-from tests.facts import raises
+from tests.facts import failed_by_its_message, raises
 
 TARGET, DEAD = "b/target", "dead/letters"
 TABLE = "CREATE TABLE IF NOT EXISTS fired (id INTEGER PRIMARY KEY, line TEXT)"
@@ -460,8 +461,18 @@ BAD: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("line", "path"), BAD)
 def test_bad_arguments_are_refused_by_name(tmp_path: Path, line: str, path: str) -> None:
-    with driven(tmp_path) as driver, raises(Invalid, path=path):
-        say(driver, line)
+    """A policy skips the message that has led to a bad value. A bad domain is a fault of the program."""
+    is_value = path != "domain"
+    with driven(tmp_path / "1") as driver, raises(Invalid, path=path) as raised:
+        with failed_by_its_message() if is_value else nullcontext():
+            say(driver, line)
+    assert isinstance(raised.value, InvalidValue) is is_value
+    application = Alarms()
+    application.policy = PoisonPolicy(DEAD)
+    with AppDriver(application, tmp_path / "2", [SOURCE]) as driver:
+        with nullcontext() if is_value else raises(Invalid, path=path):
+            say(driver, line)
+        assert len(driver.skipped) == is_value
 
 
 LAST = datetime.max.replace(tzinfo=UTC)
@@ -494,7 +505,7 @@ def test_zones_and_the_ends_of_time_are_kept(tmp_path: Path) -> None:
 )
 def test_a_time_beyond_the_calendar_in_utc_is_refused(tmp_path: Path, at: datetime) -> None:
     """Instead of a timer that fires at another time than the one it was given."""
-    with driven(tmp_path) as driver, raises(Invalid, path="at"):
+    with driven(tmp_path) as driver, raises(InvalidValue, path="at"), failed_by_its_message():
         say(driver, f"shard.schedule('a', datetime.fromisoformat('{at.isoformat()}'))")
 
 

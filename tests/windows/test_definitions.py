@@ -227,24 +227,3 @@ def test_keys_of_any_length_work(tmp_path: Path, spans: Any) -> None:
             assert found == {"pair": 3, "row 3": 3, "3 False": 1, "3 True": 1}, key[:10]
         left = [key for (key,) in driver.store.query("SELECT key FROM gazette_timer")]
         assert all(len(key) < 40 for key in left)
-
-
-BAD_KEYS = ["k" * 16385, "\ud800", b"bytes", 7, None]
-
-
-@pytest.mark.parametrize("key", BAD_KEYS)
-@pytest.mark.parametrize("call", ["windows", "stream", "table"])
-def test_other_keys_are_refused_by_name(tmp_path: Path, key: Any, call: str) -> None:
-    class Refused(Keyed):
-        def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
-            match call:
-                case "windows":
-                    self.windows.add(shard, store, key, envelope.time, 1)
-                case "stream":
-                    self.stream.add_left(shard, store, key, envelope.time, 1)
-                case "table":
-                    self.table.put(shard, store, key, envelope.time, 1)
-
-    with AppDriver(Refused(), tmp_path, [SOURCE]) as driver, raises(Invalid, path="key"):
-        driver.feed(SOURCE, Event(SOURCE, 1, 1, "a", 1).frame)
-        driver.run()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gazette import Application, EventTime, Message, MessageTime, Source
-from gazette.errors import Invalid
+from gazette.errors import InvalidValue
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.windows import (
@@ -23,7 +23,7 @@ from gazette.windows import (
     Windows,
     count,
 )
-from tests.facts import raises
+from tests.facts import failed_by_its_message, raises
 
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -84,7 +84,7 @@ Make = Callable[[], Any]
     ],
 )
 def test_a_window_beyond_the_calendar_is_refused(make: Make, at: datetime, tmp_path: Path) -> None:
-    with raises(Invalid, path="at"):
+    with raises(InvalidValue, path="at"), failed_by_its_message():
         results(make(), tmp_path, at)
 
 

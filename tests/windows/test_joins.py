@@ -562,7 +562,7 @@ BAD: Sequence[tuple[Any, str]] = [
     (lambda: TableJoin("Rows"), "name"),
     (lambda: TableJoin(None), "name"),  # type: ignore[arg-type]
     (lambda: TableJoin("rows", wait=us(-1)), "wait"),
-    (lambda: tables.check_keeps(SQLiteStore.__new__(SQLiteStore), 7, "a join"), "key"),  # type: ignore[arg-type]
+    (lambda: tables.check_keeps(SQLiteStore.__new__(SQLiteStore), 7, "a join"), "key"),
 ]
 
 

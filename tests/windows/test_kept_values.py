@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -32,12 +30,13 @@ from gazette.windows import (
     mean,
     total,
 )
-from tests.facts import raises
+from tests.facts import failed_by_its_message, raises
 from tests.windows.members import us
 
 SOURCE: Final = "numbers"
 HOUR: Final = us(3_600_000_000)
 HUGE: Final = 1.5e308
+AWARE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Number(Message):
@@ -82,16 +81,6 @@ def feed(driver: AppDriver[Any], index: int) -> None:
     driver.run()
 
 
-@contextmanager
-def failed_by_its_message() -> Iterator[None]:
-    """Require that the shard fails with the place of a message, and raise the cause."""
-    with raises(ApplicationFailed, "journal", "begin", "end", "line") as raised:
-        yield
-    cause = raised.value.__cause__
-    assert cause is not None
-    raise cause
-
-
 def states(driver: AppDriver[Any]) -> list[str]:
     return [row[0] for row in driver.store.query("SELECT state FROM part ORDER BY begin")]
 
@@ -109,6 +98,12 @@ def states(driver: AppDriver[Any]) -> list[str]:
         (greatest(), 2, -math.inf, "2", "2"),
         (greatest(tuple[int, float]), (2, 3.0), (1, math.nan), "[2,3.0]", "[2,3.0]"),
         (greatest(), "b", b"c", '"b"', '"b"'),
+        (greatest(), "b", 7, '"b"', '"b"'),
+        (least(), 2, None, "2", "2"),
+        (least(datetime), AWARE, AWARE.replace(tzinfo=None), '"2026-01-01T00:00:00Z"', ""),
+        (total(), 1.5, "1", "1.5", "3.0"),
+        (total(), 1.5, 10**400, "1.5", "3.0"),
+        (mean(), 2, 10**400, "[2,1]", "[4,2]"),
     ],
 )
 def test_a_value_that_a_window_cannot_keep_leaves_it_as_it_was(
@@ -128,6 +123,102 @@ def test_a_value_that_a_window_cannot_keep_leaves_it_as_it_was(
         driver.advance(3600)
         feed(driver, 0)
         assert len(application.results) == 1
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "good", "bad", "path", "says"),
+    [
+        (total(), HUGE, HUGE, "value", "1.5e+308"),
+        (total(), 1, math.nan, "value", "nan"),
+        (mean(), HUGE, HUGE, "value", "1.5e+308"),
+        (mean(), 1, 10**400, "result", "too large"),
+        (greatest(), "b", 7, "value", "7"),
+        (least(), 1, None, "value", "None"),
+    ],
+)
+@pytest.mark.parametrize("spans", [Tumbling(HOUR), Sessions(HOUR)])
+def test_an_error_names_the_value_that_was_added(
+    tmp_path: Path, spans: Any, aggregate: Any, good: Any, bad: Any, path: str, says: str
+) -> None:
+    windows = Windows("part", spans, aggregate)
+    with driven(tmp_path, Kept(windows, [good, bad], skips=False)) as driver:
+        feed(driver, 0)
+        with (
+            raises(InvalidValue, path=path, says=says, windows="part", key="a"),
+            failed_by_its_message(),
+        ):
+            feed(driver, 1)
+
+
+RESULTS: Final[list[Any]] = [
+    lambda state: state * HUGE,
+    lambda state: {"mean": [state * HUGE]},
+    lambda state: 1 / (state - 2),
+    lambda state: float(10 ** (308 * (state // 2 + 1))),
+    lambda state: math.nan if state == 2 else state,
+]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("spans", [Tumbling(HOUR), Hopping(HOUR, HOUR / 2), Sessions(HOUR)])
+def test_a_result_that_overflows_is_an_error_of_the_message_that_makes_it(
+    tmp_path: Path, spans: Any, result: Any
+) -> None:
+    """The window closes with the messages that are left: its timer cannot stop the shard."""
+    summed = Aggregate(zero=lambda: 0, add=_plus, merge=_plus, result=result, state_type=int)
+    with (
+        driven(tmp_path / "1", Kept(Windows("part", spans, summed), [1], skips=False)) as driver,
+        raises(InvalidValue, "windows", "key"),
+        failed_by_its_message(),
+    ):
+        feed(driver, 0)
+        feed(driver, 0)
+    application = Kept(Windows("part", spans, summed), [1])
+    with driven(tmp_path / "2", application) as driver:
+        feed(driver, 0)
+        feed(driver, 0)
+        driver.crash()
+        driver.advance(3 * 3600)
+        feed(driver, 0)
+        assert [reason for _, reason in driver.skipped] == ["application"]
+        assert {str(one.value) for one in application.results} == {str(result(1))}
+
+
+def _plus(one: int, other: int) -> int:
+    return one + other
+
+
+def test_a_result_that_a_newer_aggregate_cannot_make_is_an_error_of_its_timer(
+    tmp_path: Path,
+) -> None:
+    """The shard fails by name at each start. With a policy it goes on, and the row stays."""
+
+    class Ticking(Kept):
+        def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+            if envelope.message.index == 0:
+                super().consume_message(shard, store, envelope, publisher)
+
+    def windows(result: Any) -> Windows[Any, Any, Any]:
+        aggregate = Aggregate(zero=lambda: 0, add=_plus, result=result, state_type=int)
+        return Windows("part", Tumbling(HOUR), aggregate)
+
+    application = Ticking(windows(int), [1], skips=False)
+    with driven(tmp_path, application) as driver:
+        feed(driver, 0)
+        application.part = windows(lambda state: state * math.inf)
+        driver.advance(2 * 3600)
+        for _ in range(2):
+            with raises(ApplicationFailed, "timer", "at") as raised:
+                feed(driver, 1)
+            cause = raised.value.__cause__
+            assert isinstance(cause, InvalidValue)
+            assert (cause.path, cause.facts["windows"]) == ("result", "part")
+            driver.crash()
+        application.skips = True
+        feed(driver, 1)
+        assert [reason for _, reason in driver.skipped] == ["timer"]
+        assert states(driver) == ["1"]
+        assert application.results == []
 
 
 @pytest.mark.parametrize("spans", [Tumbling(us(10)), Hopping(us(10), us(5)), Sessions(us(10))])

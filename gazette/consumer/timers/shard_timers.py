@@ -197,7 +197,9 @@ class ShardTimers:
         return None if value is None else time_at(value)
 
     def schedule(self, key: str, at: datetime, payload: bytes, domain: TimeDomain) -> None:
-        """Set a timer. Raise ``Invalid`` for a bad argument, or ``NotAllowed`` outside of a transaction."""
+        """Set a timer. Raise ``InvalidValue`` for a bad key, time or payload, or ``NotAllowed`` outside of a
+        transaction.
+        """
         queue = self._queue(domain)
         queue.put(TimerRow(unix_us(at), check_key(key), check_payload(payload)))
 

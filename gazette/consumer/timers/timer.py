@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, InvalidValue
 from gazette.message.message_time import FIRST_US, LAST_US
 
 KEY_BYTES_MAX: Final = 1 << 10
 PAYLOAD_BYTES_MAX: Final = 64 << 10
+DURATION_MAX: Final = timedelta(days=1_000_000)
+"""Longest duration: any time with it added or taken off fits into 64 bits, in microseconds."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -72,20 +74,24 @@ class EventTime:
     idle_after: timedelta | None = None
 
     def __post_init__(self) -> None:
-        _require_duration("lateness", self.lateness, timedelta(0))
+        duration_us("lateness", self.lateness)
         if self.idle_after is not None:
-            _require_duration("idle_after", self.idle_after, timedelta(milliseconds=1))
+            duration_us("idle_after", self.idle_after, timedelta(milliseconds=1))
 
 
-def _require_duration(name: str, value: object, least: timedelta) -> None:
+def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> int:
+    """Return a duration in microseconds. Raise ``Invalid``, with ``name`` as its path, unless it is one
+    from ``least`` to `DURATION_MAX`.
+    """
     if not isinstance(value, timedelta):
         raise Invalid(
             f"{name} is of type {type(value).__name__}",
             path=name,
             hint="Use a datetime.timedelta, such as timedelta(seconds=10).",
         )
-    if value < least:
-        raise Invalid(f"invalid {name} ({value}; expected >= {least})", path=name)
+    if not least <= value <= DURATION_MAX:
+        raise Invalid(f"invalid {name} ({value}; expected {least} to {DURATION_MAX})", path=name)
+    return value // _MICROSECOND
 
 
 class TimerTable(ABC):
@@ -129,24 +135,24 @@ class TimerTable(ABC):
 
 
 def unix_us(at: object) -> int:
-    """Return a time with a zone as Unix microseconds. Raise ``Invalid`` for anything else, and for a
+    """Return a time with a zone as Unix microseconds. Raise ``InvalidValue`` for anything else, and for a
     time outside of the years 1 to 9999 in UTC.
     """
     if not isinstance(at, datetime):
-        raise Invalid(
+        raise InvalidValue(
             f"the time is of type {type(at).__name__}",
             path="at",
             hint="Use a datetime with a zone, such as shard.now + timedelta(minutes=30).",
         )
     if at.utcoffset() is None:
-        raise Invalid(
+        raise InvalidValue(
             f"the time has no zone ({at})",
             path="at",
             hint="Use datetime.now(UTC), shard.now or envelope.time, and not datetime.utcnow().",
         )
     at_us = (at - _EPOCH) // _MICROSECOND
     if not FIRST_US <= at_us <= LAST_US:
-        raise Invalid(
+        raise InvalidValue(
             f"the time is outside of the years 1 to 9999 in UTC ({at})",
             path="at",
             hint="Give a time of these years: its zone moves it out of them.",
@@ -162,9 +168,9 @@ def time_at(at_us: int) -> datetime:
 
 
 def check_key(key: object) -> str:
-    """Return the key of a timer. Raise ``Invalid`` unless it is a text of 1 to 1,024 bytes."""
+    """Return the key of a timer as a plain text. Raise ``InvalidValue`` unless it has 1 to 1,024 bytes."""
     if not isinstance(key, str):
-        raise Invalid(
+        raise InvalidValue(
             f"the key of a timer is of type {type(key).__name__}",
             path="key",
             hint="Use a str, such as gazette.message.keys.canonical_key((user, day)).",
@@ -172,35 +178,40 @@ def check_key(key: object) -> str:
     try:
         length = len(key.encode())
     except UnicodeEncodeError as error:
-        raise Invalid(
+        raise InvalidValue(
             f"the key of a timer is no Unicode text: {error.reason}",
             path="key",
             hint="Leave halves of surrogate pairs out, or write the text as bytes in the payload.",
         ) from error
     if not 0 < length <= KEY_BYTES_MAX:
-        raise Invalid(
+        raise InvalidValue(
             f"the key of a timer has {length} bytes (expected 1 to {KEY_BYTES_MAX})",
             path="key",
             hint="Keep long values in the payload or in the store.",
         )
-    return key
+    return plain_text(key)
+
+
+def plain_text(text: str) -> str:
+    """Return a text of the class ``str``: f-strings show the name of a member of a ``(str, Enum)``."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def check_payload(payload: object) -> bytes:
-    """Return the payload of a timer. Raise ``Invalid`` unless it is bytes, 64 KiB at most."""
+    """Return the payload of a timer. Raise ``InvalidValue`` unless it is bytes, 64 KiB at most."""
     if not isinstance(payload, bytes):
-        raise Invalid(
+        raise InvalidValue(
             f"the payload of a timer is of type {type(payload).__name__}",
             path="payload",
             hint="Use bytes: encode a text, or a value as JSON.",
         )
     if len(payload) > PAYLOAD_BYTES_MAX:
-        raise Invalid(
+        raise InvalidValue(
             f"the payload of a timer has {len(payload)} bytes (at most {PAYLOAD_BYTES_MAX})",
             path="payload",
             hint="Keep it in the store, below the timer's key.",
         )
-    return payload
+    return bytes(payload)
 
 
 def check_domain(domain: Any) -> TimeDomain:
