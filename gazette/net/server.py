@@ -18,6 +18,7 @@ import grpc.aio
 from starlette.types import ASGIApp
 
 from gazette.net.grpc_metrics import MetricsInterceptor
+from gazette.net.http2.connection import STREAMS_MAX
 from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http2.whole_call import TakeWhole
 from gazette.net.http_guard import is_loopback
@@ -72,6 +73,8 @@ class ServerSettings:
     graceful_stop_s: float = 15.0
     transport: str = GRPCIO
     """`GRPCIO` or `HTTP2`: what serves gRPC."""
+    streams_max: int = STREAMS_MAX
+    """Calls that a connection of `HTTP2` may have open at a time."""
     limits: ConnectionLimits | None = None
     """Connections of each port; None: as many as the limit of open files permits."""
 
@@ -166,7 +169,10 @@ class Server:
         """The server of the transport. It takes handlers until ``start_grpc``."""
         if settings.transport == HTTP2:
             self.grpc = self._http2 = GrpcServer(
-                clock, max_recv_bytes=settings.max_recv_bytes, limit=self._limits.grpc
+                clock,
+                max_recv_bytes=settings.max_recv_bytes,
+                limit=self._limits.grpc,
+                streams_max=settings.streams_max,
             )
         else:
             self.grpc = grpc.aio.server(

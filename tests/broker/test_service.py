@@ -570,6 +570,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--etcd.address=nonsense"], "--etcd.address: not an etcd endpoint"),
         (["--workers=0"], "invalid workers"),
         (["--broker.port=http"], 'invalid port "http"'),
+        (["--broker.max-streams=-1"], "--broker.max-streams: the number must "),
         (["--broker.transport=quic"], '--broker.transport: unknown transport "quic" (expected '),
         (["--log.level=loud"], "expected one of"),
         (["--debug.private"], "--debug.private requires --debug.port"),

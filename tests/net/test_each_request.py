@@ -90,7 +90,7 @@ class Caller:
 
 def new_call() -> GrpcCall:
     """Make a call whose stream belongs to no socket."""
-    stream = Http2Stream(Http2Connection(lambda _: None, lambda: 0.0), 1, 100)
+    stream = Http2Stream(Http2Connection(lambda _: None, lambda: 0.0), 1)
     return GrpcCall(stream, RequestHead(b"", b"", b"", []), MessageQueue(100))
 
 

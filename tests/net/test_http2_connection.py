@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -49,6 +52,8 @@ class Kept:
         self.ended = False
         self.fault: GazetteError | None = None
         self.rooms = 0
+        self.rest = memoryview(b"")
+        """What is sent as there is room."""
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         self.fields.append(fields)
@@ -66,17 +71,23 @@ class Kept:
 
     def on_room(self) -> None:
         self.rooms += 1
+        self.send()
+
+    def send(self) -> None:
+        assert self.stream is not None
+        if self.rest:
+            self.rest = self.rest[self.stream.send(self.rest, ended=False) :]
 
 
 class Server:
     """A connection of a server, its listeners, and what it has sent."""
 
-    def __init__(self, *, holds: bool = False) -> None:
+    def __init__(self, *, holds: bool = False, streams_max: int = STREAMS_MAX) -> None:
         self.now = 0.0
         self.sent = bytearray()
         self.kept: dict[int, Kept] = {}
         self.holds = holds
-        self.connection = Http2Connection(self._write, lambda: self.now, self._accept)
+        self.connection = Http2Connection(self._write, lambda: self.now, self._accept, streams_max)
         self.connection.begin()
 
     def _write(self, content: BytesLike) -> None:
@@ -116,7 +127,7 @@ def headers(stream: int, flags: int = fr.END_HEADERS, block: bytes | None = None
     return fr.frame(fr.HEADERS, flags, stream, head_block() if block is None else block)
 
 
-def greeted(**options: bool) -> Server:
+def greeted(**options: Any) -> Server:
     server = Server(**options)
     server.connection.receive(HELLO)
     server.frames()
@@ -379,17 +390,34 @@ def test_streams_whose_handlers_run_are_bounded_although_they_were_reset() -> No
     assert 5 in server.kept
 
 
+PLAIN = [(name.encode(), value.encode()) for name, value in HEAD]
+ENCODER = hpack.Encoder()
+FIRST, AGAIN = ENCODER.encode(HEAD), ENCODER.encode(HEAD)
+"""A block that fills the table, and one that refers to it."""
+
+
+def begun(stream: int) -> bytes:
+    return headers(stream, block=FIRST if stream == 1 else AGAIN)
+
+
+def cancelled(stream: int, end: bytes) -> bytes:
+    """Return a call of one byte, and a frame that ends it, by the peer or by us."""
+    return begun(stream) + fr.frame(fr.DATA, 0, stream, b"x") + end
+
+
 @pytest.mark.parametrize(
     "frame",
     [
-        lambda n: headers(2 * n + 1) + fr.rst_stream(2 * n + 1, FaultCode.CANCEL),
+        lambda n: begun(2 * n + 1) + fr.rst_stream(2 * n + 1, FaultCode.CANCEL),
+        lambda n: cancelled(2 * n + 1, fr.rst_stream(2 * n + 1, FaultCode.CANCEL)),
+        lambda n: cancelled(2 * n + 1, fr.window_update(2 * n + 1, 0)),
         lambda n: fr.ping(bytes(8)),
         lambda n: fr.settings({fr.INITIAL_WINDOW_SIZE: n}),
         lambda n: fr.window_update(0, 1),
         lambda n: fr.frame(fr.PRIORITY, 0, 1, bytes(5)),
         lambda n: fr.frame(0x77, 0, 0, b"unknown"),
         lambda n: (headers(1) if not n else b"") + fr.frame(fr.DATA, 0, 1),
-        lambda n: headers(2 * n + 2001, block=head_block(("connection", "close"))),
+        lambda n: headers(2 * n + 2001, block=encode_fields([*PLAIN, (b"connection", b"close")])),
     ],
 )
 def test_floods_end_the_connection(frame: Callable[[int], bytes]) -> None:
@@ -398,7 +426,37 @@ def test_floods_end_the_connection(frame: Callable[[int], bytes]) -> None:
     with pytest.raises(ConnectionFault) as caught:
         for number in range(2 * CREDIT_MAX):
             server.connection.receive(frame(number))
+            for kept in server.kept.values():
+                assert kept.stream is not None
+                kept.stream.release()
+            server.kept.clear()
     assert caught.value.code is FaultCode.ENHANCE_YOUR_CALM
+
+
+def test_a_client_may_cancel_as_many_calls_as_it_likes_that_were_of_use() -> None:
+    """Of each some bytes have moved. And one that was answered costs nothing."""
+    server = greeted()
+    for number in range(1, 2 * CREDIT_MAX, 2):
+        server.connection.receive(begun(number) + fr.frame(fr.DATA, 0, number, bytes(64)))
+        kept = server.kept.pop(number)
+        assert kept.stream is not None
+        kept.stream.send_fields(ANSWER, ended=False)
+        if number % 4 == 1:
+            kept.stream.send(memoryview(bytes(64)), ended=False)
+            server.connection.receive(fr.rst_stream(number, FaultCode.CANCEL))
+        else:
+            kept.stream.send_fields(ANSWER, ended=True)
+            server.connection.receive(fr.frame(fr.DATA, fr.END_STREAM, number))
+        kept.stream.release()
+        if number % 512 == 1:
+            server.sent.clear()
+            server.connection.receive(fr.window_update(0, 1 << 14))
+    # Case: many that wait, and all at once.
+    server = greeted(streams_max=9_500)
+    numbers = range(1, 19_000, 2)
+    server.connection.receive(b"".join(map(begun, numbers)))
+    server.connection.receive(b"".join(fr.rst_stream(n, FaultCode.CANCEL) for n in numbers))
+    assert server.connection.streams == 0
 
 
 @pytest.mark.parametrize("size", [0, 16_000])
@@ -457,6 +515,141 @@ def test_content_stops_where_it_fills_the_socket() -> None:
     assert sent + stream.send(content[sent:], ended=True) == len(content)
     *_, (kind, flags, _, _) = server.frames()
     assert (kind, flags) == (fr.DATA, fr.END_STREAM)
+
+
+# Work.
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """Return how many lines of Python ``call`` runs: its work, whatever machine it is on."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        del frame, argument
+        count += event == "line"
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(former)
+    return count
+
+
+def with_streams(count: int, *, window: int = 0) -> Server:
+    """Return a server of so many streams, each with an answer that its peer does not take."""
+    server = Server(streams_max=count)
+    hello = fr.PREFACE + fr.settings({fr.INITIAL_WINDOW_SIZE: window})
+    server.connection.receive(hello + b"".join(headers(2 * n + 1) for n in range(count)))
+    for kept in server.kept.values():
+        kept.rest = memoryview(bytes(1 << 14))
+        kept.send()
+    server.frames()
+    return server
+
+
+def test_settings_cost_as_much_with_any_number_of_streams() -> None:
+    """Also a frame of thousands of values: only the last one counts."""
+    sizes = b"".join(
+        fr.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + size.to_bytes(4, "big")
+        for size in (*range(500), 0)
+    )
+    frame = fr.frame(fr.SETTINGS, 0, 0, sizes)
+    few, many = with_streams(2), with_streams(1_000)
+    cost = lines_run(lambda: few.connection.receive(frame))
+    assert lines_run(lambda: many.connection.receive(frame)) == cost
+    assert all(kept.rooms == 0 for kept in many.kept.values())
+    # Case: the windows have changed all the same.
+    many.connection.receive(fr.settings({fr.INITIAL_WINDOW_SIZE: 3}))
+    assert [kept.rest.nbytes for kept in many.kept.values()][:21] == [(1 << 14) - 3] * 21
+
+
+@pytest.mark.parametrize("size", [1, 1 << 14])
+def test_an_update_wakes_the_streams_that_can_go_on(size: int) -> None:
+    """Not all that wait. And no stream goes twice before all others had their turn."""
+    server = with_streams(1_000, window=1 << 20)
+    server.connection.receive(fr.window_update(0, 1 << 14))
+    left = [kept for kept in server.kept.values() if kept.rest]
+    for kept in left:
+        kept.rooms = 0
+    for number in range(1, len(left), 3):
+        server.connection.receive(3 * fr.window_update(0, size))
+        assert sum(kept.rooms for kept in left) <= 2 * (number + 3)
+    assert max(kept.rooms for kept in left) <= 2
+    # Case: the update of a stream concerns that stream.
+    other = with_streams(1_000, window=0)
+    other.connection.receive(fr.window_update(301, 7))
+    assert [of for of, kept in other.kept.items() if kept.rooms] == [301]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_windows_are_kept_to_however_they_change(seed: int) -> None:
+    """Of streams and of the connection, by updates and by settings, up and down."""
+    rng = random.Random(seed)
+    count, first, whole = 20, 100, 65_535
+    server = with_streams(count, window=first)
+    given = dict.fromkeys(server.kept, 0)
+    sent = {of: (1 << 14) - kept.rest.nbytes for of, kept in server.kept.items()}
+    for _ in range(2_000):
+        number = rng.choice(list(given))
+        match rng.randrange(4):
+            case 0:
+                first = rng.choice((0, 1, 50, 200, 1_000))
+                frame = fr.settings({fr.INITIAL_WINDOW_SIZE: first})
+            case 1:
+                step = rng.choice((1, 10, 300))
+                given[number] += step
+                frame = fr.window_update(number, step)
+            case 2:
+                step = rng.choice((1, 100, 3_000))
+                whole += step
+                frame = fr.window_update(0, step)
+            case _:
+                kept = server.kept[number]
+                if not kept.rest:
+                    kept.rest = memoryview(bytes(rng.choice((1, 200, 5_000))))
+                    kept.send()
+                frame = fr.ping(bytes(8))
+        server.connection.receive(frame)
+        for kind, _, of, payload in server.frames():
+            if kind == fr.DATA:
+                sent[of] += len(payload)
+        total = sum(sent.values())
+        assert total <= whole
+        for of, kept in server.kept.items():
+            room = first + given[of] - sent[of]
+            assert kept.rest.nbytes == 0 or room <= 0 or total == whole, of
+            assert kept.stream is not None
+            assert kept.stream.window == room
+
+
+def test_work_that_is_not_given_is_left_for_later() -> None:
+    """Of frames, heads and long header blocks; and what is left is handled as if it had just arrived."""
+    server = greeted()
+    calls = b"".join(
+        headers(2 * n + 1, block=head_block(("x", str(n)))) + fr.frame(fr.DATA, 1, 2 * n + 1, b"ab")
+        for n in range(100)
+    )
+    turns, begun = 0, 0
+    server.connection.receive(calls[:-5], 20)
+    while server.connection.has_backlog:
+        assert 0 < len(server.kept) - begun <= 5
+        begun = len(server.kept)
+        turns += 1
+        server.connection.receive(b"", 20)
+    assert turns >= 20
+    server.connection.keep(calls[-5:])
+    assert server.connection.has_backlog
+    server.connection.receive(b"", 20)
+    assert not server.connection.has_backlog
+    assert [bytes(kept.content) for kept in server.kept.values()] == [b"ab"] * 100
+    assert all(kept.ended for kept in server.kept.values())
+    # Case: a long block is as much work as many frames.
+    server.connection.receive(headers(301, block=head_block(("x", "y" * 3_000))) + headers(303), 20)
+    assert server.connection.has_backlog
 
 
 def test_nothing_is_sent_while_the_socket_takes_nothing() -> None:

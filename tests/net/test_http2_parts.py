@@ -11,7 +11,12 @@ import hpack
 import pytest
 
 from gazette.errors import Invalid, TooLarge
-from gazette.net.http2.flood_credit import CREDIT_MAX, CREDIT_PER_S, FloodCredit
+from gazette.net.http2.flood_credit import (
+    BYTES_PER_CREDIT,
+    CREDIT_MAX,
+    CREDIT_PER_S,
+    FloodCredit,
+)
 from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
 from gazette.net.http2.headers import (
     LIST_BYTES_MAX,
@@ -181,6 +186,22 @@ def test_blocks_that_cannot_be_read(block: bytes, code: FaultCode) -> None:
     assert caught.value.code is code
 
 
+def test_the_table_changes_its_size_twice_in_a_block_at_most() -> None:
+    """The smallest size since the last block, and the present one (RFC 7541, 4.2)."""
+    block = encode_fields(REQUEST)
+    changes = (b"\x20", b"\x3f\xe1\x1f", b"\x21", b"\x3f\x00")
+    for one in changes:
+        for other in changes:
+            assert HeaderDecoder().decode(one + other + block) == REQUEST
+            for third in changes:
+                with pytest.raises(ConnectionFault) as caught:
+                    HeaderDecoder().decode(one + other + third + block)
+                assert caught.value.code is FaultCode.COMPRESSION_ERROR
+        with pytest.raises(ConnectionFault) as caught:
+            HeaderDecoder().decode(block + one)
+        assert caught.value.code is FaultCode.COMPRESSION_ERROR
+
+
 def test_a_small_block_cannot_become_a_large_list() -> None:
     """A bomb: one large entry of the table, and thousands of references to it."""
     decoder = HeaderDecoder()
@@ -222,20 +243,34 @@ def test_a_request() -> None:
 # Floods.
 
 
-def test_frames_without_content_are_paid_for_by_time_and_content() -> None:
-    guard = FloodCredit(0.0)
-    for _ in range(CREDIT_MAX - 1):
-        guard.spend(0.0)
+def spend_all(credit: FloodCredit) -> int:
+    """Return how much there was to be spent."""
+    spent = 0
     with pytest.raises(ConnectionFault) as caught:
-        for _ in range(2):
-            guard.spend(0.0)
+        while True:
+            credit.spend()
+            spent += 1
     assert caught.value.code is FaultCode.ENHANCE_YOUR_CALM
+    return spent
+
+
+def test_frames_without_content_are_paid_for_by_time_and_content() -> None:
+    now = 0.0
+    assert spend_all(FloodCredit(lambda: now)) == CREDIT_MAX - 1
     # Case: at half the rate that time pays for, for ever.
-    guard = FloodCredit(0.0)
-    for step in range(10 * CREDIT_MAX):
-        guard.spend(2.0 * step / CREDIT_PER_S)
-    # Case: content pays.
-    guard = FloodCredit(0.0)
-    for _ in range(10 * CREDIT_MAX):
-        guard.earn()
-        guard.spend(0.0)
+    credit = FloodCredit(lambda: now)
+    for step in range(4 * CREDIT_MAX):
+        now = 2.0 * step / CREDIT_PER_S
+        credit.spend()
+    # Case: content pays by its length, however it is cut.
+    for parts in (1, 8):
+        credit = FloodCredit(lambda: now)
+        for _ in range(4 * CREDIT_MAX):
+            for _ in range(parts):
+                credit.earn(BYTES_PER_CREDIT // parts)
+            credit.spend()
+    # Case: what was answered costs nothing.
+    credit = FloodCredit(lambda: now)
+    for _ in range(4 * CREDIT_MAX):
+        credit.spend()
+        credit.refund()

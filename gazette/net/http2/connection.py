@@ -5,11 +5,13 @@ stream. Nothing waits here: a stream that may not send now is called back (``on_
 
 Bounds: a stream's peer may send `STREAM_BYTES` ahead of what its listener has consumed. A connection's peer
 may send `HELD_BYTES` ahead of all listeners together. Header blocks, open streams and frames without
-content are bounded as well (`headers`, `flood_credit`).
+content are bounded as well (`headers`, `flood_credit`). ``receive`` does as much work as it is given, and
+leaves the rest for a later call: see `turns`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
@@ -36,8 +38,17 @@ FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream of which nothing was consumed yet."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
-STREAMS_MAX: Final = 10_000
-"""Streams of one connection whose handlers run. A broker may pass on the reads of many clients by one."""
+STREAMS_MAX: Final = 1_000
+"""Streams of one connection whose handlers run, unless a server has another bound."""
+BEGIN_WORK: Final = 4
+"""Work of a stream that begins. That of any other frame is 1, about 10 µs."""
+_BLOCK_BYTES: Final = 64
+"""Bytes of a header block that are work of 1."""
+_SETTINGS_BYTES: Final = 64
+"""Bytes of settings beyond which each as many cost as much as a frame without content."""
+_LOOKS: Final = 100
+"""Streams that are looked at for as much."""
+_UNBOUNDED: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
 """Content up to this length is written together with the head of its frame."""
 _RESETS_KEPT: Final = 1_000
@@ -62,7 +73,10 @@ class StreamListener(Protocol):
         ...
 
     def on_room(self) -> None:
-        """Learn that more may be sent. Called once after a ``send`` that did not take everything."""
+        """Send more, at once. Called once after a ``send`` that did not take everything.
+
+        A listener that leaves that to a task lets all others that wait do the same in vain.
+        """
         ...
 
 
@@ -79,18 +93,16 @@ class Http2Stream:
         "_granted",
         "_held",
         "_released",
+        "_taken",
         "id",
         "listener",
         "local_ended",
         "remote_ended",
-        "window",
     )
 
-    def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
+    def __init__(self, connection: Http2Connection, id: int) -> None:
         self.id = id
         self.listener: StreamListener = _NO_LISTENER
-        self.window = window
-        """Bytes that the peer takes."""
         self.local_ended = False
         self.remote_ended = False
         self._connection = connection
@@ -101,6 +113,13 @@ class Http2Stream:
         self._expected: int | None = None
         """Bytes of content that the head has announced, and that have not arrived yet."""
         self._released = False
+        self._taken = 0
+        """Bytes that the peer takes beyond its initial window, less those that were sent."""
+
+    @property
+    def window(self) -> int:
+        """Bytes that the peer takes."""
+        return self._taken + self._connection.first_window
 
     @property
     def over(self) -> bool:
@@ -129,6 +148,10 @@ class Http2Stream:
         if the content may not be sent at once.
         """
         return self._connection.answer(self, head, content, trailers)
+
+    def charge(self, work: int) -> None:
+        """Count work that the connection causes, beyond that of its frames."""
+        self._connection.work -= work
 
     def consume(self, length: int) -> None:
         """Let the peer send as many bytes more, which the listener has received and does not hold."""
@@ -167,8 +190,9 @@ _NO_LISTENER: Final = _NoListener()
 class Http2Connection:
     """The state of one connection. Loop-bound.
 
-    ``write`` takes bytes for the peer, in order. ``accept`` makes it a server; without it, it is a client.
-    Call ``begin`` first. When ``receive`` raises, its caller closes the connection: the peer knows why.
+    ``write`` takes bytes for the peer, in order. ``accept`` makes it a server of at most ``streams_max``
+    streams; without it, it is a client. Call ``begin`` first. When ``receive`` raises, its caller closes
+    the connection: the peer knows why.
     """
 
     def __init__(
@@ -176,16 +200,22 @@ class Http2Connection:
         write: Callable[[BytesLike], None],
         monotonic: Callable[[], float],
         accept: Accept | None = None,
+        streams_max: int = STREAMS_MAX,
     ) -> None:
         self._write = write
-        self._monotonic = monotonic
         self._accept = accept
+        self._streams_max = streams_max
         self._decoder = HeaderDecoder()
-        self._credit = FloodCredit(monotonic())
+        self._credit = FloodCredit(monotonic)
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}
         self._rest = b""
-        """The beginning of a frame whose end has not arrived."""
+        """What has arrived and was not handled, from ``_at`` on."""
+        self._at = 0
+        self.work = 0
+        """Work that ``receive`` may still do."""
+        self.has_backlog = False
+        """True if ``receive`` has left something for a later call."""
         self._preface = fr.PREFACE if accept is not None else b""
         self._data_left = 0
         """Bytes of the present DATA frame that have not arrived yet."""
@@ -199,7 +229,10 @@ class Http2Connection:
         """Bytes that the peer takes on all streams together."""
         self._granted = fr.WINDOW_DEFAULT
         self._held = 0
-        self._first_window = fr.WINDOW_DEFAULT
+        self.first_window = fr.WINDOW_DEFAULT
+        """Bytes that the peer takes on a stream that begins. A change holds for all streams."""
+        self._taken_most = 0
+        """No stream's ``_taken`` is larger."""
         self._frame_bytes = fr.FRAME_BYTES_MIN
         self._last = 0
         """The peer's last stream."""
@@ -208,8 +241,10 @@ class Http2Connection:
         """What the fields of the last request mean."""
         self._next = 1
         """Number of the next stream that a client begins."""
-        self._waiting: dict[Http2Stream, None] = {}
-        """Streams that wait for room, in order."""
+        self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()
+        """Streams that wait for the window of the connection, or for the socket, in order."""
+        self._shut: dict[Http2Stream, None] = {}
+        """Streams that wait for windows of their own."""
         self._paused = False
         self.running = 0
         """Streams that were begun and not released."""
@@ -235,7 +270,7 @@ class Http2Connection:
         if self._accept is None:
             ours[fr.ENABLE_PUSH] = 0
         else:
-            ours[fr.MAX_CONCURRENT_STREAMS] = STREAMS_MAX
+            ours[fr.MAX_CONCURRENT_STREAMS] = self._streams_max
         self._write(fr.settings(ours))
         self._grant()
 
@@ -260,7 +295,7 @@ class Http2Connection:
         """Begin a stream of a client. Raise ``Unavailable`` if the connection takes no more."""
         if self.draining:
             raise Unavailable("the connection takes no more calls")
-        stream = self._streams[self._next] = Http2Stream(self, self._next, self._first_window)
+        stream = self._streams[self._next] = Http2Stream(self, self._next)
         stream.listener = listener
         self._next += 2
         self.running += 1
@@ -287,17 +322,17 @@ class Http2Connection:
         """See ``Http2Stream.send``."""
         if stream.local_ended:
             raise Closed("the stream has ended")
-        length, at = content.nbytes, 0
-        room = max(0, min(length, stream.window, self._window))
+        length, at, window = content.nbytes, 0, stream.window
+        room = max(0, min(length, window, self._window))
         while at < room and not self._paused:  # A write may fill the socket, which pauses this.
             end = min(at + self._frame_bytes, room)
             flags = fr.END_STREAM if ended and end == length else 0
             self._write_content(content[at:end], fr.head(end - at, fr.DATA, flags, stream.id))
             at = end
-        stream.window -= at
+        stream._taken -= at
         self._window -= at
         if at < length:
-            self._waiting[stream] = None
+            (self._waiting if at < window else self._shut)[stream] = None
         elif ended:
             if not length:
                 self._write(fr.frame(fr.DATA, fr.END_STREAM, stream.id))
@@ -307,9 +342,10 @@ class Http2Connection:
     def send_whole(self, stream: Http2Stream, content: bytes) -> bool:
         """See ``Http2Stream.send_whole``."""
         length, limit = len(content), self._frame_bytes
-        if length > stream.window or length > self._window or self._paused or stream.local_ended:
+        window = min(stream._taken + self.first_window, self._window)
+        if length > window or self._paused or stream.local_ended:
             return False
-        stream.window -= length
+        stream._taken -= length
         self._window -= length
         # A write may fill the socket, which pauses others: what was begun here is sent to its end.
         if length <= limit:
@@ -327,12 +363,13 @@ class Http2Connection:
         else:
             self._write(head)
             self._write(content)
-        self._credit.earn()
+        self._credit.earn(len(content))
 
     def answer(self, stream: Http2Stream, head: bytes, content: bytes, trailers: bytes) -> bool:
         """See ``Http2Stream.answer``."""
         length, id = len(content), stream.id
-        limit = min(self._frame_bytes, stream.window, self._window)
+        window = stream._taken + self.first_window
+        limit = min(self._frame_bytes, window, self._window)
         largest = max(length, len(head), len(trailers))
         if largest > limit or self._paused or stream.local_ended or not length:
             return False
@@ -348,8 +385,8 @@ class Http2Connection:
                 )
             )
         )
-        self._credit.earn()
-        stream.window -= length
+        self._credit.earn(length)
+        stream._taken -= length
         self._window -= length
         self._end_local(stream)
         return True
@@ -398,6 +435,8 @@ class Http2Connection:
         self.draining = True
         streams, self._streams = list(self._streams.values()), {}
         self._waiting.clear()
+        self._shut.clear()
+        self._rest, self._at, self.has_backlog = b"", 0, False
         for stream in streams:
             stream.local_ended = stream.remote_ended = True
             stream.listener.on_fault(error)
@@ -405,27 +444,39 @@ class Http2Connection:
 
     # -- the peer
 
-    def receive(self, data: bytes) -> None:
-        """Take what has arrived. Raise ``ConnectionFault`` if the peer broke a rule of the connection."""
+    def receive(self, data: bytes, work: int = _UNBOUNDED) -> None:
+        """Take what has arrived, and handle of that as much as is ``work``: the rest is a backlog.
+
+        Raise ``ConnectionFault`` if the peer broke a rule of the connection.
+        """
+        self.keep(data)
+        self.work = work
         try:
-            self._receive(data)
+            self._receive()
         except ConnectionFault as fault:
+            self._rest, self._at, self.has_backlog = b"", 0, False
             self._write(fr.goaway(self._last, fault.code, fault.message))
             raise
 
-    def _receive(self, data: bytes) -> None:
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        at, end = 0, len(data)
-        if self._preface:
+    def keep(self, data: bytes) -> None:
+        """Take what has arrived, and leave it to the next ``receive``."""
+        if data:
+            if self._rest:
+                data = self._rest[self._at :] + data
+            self._rest, self._at, self.has_backlog = data, 0, True
+
+    def _receive(self) -> None:
+        data, at = self._rest, self._at
+        end = len(data)
+        if self._preface and at < end:
             expected = self._preface
             if not expected.startswith(data[: len(expected)]):
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the client does not speak HTTP/2")
             if end < len(expected):
-                self._rest = data
+                self.has_backlog = False
                 return
             at, self._preface = len(expected), b""
-        while at < end:
+        while at < end and self.work > 0:
             if self._data_left:
                 part = min(self._data_left, end - at)
                 self._data_left -= part
@@ -434,6 +485,7 @@ class Http2Connection:
                 continue
             if end - at < fr.HEAD_BYTES:
                 break
+            self.work -= 1
             length, kind, flags, stream = fr.read_head(data, at)
             self._check_head(length, kind, stream)
             begin = at + fr.HEAD_BYTES
@@ -449,8 +501,11 @@ class Http2Connection:
                 self._on_frame(kind, flags, stream, data[begin:at])
             except StreamFault as fault:
                 self._on_stream_fault(fault)
-        if at < end:
-            self._rest = data[at:]
+        self.has_backlog = at < end and self.work <= 0
+        if self.has_backlog:
+            self._rest, self._at = data, at
+        else:
+            self._rest, self._at = data[at:], 0
 
     def _check_head(self, length: int, kind: int, stream: int) -> None:
         if length > fr.FRAME_BYTES_MIN:
@@ -483,19 +538,16 @@ class Http2Connection:
             case fr.PUSH_PROMISE:
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PUSH_PROMISE is not accepted")
             case _:
-                self._spend()
+                self._credit.spend()
 
     def _on_stream_fault(self, fault: StreamFault) -> None:
-        self._spend()
+        self._credit.spend()
         stream = self._streams.get(fault.stream)
         if stream is None:
             self._write(fr.rst_stream(fault.stream, fault.code))
             return
         self.reset(stream, fault.code)
         stream.listener.on_fault(fault)
-
-    def _spend(self) -> None:
-        self._credit.spend(self._monotonic())
 
     # Content.
 
@@ -527,8 +579,7 @@ class Http2Connection:
             self._on_stream_fault(fault)
             return
         self._data_of = stream
-        if length:
-            self._credit.earn()
+        self._credit.earn(length)
 
     def _on_content(self, content: memoryview) -> None:
         """Pass on a part of a DATA frame that is not padded."""
@@ -546,7 +597,7 @@ class Http2Connection:
         """Take a DATA frame that is empty or padded."""
         content = fr.without_padding(payload, flags)
         if not content and not flags & fr.END_STREAM:
-            self._spend()
+            self._credit.spend()
         self._begin_data(len(payload), flags, number)
         stream = self._data_of
         if stream is None:
@@ -613,9 +664,9 @@ class Http2Connection:
         number, flags = self._block_of, self._block_flags
         block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
         self._block, self._block_of = [], 0
-        fields = self._decoder.decode(
-            block
-        )  # Decode it also for a refused stream: the block may change the table.
+        self.work -= len(block) // _BLOCK_BYTES
+        # Decode it also for a refused stream: the block may change the table.
+        fields = self._decoder.decode(block)
         ended = bool(flags & fr.END_STREAM)
         stream = self._streams.get(number)
         if depends_on_itself:
@@ -638,7 +689,9 @@ class Http2Connection:
         if number <= self._last:
             raise ConnectionFault(FaultCode.STREAM_CLOSED, "HEADERS for a stream that has ended")
         self._last = number
-        if self.draining or self.running >= STREAMS_MAX:
+        self._credit.spend()
+        self.work -= BEGIN_WORK
+        if self.draining or self.running >= self._streams_max:
             raise StreamFault(number, FaultCode.REFUSED_STREAM, "no more streams are taken")
         # The decoder gives the same list for a block that only refers to the table.
         request = self._request if fields is self._fields else RequestHead.of(number, fields)
@@ -646,7 +699,7 @@ class Http2Connection:
         if ended and request.content_length:
             text = "the content is not as long as its head says"
             raise StreamFault(number, FaultCode.PROTOCOL_ERROR, text)
-        stream = self._streams[number] = Http2Stream(self, number, self._first_window)
+        stream = self._streams[number] = Http2Stream(self, number)
         stream._expected = request.content_length
         stream.remote_ended = ended
         self.running += 1
@@ -673,7 +726,7 @@ class Http2Connection:
     # Other frames.
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
-        self._spend()
+        self._credit.spend()
         increment = fr.read_long(payload, "WINDOW_UPDATE") & fr.WINDOW_MAX
         if not number:
             if not increment:
@@ -688,15 +741,18 @@ class Http2Connection:
             raise StreamFault(number, FaultCode.PROTOCOL_ERROR, "a window grows by nothing")
         if stream is None:
             return
-        stream.window += increment
-        if stream.window > fr.WINDOW_MAX:
+        taken = stream._taken = stream._taken + increment
+        self._taken_most = max(self._taken_most, taken)
+        window = taken + self.first_window
+        if window > fr.WINDOW_MAX:
             raise StreamFault(number, FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
-        if stream in self._waiting and not self._paused and self._window > 0:
-            del self._waiting[stream]
-            stream.listener.on_room()
+        if window > 0 and stream in self._shut:
+            del self._shut[stream]
+            self._waiting[stream] = None
+            self._give_room()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        self._spend()
+        self._credit.spend()
         if number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "SETTINGS has a stream")
         if flags & fr.ACK:
@@ -707,24 +763,29 @@ class Http2Connection:
             if not self.settled:
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             return
-        for key, value in fr.read_settings(payload):
-            if key == fr.INITIAL_WINDOW_SIZE:
-                self._change_windows(value)
-            elif key == fr.MAX_FRAME_SIZE:
-                self._frame_bytes = value
-            elif key == fr.MAX_CONCURRENT_STREAMS:
-                self.peer_streams_max = value
+        values = fr.read_settings(payload)
+        self._credit.spend(len(payload) // _SETTINGS_BYTES)
+        self._change_windows(values.get(fr.INITIAL_WINDOW_SIZE, self.first_window))
+        self._frame_bytes = values.get(fr.MAX_FRAME_SIZE, self._frame_bytes)
+        self.peer_streams_max = values.get(fr.MAX_CONCURRENT_STREAMS, self.peer_streams_max)
         self.settled = True
         self._write(fr.frame(fr.SETTINGS, fr.ACK, 0))
         self._give_room()
         self._changed()
 
     def _change_windows(self, size: int) -> None:
-        change, self._first_window = size - self._first_window, size
-        for stream in self._streams.values():
-            stream.window += change
-            if stream.window > fr.WINDOW_MAX:
+        """Take over the initial window, from which all streams count on."""
+        grown, self.first_window = size > self.first_window, size
+        if size + self._taken_most > fr.WINDOW_MAX:
+            self._taken_most = max((one._taken for one in self._streams.values()), default=0)
+            if size + self._taken_most > fr.WINDOW_MAX:
                 raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "a window is too large")
+        if grown and self._shut:
+            self._credit.spend(len(self._shut) // _LOOKS)
+            open_now = [one for one in self._shut if one.window > 0]
+            for stream in open_now:
+                del self._shut[stream]
+            self._waiting.update(dict.fromkeys(open_now))
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -733,11 +794,11 @@ class Http2Connection:
             raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "PING does not have 8 bytes")
         if flags & fr.ACK:
             return  # Anything that is heard shows that the peer is there.
-        self._spend()
+        self._credit.spend()
         self._write(fr.ping(payload, ack=True))
 
     def _on_rst_stream(self, number: int, payload: bytes) -> None:
-        self._spend()
+        self._credit.spend()
         code = fr.read_long(payload, "RST_STREAM")
         stream = self._stream_of(number, "RST_STREAM")
         if stream is None:
@@ -747,7 +808,7 @@ class Http2Connection:
         stream.listener.on_fault(_reset_by_peer(number, code))
 
     def _on_goaway(self, number: int, payload: bytes) -> None:
-        self._spend()
+        self._credit.spend()
         if number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "GOAWAY has a stream")
         if len(payload) < 8:
@@ -768,7 +829,7 @@ class Http2Connection:
         self._changed()
 
     def _on_priority(self, number: int, payload: bytes) -> None:
-        self._spend()
+        self._credit.spend()
         if not number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PRIORITY has no stream")
         if len(payload) != 5:
@@ -790,6 +851,7 @@ class Http2Connection:
 
     def _end_local(self, stream: Http2Stream) -> None:
         stream.local_ended = True
+        self._credit.refund()
         if stream.remote_ended:
             self._forget(stream)
 
@@ -799,18 +861,19 @@ class Http2Connection:
             self._forget(stream)
 
     def _forget(self, stream: Http2Stream) -> None:
-        self._waiting.pop(stream, None)
+        if self._waiting or self._shut:
+            self._waiting.pop(stream, None)
+            self._shut.pop(stream, None)
         if self._streams.pop(stream.id, None) is not None:
             self._changed()
 
     def _give_room(self) -> None:
         """Call back the streams that wait for room, for as long as there is some."""
-        for stream in list(self._waiting):
-            if self._paused or self._window <= 0:
-                return
-            if stream.window > 0 and stream in self._waiting:
-                del self._waiting[stream]
-                stream.listener.on_room()
+        waiting = self._waiting
+        while waiting and self._window > 0 and not self._paused:
+            stream, _ = waiting.popitem(last=False)
+            self.work -= 1
+            stream.listener.on_room()
 
     def _changed(self) -> None:
         if self.on_change is not None:

@@ -1,43 +1,52 @@
-"""Credit for frames that ask for work and carry nothing: a peer that only sends those is cut off.
+"""Credit for what asks for work and carries nothing: a peer that only sends that is cut off.
 
-Pure. Pings, settings, resets and empty frames cost their sender a few bytes each, and cost us an answer or a
-task. Every peer sends some of them; content in either direction pays for more.
+Pure. A stream that begins, a ping, a reset or an empty frame costs its sender a few bytes, and costs us an
+answer or a task. Every peer sends some. Bytes that move in either direction pay for more, and so does time.
+Frames do not pay: a peer may cut its bytes into as many as it likes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from gazette.net.http2.frames import ConnectionFault, FaultCode
 
-CREDIT_MAX: Final = 4_000
+CREDIT_MAX: Final = 24_000
+"""A client may begin as many calls as a connection has streams, and take all of them back at once."""
 CREDIT_PER_S: Final = 500
-CREDIT_OF_DATA: Final = 4
-"""Credit of a DATA frame with content: its receiver answers with up to two updates of windows, and may
-answer each with a ping."""
+BYTES_PER_CREDIT: Final = 64
 
 
-@dataclass(slots=True)
 class FloodCredit:
-    """The credit of one connection for frames without content. ``now`` is a monotonic time in seconds."""
+    """The credit of one connection. ``monotonic`` gives the time in seconds."""
 
-    now: float
-    credit: float = float(CREDIT_MAX)
+    __slots__ = ("_at", "_left", "_monotonic")
 
-    def earn(self) -> None:
-        """Count a DATA frame with content, sent or received."""
-        if self.credit < CREDIT_MAX:
-            self.credit += CREDIT_OF_DATA
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._at = monotonic()
+        self._left = float(CREDIT_MAX)
 
-    def spend(self, now: float) -> None:
-        """Count a frame without content. Raise ``ConnectionFault`` if there were too many."""
-        self.credit -= 1
-        if self.credit > 0:
+    def earn(self, length: int) -> None:
+        """Count bytes of content, sent or received."""
+        if self._left < CREDIT_MAX:
+            self._left += length / BYTES_PER_CREDIT
+
+    def refund(self) -> None:
+        """Give back what a stream has cost that we have answered to its end."""
+        if self._left < CREDIT_MAX:
+            self._left += 1
+
+    def spend(self, cost: int = 1) -> None:
+        """Charge for work without content. Raise ``ConnectionFault`` if there was too much."""
+        self._left -= cost
+        if self._left > 0:
             return
-        earned = (now - self.now) * CREDIT_PER_S
-        self.now = now
-        self.credit = min(self.credit + earned, float(CREDIT_MAX))
-        if self.credit <= 0:
+        now = self._monotonic()
+        earned = (now - self._at) * CREDIT_PER_S
+        self._at = now
+        self._left = min(self._left + earned, float(CREDIT_MAX))
+        if self._left <= 0:
             text = "too many frames without content"
             raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, text)

@@ -133,14 +133,14 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
     return frame(PING, ACK if ack else 0, 0, payload)
 
 
-def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the settings of a payload in order, checked. Unknown ones are left out.
+def read_settings(payload: bytes) -> dict[int, int]:
+    """Return the settings of a payload, checked: of each its last value. Unknown ones are left out.
 
     Raise ``ConnectionFault``.
     """
     if len(payload) % _SETTING.size:
         raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "SETTINGS has a part of a setting")
-    read = []
+    read = {}
     for key, value in _SETTING.iter_unpack(payload):
         if key == ENABLE_PUSH and value > 1:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
@@ -149,7 +149,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
         if key == MAX_FRAME_SIZE and not FRAME_BYTES_MIN <= value <= FRAME_BYTES_MAX:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the frame size is out of bounds")
         if HEADER_TABLE_SIZE <= key <= MAX_HEADER_LIST_SIZE:
-            read.append((key, value))
+            read[key] = value
     return read
 
 

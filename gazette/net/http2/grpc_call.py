@@ -48,6 +48,7 @@ class GrpcCall:
         "_metadata",
         "_queue",
         "_request",
+        "_rest",
         "_room",
         "_stream",
         "_trailing",
@@ -66,6 +67,8 @@ class GrpcCall:
         self._metadata: Metadata | None = None
         self._arrived = Waiters()
         self._room = Waiters()
+        self._rest = memoryview(b"")
+        """The part of a response for which there was no room yet."""
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
         self._handling: _Handling | None = None
@@ -108,7 +111,10 @@ class GrpcCall:
             self.task.cancel()
 
     def on_room(self) -> None:
-        self._room.wake()
+        if self._rest and not self._stream.local_ended:
+            self._rest = self._rest[self._stream.send(self._rest, ended=False) :]
+        if not self._rest:
+            self._room.wake()
 
     def _end(self) -> None:
         self._ended = True
@@ -175,15 +181,22 @@ class GrpcCall:
         if not self._head_sent:
             self._send_head(())
         content = memoryview(prefixed(message))
-        while True:
-            try:
-                sent = self._stream.send(content, ended=False)
-            except Closed as error:
-                raise asyncio.CancelledError("the caller is gone") from error
-            if sent == content.nbytes:
-                return
-            content = content[sent:]
-            await self._room.wait()
+        try:
+            sent = self._stream.send(content, ended=False)
+        except Closed as error:
+            raise asyncio.CancelledError("the caller is gone") from error
+        if sent < content.nbytes:
+            await self._send_rest(content[sent:])
+
+    async def _send_rest(self, content: memoryview) -> None:
+        self._rest = content
+        try:
+            while self._rest:
+                await self._room.wait()
+                if self._stream.local_ended:
+                    raise asyncio.CancelledError("the caller is gone")
+        finally:
+            self._rest = content[:0]
 
     def send_now(self, content: bytes) -> bool:
         """Send encoded and `prefixed` responses if the caller and the socket take all of them at once.

@@ -21,7 +21,7 @@ from gazette.errors import Closed, GazetteError
 from gazette.net.graceful_http import FIRST_REQUEST_S
 from gazette.net.grpc_metrics import MeasuredMethod
 from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
+from gazette.net.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
@@ -89,13 +89,16 @@ class _Details(NamedTuple):
 
 
 class GrpcServer:
-    """Serves handlers to at most ``limit`` connections. Loop-bound.
+    """Serves handlers to at most ``limit`` connections, of ``streams_max`` calls each. Loop-bound.
 
     ``max_recv_bytes`` bounds a request. Use ``listen``, then ``start``, then ``stop``.
     """
 
-    def __init__(self, clock: Clock, *, max_recv_bytes: int, limit: int) -> None:
+    def __init__(
+        self, clock: Clock, *, max_recv_bytes: int, limit: int, streams_max: int = STREAMS_MAX
+    ) -> None:
         self._clock = clock
+        self.streams_max = streams_max
         self._scope = TaskScope("grpc")
         self._max_recv_bytes = max_recv_bytes
         self._limit = limit
@@ -532,7 +535,7 @@ class ServerConnection(Http2Socket):
     """
 
     def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
-        super().__init__(server.accept)
+        super().__init__(server.accept, server.streams_max)
         self._server = server
         self._made = made
         self._first: bytes | None = None if server.http1 is None else b""

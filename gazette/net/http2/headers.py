@@ -27,6 +27,10 @@ BLOCK_FRAMES_MAX: Final = 16
 _REFERENCE: Final = 0x80
 """Least byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
 _KNOWN_MAX: Final = 64
+_UPDATE: Final = 0x20
+"""Least byte of a change of the table's size (RFC 7541, 6.3). Bytes from its double on are of other kinds."""
+_UPDATES_MAX: Final = 2
+"""Changes of the table's size in a block: the smallest since the last block, and the last (RFC 7541, 4.2)."""
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -60,6 +64,9 @@ class HeaderDecoder:
         return fields
 
     def _checked(self, block: bytes) -> Fields:
+        if _updates(block) > _UPDATES_MAX:
+            text = "a header block changes the size of the table too often"
+            raise ConnectionFault(FaultCode.COMPRESSION_ERROR, text)
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decode(block)]
         except OversizedHeaderListError as error:
@@ -71,6 +78,19 @@ class HeaderDecoder:
 
     def _decode(self, block: bytes) -> Iterable[tuple[bytes, bytes]]:
         return self._decoder.decode(block, raw=True)
+
+
+def _updates(block: bytes) -> int:
+    """Return how many changes of the table's size a block begins with. `hpack` refuses later ones."""
+    found, at, end = 0, 0, len(block)
+    while at < end and _UPDATE <= block[at] < 2 * _UPDATE and found <= _UPDATES_MAX:
+        found += 1
+        more = block[at] == 2 * _UPDATE - 1  # The size goes on in bytes of seven bits.
+        at += 1
+        while more and at < end:
+            more = block[at] >= 0x80
+            at += 1
+    return found
 
 
 def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from gazette.net.http2.connection import Accept, BytesLike, Http2Connection
+from gazette.net.http2.connection import STREAMS_MAX, Accept, BytesLike, Http2Connection
 from gazette.net.http2.frames import ConnectionFault
 
 log = logging.getLogger(__name__)
@@ -29,10 +29,10 @@ _PING: Final = b"gazette\x01"
 class Http2Socket(asyncio.Protocol):
     """A protocol of asyncio that moves bytes between its transport and an `Http2Connection`."""
 
-    def __init__(self, accept: Accept | None) -> None:
+    def __init__(self, accept: Accept | None, streams_max: int = STREAMS_MAX) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._connection = Http2Connection(self._write, self._loop.time, accept)
+        self._connection = Http2Connection(self._write, self._loop.time, accept, streams_max)
         self._connection.on_change = self._on_change
         self._out: list[BytesLike] = []
         self._out_bytes = 0
