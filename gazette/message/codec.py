@@ -24,6 +24,7 @@ from gazette.message import zero_value
 from gazette.message.finite_numbers import FiniteCheck
 from gazette.message.message import Acknowledgement
 from gazette.message.read_back import ReadBack
+from gazette.message.readable_model import ReadableModel
 from gazette.message.uuid import (
     ACK_TXN,
     ANOTHER_PLACE,
@@ -91,7 +92,7 @@ class MessageCodec(ABC, Generic[M]):
         self._is_attribute = place is None or place.is_plain
         self.finite = FiniteCheck(())
         """Check of messages for numbers that a payload cannot hold."""
-        self.fields: ReadBack | None = None
+        self.fields: ReadBack | ReadableModel | None = None
         """Check of published messages for fields of other types. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
@@ -327,6 +328,7 @@ class PydanticCodec(MessageCodec[M]):
         found = pydantic_place(message_type, place)
         super().__init__(message_type, None if found is None else found.form, found)
         self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"
+        self.fields = ReadableModel(message_type, self.decode, self.encode)
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
@@ -336,9 +338,12 @@ class PydanticCodec(MessageCodec[M]):
         return message
 
     def encode(self, message: M) -> bytes:
-        payload: bytes = message.model_dump_json(by_alias=True).encode()  # type: ignore[attr-defined]
+        # What the serializer warns of, `fields` finds: it reads the payload.
+        text: str = message.model_dump_json(by_alias=True, warnings=False)  # type: ignore[attr-defined]
+        payload = text.encode()
         if not self._writes_strings and _MAY_BE_NON_FINITE.search(payload):
-            for name, value in message.model_dump(mode="json").items():  # type: ignore[attr-defined]
+            values = message.model_dump(mode="json", warnings=False)  # type: ignore[attr-defined]
+            for name, value in values.items():
                 finite(value, name)
         return payload
 

@@ -77,13 +77,13 @@ def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
 
 
 def attributes_of(value: Any) -> Parts | None:
-    """Return the attributes of a struct, a dataclass or the like; None for other values.
+    """Return the attributes of a struct, a dataclass, a model or the like; None for other values.
 
     They are its fields, and what its ``__dict__`` holds beside them.
     """
     fields = _fields_of(type(value))  # type: ignore[arg-type]
     if fields is None:
-        return None
+        return _model_attributes(value)
     own: dict[str, Any] = getattr(value, "__dict__", {})
     names = fields
     if not own.keys() <= set(fields):
@@ -92,6 +92,17 @@ def attributes_of(value: Any) -> Parts | None:
         others = [one for one in own if not isinstance(getattr(type(value), one, None), cached)]
         names = (*fields, *sorted(set(others) - set(fields)))
     return names, [getattr(value, name, msgspec.UNSET) for name in names]
+
+
+def _model_attributes(value: Any) -> Parts | None:
+    """Return the fields that a pydantic model writes; None for other values."""
+    fields = getattr(type(value), "model_fields", None)
+    if not isinstance(fields, dict):
+        return None
+    names = [name for name, field in fields.items() if not field.exclude]
+    own = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    names += own.keys() - fields.keys()
+    return names, [own.get(name, msgspec.UNSET) for name in names]
 
 
 _EXACT: Final = frozenset(

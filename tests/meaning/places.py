@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import make_dataclass
 from datetime import timedelta
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -69,49 +70,58 @@ def feed(driver: AppDriver[Any], cases: Sequence[Case]) -> None:
 # -- messages
 
 
-def message_of(case: Case) -> tuple[Any, Any]:
-    """Return the type of a message with a field of the case, and the message."""
+ValueOf = Callable[[Any], Any]
+"""Function from a message to the value of its case."""
+
+
+def message_of(case: Case) -> tuple[Any, ValueOf]:
+    """Return a message with a field of the case."""
     match case.seed % 3:
         case 0:
             made: Any = msgspec.defstruct("Made", [("value", case.type), ("uuid", str, "")])
         case 1:
             made = make_dataclass("Made", [("value", case.type), ("uuid", str, "")])
         case _:
-            return dict, {"value": case.value}
-    return made, made(case.value)
+            return {"value": case.value}, itemgetter("value")
+    return made(case.value), attrgetter("value")
 
 
 def check_messages(cases: Sequence[Case], directory: Path) -> int:
     """Publish each value as a field, and read the journal. Return how many were accepted."""
-    accepted = 0
     with AppDriver(StateWriter(cases), directory, [SOURCE]) as driver:
-        for case in cases:
-            journal = f"values/{case.seed}"
-            kind, message = message_of(case)
-            publish = driver.publish if case.seed % 2 else driver.publish_pending
-            try:
-                publish(journal, message)
-            except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
-                if kind is dict:
-                    case = case._replace(fits=False)  # A dict declares nothing.
-                require_named(case, error, "value", "message")
-                assert driver.journals.content(journal) == b"", f"{case}: refused, and written"
-                continue
-            driver.acknowledge()
-            _check_read(case, driver, journal, kind)
-            accepted += 1
-    return accepted
+        return sum(publishes(case, driver, *message_of(case)) for case in cases)
 
 
-def _check_read(case: Case, driver: AppDriver[Any], journal: str, kind: Any) -> None:
+def publishes(
+    case: Case, driver: AppDriver[Any], message: Any, value_of: ValueOf, *before: Any
+) -> bool:
+    """Return False if a message is refused by its path. Check that its journal has it otherwise.
+
+    Good messages ``before`` it are in the journal in either case.
+    """
+    journal = f"values/{case.seed}"
+    case = case._replace(value=value_of(message))
+    if type(message) is dict:
+        case = case._replace(fits=False)  # A dict declares nothing.
+    publish = driver.publish if case.seed % 2 else driver.publish_pending
+    publish(journal, *before)
+    kept = driver.journals.content(journal)
     try:
-        (found,) = driver.committed(journal, kind)
+        publish(journal, message)
+    except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
+        require_named(case, error, "value", "message", "inner", "others")
+        assert driver.journals.content(journal) == kept, f"{case}: refused, and written"
+        return False
+    driver.acknowledge()
+    try:
+        *_, found = driver.committed(journal, type(message))
     except (GazetteError, ValueError) as error:
         raise AssertionError(f"{case}: accepted, and cannot be read: {error}") from error
-    back = found["value"] if kind is dict else found.value
+    back = value_of(found)
     # A field takes an int for a float, and a member of an enum for its value.
     is_equal = same(back, case.value) or (not case.fits and back == case.value)
     assert is_equal, f"{case}: reads back as {back!r:.300}"
+    return True
 
 
 # -- states

@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.fuzzing import seeds
-from tests.meaning import keys_and_times, places
+from tests.meaning import keys_and_times, message_types, places
 from tests.meaning.values import Case, case_of
 
 Check = Callable[[Sequence[Case], Path], int]
 PLACES: list[tuple[Check, int, int]] = [
-    (places.check_messages, 3_000, 300),
+    (places.check_messages, 1_800, 300),
     (places.check_states, 300, 50),
-    (places.check_aggregates, 1_600, 40),
-    (places.check_joins, 1_600, 40),
-    (places.check_rows, 1_200, 40),
+    (places.check_aggregates, 1_200, 40),
+    (places.check_joins, 1_200, 40),
+    (places.check_rows, 1_000, 40),
+    (message_types.check_nested, 600, 300),
+    (message_types.check_models, 600, 300),
+    (message_types.check_protobuf, 400, 200),
+    (message_types.check_csv, 600, 300),
     (keys_and_times.check_keys, 1_500, 500),
     (keys_and_times.check_timers, 400, 50),
     (keys_and_times.check_columns, 400, 100),
@@ -25,7 +29,9 @@ PLACES: list[tuple[Check, int, int]] = [
 """Functions of places, and how many cases `make test` writes there: in all, and at a time."""
 
 
-@pytest.mark.parametrize(("check", "count", "size"), PLACES)
+@pytest.mark.parametrize(
+    ("check", "count", "size"), PLACES, ids=[check.__name__ for check, _, _ in PLACES]
+)
 def test_values_read_back_equal_or_are_refused(
     check: Check, count: int, size: int, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_CSV
 from gazette.message.codec import (
     DECODE_ERRORS,
@@ -30,6 +30,7 @@ from gazette.message.codec import (
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Frames, Framing, MalformedMessage
 from gazette.message.uuid import parse_text, uuid_text
 from gazette.message.uuid_form import TextForm
+from gazette.message.value_parts import shown
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
@@ -130,7 +131,12 @@ class CSVCodec(MessageCodec[M]):
         return self.decode_fields(record.fields)
 
     def encode(self, message: M) -> bytes:
-        return format_record(self.encode_fields(message))[:-1].encode("utf-8", "surrogateescape")
+        fields = self.encode_fields(message)
+        try:
+            line = format_record(fields)[:-1]
+            return _encoded(line)
+        except (TypeError, ValueError) as error:
+            raise _unwritable(fields, error) from error
 
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
         if hasattr(message, "new_acknowledgement"):
@@ -141,6 +147,33 @@ class CSVCodec(MessageCodec[M]):
 
     def _new_acknowledgement(self, message: M) -> M:
         raise AssertionError("acknowledgement is overridden")
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes of a text that read back as it. Raise ``ValueError`` if none do."""
+    if "\r\n" in text:
+        raise ValueError("has a line break of two characters, which would read back as one")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogateescape")
+        if data.decode("utf-8", "surrogateescape") != text:
+            raise ValueError("would read back as another text") from None
+        return data
+
+
+def _unwritable(fields: Sequence[Any], error: Exception) -> InvalidValue:
+    """Return the error of a row that would not read back, with the path of its field."""
+    for number, field in enumerate(fields):
+        path = f"message[{number}]"
+        if not isinstance(field, str):
+            reason = f"is of type {type(field).__name__}, and a field of CSV is text"
+            return InvalidValue(reason, path=path, hint="Write it as text.")
+        try:
+            _encoded(field)
+        except ValueError as cause:
+            return InvalidValue(f"{shown(field)} {cause}", path=path, hint="Correct the text.")
+    return InvalidValue(f"cannot be written: {error}", path="message", hint="Correct its to_csv().")
 
 
 class CSVFraming(Framing[M]):
