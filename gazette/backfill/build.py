@@ -20,6 +20,7 @@ from gazette.backfill.definition import Backfill, Batches, load_backfill, replay
 from gazette.backfill.staging import Staging, open_staging, state_name
 from gazette.consumer.application import Application
 from gazette.consumer.timers.shard_timers import defines_timers
+from gazette.consumer.transaction.key_check import KeyChecks
 from gazette.errors import Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.history.merge import CommittedRun
 from gazette.history.read import read_envelopes
@@ -185,6 +186,17 @@ def observed(shard: OfflineShard, batches: Batches) -> Batches:
         shard.observe(batch)
 
 
+def consumed(backfill: Backfill, batches: Batches) -> Batches:
+    """Yield the messages that shards consume: without those that they have republished elsewhere.
+
+    Raise `Misplaced` where a shard would fail. `replay` has the same check.
+    """
+    if type(backfill).build is Backfill.build:
+        return batches
+    checks = KeyChecks(backfill.new_application().key_place)
+    return filter(None, map(checks.consumed, batches))
+
+
 def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
     """Build the shard's state from its messages, and stage it. Blocks."""
     backfill = task.load()
@@ -200,7 +212,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
     def fill(builder: StateBuilder) -> int:
         with task.access.open() as access:
             messages = counted(read_messages(task, backfill, access, on_read))
-            messages = observed(builder.shard, messages)
+            messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
             for _ in messages:  # Messages that build() did not read are part of the history, too.
                 pass

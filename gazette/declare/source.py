@@ -32,6 +32,7 @@ from gazette.declare.message_types import (
 from gazette.errors import Invalid
 from gazette.message.framing.framing import framing_of
 from gazette.message.key_fields import KeyField, declared_field
+from gazette.message.key_hash import hash_of_key
 from gazette.message.key_rule import KeyRule
 from gazette.message.keys import ANY, TEXT, CanonicalKey, KeyEncoding, canonical_key
 from gazette.message.mapping import (
@@ -153,6 +154,14 @@ class _Declared(Generic[M]):
             return field.encoding.encode(value)
         except Invalid as error:
             raise field.named(error) from error
+
+    def partition_of_key(self, value: Any) -> str:
+        """Return the journal to which messages with a value of the key belong.
+
+        Raise ``Invalid`` if no key is declared, or the value cannot be one.
+        """
+        self._read_key  # noqa: B018 - it raises without a key.
+        return self.journals[hash_of_key(self.key_encoding.encode(value)) % self.partitions]
 
     def _key_value(self, message: M) -> Any:
         try:
@@ -338,7 +347,7 @@ class Source(_Declared[M]):
     misplaced: MisplacedPolicy = "count"
     """What a shard does with a message whose key belongs to another partition. ``count``: consume, count and
     log it. ``fail``: fail, or skip it by the `PoisonPolicy`. ``republish``: publish it to its partition in
-    the same transaction, instead of consuming it."""
+    the same transaction, instead of consuming it. Then tables and other applications see it twice."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

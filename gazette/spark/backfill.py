@@ -90,8 +90,8 @@ class SparkRunner:
     ) -> FoldedSnapshot:
         """Make the first pass as a job: a task per run. With ``combine`` it makes the rows of a fold, too.
 
-        Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, ``Broken`` for
-        Spark's errors, and what reading raises.
+        Raise ``Invalid`` if ``fold`` of the backfill needs fields that do not exist, or cannot leave out what
+        shards do not consume. Raise ``Broken`` for Spark's errors, and what reading raises.
         """
         self._release()
         given = None if backfill is None else _fold_of(backfill, snapshot)
@@ -180,12 +180,27 @@ def _fold_of(
             f"{type(loaded).__name__} has a fold(), but does not say which fields it reads",
             hint='Set the class attribute fields, as in "word string, n long".',
         )
+    _require_counted(loaded, snapshot)
     schema = _schema(loaded)
     has_class = any(one.message for one in snapshot.shapes)
     value = value_of_all("protobuf" if has_class else "", snapshot.shapes)
     combines = type(loaded).combine is not Backfill.combine
     combine = partial(_combine, backfill) if combines else None
     return schema, make_format(schema, value, _PREFIX), combine
+
+
+def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
+    """Raise ``Invalid`` if a fold would count messages that shards do not consume where they are."""
+    application = backfill.new_application()
+    for one in snapshot.journals:
+        place = application.key_place(one.journal)
+        if place is not None and place.policy != "count":
+            raise Invalid(
+                f"a fold takes all rows, and shards do not consume misplaced messages of {one.journal} "
+                f"(misplaced={place.policy!r}): those that were republished would count twice",
+                path=f"{type(backfill).__name__}.fold",
+                hint="Implement build() instead, which gets the messages that shards consume.",
+            )
 
 
 def _combine(backfill: str | Backfill, rows: pa.Table) -> pa.Table:
