@@ -17,12 +17,38 @@
     ├── Broken             the peer broke it; see ``__cause__``
     └── Bug                a broken invariant of ours: the scope is torn down
 
-An error says what happened (its message), carries facts as fields, and says what to do (``hint``).
+An error says what happened (its message), carries facts as fields, and says what to do (``hint``). Parts of
+that may be what a server said, so none of it has control characters (`printable`).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+from typing import Any, ClassVar, Final
+
+_CONTROL: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that move a cursor, change a terminal's state, or turn the direction of text. Halves of
+surrogate pairs cannot be printed at all.
+"""
+
+
+def printable(text: str, *, one_line: bool = False) -> str:
+    """Return a stranger's text as a terminal and a log may show it: control characters are escaped.
+
+    Tabs and ends of lines stay, but with ``one_line``: then the text cannot look like another line of a log.
+    """
+    if text.isprintable():
+        return text
+    if one_line:
+        text = text.replace("\n", "\\n")
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(character: re.Match[str]) -> str:
+    code = ord(character[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class GazetteError(Exception):
@@ -35,16 +61,17 @@ class GazetteError(Exception):
     default_hint: ClassVar[str] = "See docs/operating.md."
 
     def __init__(self, message: str, *, hint: str | None = None, **facts: Any) -> None:
+        message = printable(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint if hint is not None else self.default_hint
+        self.hint = printable(hint) if hint is not None else self.default_hint
         self.facts = facts
 
     def __str__(self) -> str:
         if not self.facts:
             return self.message
         facts = ", ".join(f"{name}={value}" for name, value in self.facts.items())
-        return f"{self.message} ({facts})"
+        return f"{self.message} ({printable(facts)})"
 
 
 class Retryable(GazetteError):
@@ -106,7 +133,7 @@ class Invalid(GazetteError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{self.path}: {text}" if self.path else text
+        return f"{printable(self.path)}: {text}" if self.path else text
 
     def within(self, context: str) -> Invalid:
         """Return the same error, seen from one level further out."""

@@ -48,6 +48,16 @@ def test_text_lines_have_time_level_name_and_facts(stream: io.StringIO) -> None:
     assert rest == "warning gazette.test: lease of x lost revision=5"
 
 
+def test_texts_of_strangers_do_not_control_the_terminal(stream: io.StringIO) -> None:
+    setup("info", "text", stream=stream)
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        logging.getLogger("gazette.test").exception("%(said)s", {"said": "\x1b]0;x\x07"})
+    assert r"\x1b]0;x\x07" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_color_is_only_around_the_level(stream: io.StringIO) -> None:
     setup("info", "color", stream=stream)
     logging.getLogger("gazette.test").error("broken")

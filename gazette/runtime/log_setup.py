@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
-from gazette.errors import GazetteError
+from gazette.errors import GazetteError, printable
 from gazette.runtime.log_limit import OncePerMinute
 
 LEVELS: Final = {
@@ -99,7 +99,8 @@ def _time(record: logging.LogRecord) -> str:
 class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z warning gazette.broker: message key=value``.
 
-    The hint of an error is added if it is not the default one, or if the error ends the process.
+    The hint of an error is added if it is not the default one, or if the error ends the process. Texts of
+    strangers are `printable`.
     """
 
     def __init__(self, *, color: bool) -> None:
@@ -110,8 +111,11 @@ class TextFormatter(logging.Formatter):
         name = _NAMES.get(record.levelno, record.levelname.lower())
         if self._color:
             name = f"\x1b[{_COLORS.get(record.levelno, '0')}m{name}\x1b[0m"
+        return f"{_time(record)} {name} {printable(self._text(record))}"
+
+    def _text(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {key}={value}" for key, value in _extra(record).items())
-        line = f"{_time(record)} {name} {record.name}: {record.getMessage()}{facts}"
+        line = f"{record.name}: {record.getMessage()}{facts}"
         error = _error(record)
         if isinstance(error, GazetteError) and (
             error.hint != error.default_hint or record.levelno >= logging.CRITICAL
@@ -119,8 +123,7 @@ class TextFormatter(logging.Formatter):
             line += f". {error.hint}"
         if record.exc_info:
             line += f"\n{self.formatException(record.exc_info)}"
-        # Text that cannot be encoded (half of a surrogate pair in some input) must not cost the line.
-        return line.encode("utf-8", "backslashreplace").decode()
+        return line
 
 
 class JsonFormatter(logging.Formatter):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import io
+from typing import Final
 
+import grpc
+import grpc.aio
+
+from gazette.client.rpc.errors import rpc_error
+from gazette.errors import Invalid, NotFound, printable
 from gazette.gazctl.io.output import Table
 from gazette.gazctl.io.terminal import ProgressLine, Terminal
 from gazette.runtime.numbers import bytes_text
 from gazette.testing.clock import ManualClock
+
+EMPTY: Final = grpc.aio.Metadata()
 
 
 class Tty(io.BytesIO):
@@ -88,3 +96,35 @@ def test_sizes_are_written_for_people() -> None:
         "5.0 GiB",
         "1.0 EiB",
     ]
+
+
+SAID = "no\x1b[2J\x9b1m\u202egnorw\u2028\x00"
+"""What a server may say to change a terminal, or to look like something else."""
+SHOWN = r"no\x1b[2J\x9b1m\u202egnorw\u2028\x00"
+
+
+def test_what_servers_say_does_not_control_the_terminal() -> None:
+    for error in (
+        NotFound(SAID, hint=SAID, journal=SAID),
+        Invalid(SAID, path=SAID),
+        rpc_error(
+            grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, EMPTY, EMPTY, f"{SAID}\nforged", None),
+            "List",
+        ),
+    ):
+        for text in (str(error), error.message, error.hint):
+            assert text.isprintable(), text
+        assert SHOWN in str(error)
+    stderr = io.StringIO()
+    terminal = Terminal(io.BytesIO(), io.BytesIO(), stderr)
+    terminal.note(f"{SAID}\n\tof two lines")
+    assert stderr.getvalue() == f"{SHOWN}\n\tof two lines\n"
+    table = Table(["A", "B"])
+    table.add(SAID, "x\ny")
+    assert table.text(terminal).splitlines()[1].split() == [SHOWN, r"x\ny"]
+
+
+def test_texts_of_users_stay_as_they_are() -> None:
+    for text in ("ünïcode 🙂 日本", "two\n\tlines", "a\u00a0b\u00adc"):
+        assert printable(text) == text
+        assert Invalid(text).message == text

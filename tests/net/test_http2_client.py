@@ -417,6 +417,18 @@ ANSWERS = {
     "reset": ([fr.rst_stream(1, fr.FaultCode.PROTOCOL_ERROR)], CODE.INTERNAL),
     "given up": ([fr.goaway(0, fr.FaultCode.INTERNAL_ERROR, "a defect")], CODE.UNAVAILABLE),
     "drained before": ([fr.goaway(0, fr.FaultCode.NO_ERROR)], CODE.UNAVAILABLE),
+    "a name that is not ASCII": (
+        [fr.frame(fr.HEADERS, 5, 1, HEAD + encode_fields([("näme".encode(), b"x")]) + OK)],
+        CODE.INTERNAL,
+    ),
+    "a value with two lines": (
+        [fr.frame(fr.HEADERS, 5, 1, HEAD + encode_fields([(b"name", b"x\r\ny: z")]) + OK)],
+        CODE.INTERNAL,
+    ),
+    "a status of many digits": (
+        [fr.frame(fr.HEADERS, 5, 1, HEAD + encode_fields([(b"grpc-status", b"9" * 5_000)]))],
+        CODE.UNKNOWN,
+    ),
     "a push": ([fr.frame(fr.PUSH_PROMISE, 4, 1, bytes(4))], CODE.UNAVAILABLE),
 }
 
@@ -428,6 +440,22 @@ async def test_answers_that_break_a_rule_end_the_call_by_a_status(kind: str) -> 
         error = await failure(double(channel)(b"x"))
         assert error.code() is code, error
         assert error.details()
+
+
+@pytest.mark.parametrize("kind", ["unary", "read", "listen"])
+async def test_a_response_that_cannot_be_decoded_ends_the_call(kind: str) -> None:
+    """By a status, as a call ends that the server failed; the connection serves the next."""
+    answer = (fr.frame(fr.HEADERS, 4, 1, HEAD), fr.frame(fr.DATA, 0, 1, b"\0\0\0\0\1x"), END)
+    async with answering(frames(*answer)) as channel:
+        make = channel.unary_unary if kind == "unary" else channel.unary_stream
+        call = make(f"{METHOD}Double", None, int)(b"x")
+        if kind == "listen":
+            call.listen(lambda _: None)
+            await eventually(call.done)
+        error = await failure(call if kind == "unary" else call.read())
+        assert error.code() is CODE.INTERNAL
+        assert "ValueError" in str(error.details())
+        assert await call.code() is CODE.INTERNAL
 
 
 async def test_information_before_an_answer_is_passed_over() -> None:

@@ -23,6 +23,7 @@ from gazette.errors import (
     NotFound,
     NotYet,
     Unavailable,
+    printable,
 )
 from gazette.net.error_codes import error_of
 from gazette.protocol.append_session import created_of, ledger_of
@@ -126,7 +127,7 @@ def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> Gazette
     """
     code = error.code()
     kind = error_of(code)
-    detail = error.details() or code.name
+    detail = printable(error.details() or code.name, one_line=True)
     if code is grpc.StatusCode.ABORTED and (ledger := ledger_of(error.trailing_metadata())):
         facts["ledger"] = ledger
         facts["created"] = created_of(error.trailing_metadata())

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gazette.errors import printable
 from gazette.gazctl.io.terminal import Terminal
 
 NONE = "<none>"
@@ -31,7 +32,7 @@ class Table:
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def add(self, *cells: str) -> None:
-        self.rows.append(cells)
+        self.rows.append([printable(cell, one_line=True) for cell in cells])
 
     def text(self, terminal: Terminal) -> str:
         """Return the table as text.

@@ -11,6 +11,7 @@ from typing import BinaryIO, Final, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gazette.errors import printable
 from gazette.gazctl.io.time_args import age_text
 from gazette.runtime.clock import Clock
 from gazette.runtime.numbers import bytes_text
@@ -40,8 +41,8 @@ class Terminal:
         self.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a note for the user, on stderr."""
-        self.stderr.write(f"{text}\n")
+        """Print a note for the user, on stderr. What servers said in it gets `printable`."""
+        self.stderr.write(f"{printable(text)}\n")
         self.stderr.flush()
 
 

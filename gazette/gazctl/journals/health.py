@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gazette.client.client import Client
 from gazette.client.journals import fragment_store_health
-from gazette.errors import GazetteError, Invalid
+from gazette.errors import GazetteError, Invalid, printable
 from gazette.gazctl.context import Context, each
 from gazette.gazctl.flags import StoreHealthFlags
 from gazette.gazctl.journals.list import endpoints_of, list_journals
@@ -33,7 +33,7 @@ async def run(context: Context) -> int:
         )
     problem = problem or await _problem_elsewhere(context, client, stores[0])
     if problem:
-        context.terminal.write(f"{stores[0]} is unhealthy: {problem}\n")
+        context.terminal.write(f"{stores[0]} is unhealthy: {printable(problem)}\n")
         return 1
     context.terminal.write(f"{stores[0]} is healthy\n")
     return 0

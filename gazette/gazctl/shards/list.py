@@ -7,7 +7,7 @@ from functools import reduce
 
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient, ShardList
-from gazette.errors import GazetteError, NotFound
+from gazette.errors import GazetteError, NotFound, printable
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import ShardsListFlags
 from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
@@ -122,7 +122,9 @@ def errors_text(shards: Sequence[ListedShard]) -> str:
     for shard in shards:
         for member, status in zip(shard.route.members, shard.status, strict=True):
             if status.code is ReplicaCode.FAILED:
-                lines += [f"{shard.spec.id} at {member}: {error}" for error in status.errors]
+                lines += [
+                    f"{shard.spec.id} at {member}: {printable(error)}" for error in status.errors
+                ]
     if not lines:
         return ""
     advice = "Restart them with: gazctl shards unassign --failed -l id=…"

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from gazette.errors import GazetteError, TooLarge
+from gazette.errors import GazetteError, TooLarge, printable
 from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import Fields
@@ -29,7 +29,8 @@ _STATUS_OF_RESET: Final = {
     FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
     FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
 }
-_OF_THE_STATUS: Final = frozenset({"grpc-status", "grpc-message"})
+_NAME_LENGTH: Final = 40
+"""Characters of a stranger's name that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,13 @@ class Opener(Protocol):
         ...
 
 
+class Carrier(Protocol):
+    """The connection of a call, as the call sees it."""
+
+    answered: bool
+    """Set by the call when the server has answered it."""
+
+
 class ClientCall(StreamListener):
     """A call from its beginning to its status. Loop-bound.
 
@@ -66,6 +74,7 @@ class ClientCall(StreamListener):
         "_arrived",
         "_callbacks",
         "_cancelled",
+        "_carrier",
         "_changed",
         "_deadline",
         "_encoding",
@@ -112,6 +121,7 @@ class ClientCall(StreamListener):
         self._method = method
         self._max = receive_bytes_max
         self._stream: Http2Stream | None = None
+        self._carrier: Carrier | None = None
         self._queue: MessageQueue | None = None
         self._head: Metadata | None = None
         self._status: tuple[grpc.StatusCode, str] | None = None
@@ -135,9 +145,9 @@ class ClientCall(StreamListener):
 
     # -- what the channel and the stream say
 
-    def opened(self, stream: Http2Stream) -> None:
-        """Take the stream, whose head is sent."""
-        self._stream = stream
+    def opened(self, stream: Http2Stream, carrier: Carrier) -> None:
+        """Take the stream, whose head is sent, and the connection that has it."""
+        self._stream, self._carrier = stream, carrier
         if self._request is not None:
             self._rest = self._send(memoryview(prefixed(self._request)), ended=True)
         self._changed.wake()
@@ -155,11 +165,16 @@ class ClientCall(StreamListener):
         self._room.wake()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
+        assert self._carrier is not None
+        self._carrier.answered = True
+        try:
+            metadata = metadata_of(_plain(fields))
+        except ValueError as error:
+            self.finish(grpc.StatusCode.INTERNAL, f"the server's answer is malformed: {error}")
+            return
         if ended:
-            code, details = status_of(fields)
-            plain = metadata_of(_plain(fields))
-            self._trailing = tuple(one for one in plain if one[0] not in _OF_THE_STATUS)
-            self._end(code, details)
+            self._trailing = metadata
+            self._end(*status_of(fields))
             return
         found = dict(fields)
         http = found.get(b":status", b"")
@@ -172,10 +187,11 @@ class ClientCall(StreamListener):
         elif http != b"200" or not is_grpc(kind):
             self.finish(*status_of([(b":status", http)]))
         elif encoding not in ENCODINGS:
-            self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {encoding}")
+            name = printable(encoding[:_NAME_LENGTH], one_line=True)
+            self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {name}")
         else:
             self._queue = MessageQueue(self._max, encoding)
-            self._head = metadata_of(_plain(fields))
+            self._head = metadata
             self._repeats = False
             self._changed.wake()
 
@@ -352,10 +368,7 @@ class ClientCall(StreamListener):
         while self._queue:
             try:
                 response = self._take()
-            except Exception as error:  # noqa: BLE001 - a decoder may raise anything
-                self.finish(
-                    grpc.StatusCode.INTERNAL, f"a response cannot be decoded: {error!r:.200}"
-                )
+            except grpc.aio.AioRpcError:  # It is the status of the call now.
                 return
             sink(response)
 
@@ -401,14 +414,28 @@ class ClientCall(StreamListener):
         return self._take()
 
     def _take(self) -> Any:
+        """Return the next response, decoded. Raise ``AioRpcError``, which ends the call, if it cannot be."""
         assert self._queue is not None
         message, consumed = self._queue.take()
         if consumed and self._stream is not None:
             self._stream.consume(consumed)
+        decode, response = self._method.decode, message
+        try:
+            if decode is not None:
+                response = decode(message)
+        except Exception as error:
+            raise self._undecoded(error) from error
         if self._trailers is not None and not self._queue:
             self.finish(*self._trailers)
-        decode = self._method.decode
-        return message if decode is None else decode(message)
+        return response
+
+    def _undecoded(self, error: Exception) -> grpc.aio.AioRpcError:
+        """End the call, whatever its server says, and return its error."""
+        text = printable(f"a response cannot be decoded: {error!r:.200}", one_line=True)
+        code = grpc.StatusCode.INTERNAL
+        self.finish(code, text)
+        self._status = (code, text)
+        return self._failure(code, text)
 
     async def _ended(self) -> tuple[grpc.StatusCode, str]:
         while self._status is None:
@@ -431,14 +458,16 @@ class ClientCall(StreamListener):
         if self._cancelled:
             raise asyncio.CancelledError
         if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
-            code, details = self._status
-            raise grpc.aio.AioRpcError(
-                code,
-                grpc.aio.Metadata(*(self._head or ())),
-                grpc.aio.Metadata(*self._trailing),
-                details=details,
-                debug_error_string=details,
-            )
+            raise self._failure(*self._status)
+
+    def _failure(self, code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+        return grpc.aio.AioRpcError(
+            code,
+            grpc.aio.Metadata(*(self._head or ())),
+            grpc.aio.Metadata(*self._trailing),
+            details=details,
+            debug_error_string=details,
+        )
 
 
 def _plain(fields: Fields) -> Fields:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from gazette.errors import Broken, Closed, GazetteError, Unavailable
+from gazette.errors import Broken, Closed, GazetteError, Unavailable, printable
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.flood_credit import FloodCredit
 from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
@@ -822,7 +822,8 @@ class Http2Connection:
                 self._forget(stream)
                 stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
             if code != FaultCode.NO_ERROR:
-                text = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
+                said = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
+                text = printable(said, one_line=True)
                 raise ConnectionFault(
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )

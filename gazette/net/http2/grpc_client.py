@@ -1,8 +1,9 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
 It connects for the first call. A connection that is lost, or that its server drains, is made again for the
-next one. After a failed attempt it waits before the next, and calls fail meanwhile. Each connection resolves
-the host, and reads the files of TLS, again.
+next one. After a failed attempt it waits before the next, and calls fail meanwhile. A connection that soon
+ends, and on which the server answered no call, is a failed attempt as well, but for the first of them. Each
+connection resolves the host, and reads the files of TLS, again.
 """
 
 from __future__ import annotations
@@ -46,10 +47,13 @@ _GOODBYE_S: Final = 1.0
 """Seconds that a server gets to take the last bytes of a channel that is closed."""
 _ADDRESSES_AT_ONCE: Final = 4
 """Addresses of a host among which one attempt divides its time."""
+_SOON_S: Final = 10.0
+"""Seconds from its beginning in which a connection must have been of use, or else have lasted."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a server of gRPC gives if it refuses pings as too many."""
 _CLOSED: Final = "the server closed the connection"
+_DRAINED: Final = "the server takes no calls by a connection that it has just accepted"
 _NO_TLS: Final = "WRONG_VERSION_NUMBER"
 """The reason that OpenSSL gives for an answer that is not TLS."""
 _NOT_HTTP2: Final = "what listens there does not speak HTTP/2, or only with TLS"
@@ -101,6 +105,8 @@ class Http2Channel:
         self._connections: dict[ClientConnection, None] = {}
         """Also those that take no more calls, and whose calls go on."""
         self._connecting = False
+        self._useless = 0
+        """Number of connections since the last one that was of use."""
         self._retry: asyncio.TimerHandle | None = None
         self._backoff_s = self._options.backoff_min_s
         self._reason = ""
@@ -304,11 +310,10 @@ class Http2Channel:
 
     def _connected(self, connection: ClientConnection) -> None:
         self._connecting = False
-        self._backoff_s = self._options.backoff_min_s
-        if connection.is_closing:
-            self._not_connected(_CLOSED)
-            return
         self._connection = connection
+        if connection.is_closing:
+            self.drained(connection)
+            return
         self._changed.wake()
         self.room(connection)
 
@@ -350,11 +355,19 @@ class Http2Channel:
 
     def drained(self, connection: ClientConnection) -> None:
         """Give later calls to another connection."""
-        if self._connection is connection:
-            self._connection = None
-            self._changed.wake()
-            if self._waiting:
-                self._connect()
+        if self._connection is not connection:
+            return
+        self._connection = None
+        if connection.was_of_use:
+            self._useless, self._backoff_s = 0, self._options.backoff_min_s
+        else:
+            self._useless += 1
+        if self._useless > 1:
+            self._not_connected(f"{connection.reason or _DRAINED}, as it did before")
+            return
+        self._changed.wake()
+        if self._waiting:
+            self._connect()
 
     def lost(self, connection: ClientConnection) -> None:
         """Forget a connection whose socket is closed."""
@@ -401,8 +414,17 @@ class ClientConnection(Http2Socket):
         self._channel = channel
         self._keepalive_s = options.keepalive_s
         self._keepalive_timeout_s = options.keepalive_timeout_s
-        self._reason = ""
         self._settled = Waiters()
+        self._began_at = self._loop.time()
+        self.reason = ""
+        """Why the connection ends; empty without a reason."""
+        self.answered = False
+        """See `Carrier`."""
+
+    @property
+    def was_of_use(self) -> bool:
+        """Return True if the server has answered a call, or has kept the connection for some time."""
+        return self.answered or self._loop.time() - self._began_at >= _SOON_S
 
     @property
     def has_room(self) -> bool:
@@ -418,12 +440,12 @@ class ClientConnection(Http2Socket):
         """Return once the server's settings have arrived. Raise ``Unavailable`` if it ends before."""
         while not self._connection.settled:
             if self._closing:
-                raise Unavailable(self._reason or _CLOSED)
+                raise Unavailable(self.reason or _CLOSED)
             await self._settled.wait()
 
     def open(self, call: ClientCall) -> None:
         """Open the stream of a call."""
-        call.opened(self._connection.open(call.head, call, ended=False))
+        call.opened(self._connection.open(call.head, call, ended=False), self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -432,17 +454,17 @@ class ClientConnection(Http2Socket):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        if not self._reason:
-            self._reason = _CLOSED if error is None else _why(error)
+        if not self.reason:
+            self.reason = _CLOSED if error is None else _why(error)
             if not self._connection.settled:  # It may be a server that wants TLS.
-                self._reason += " before it spoke HTTP/2"
-        self._connection.lose(Unavailable(self._reason))
+                self.reason += " before it spoke HTTP/2"
+        self._connection.lose(Unavailable(self.reason))
         self._settled.wake()
         self._channel.lost(self)
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        self._reason = str(fault) if self._connection.settled else _NOT_HTTP2
-        if _REFUSED_PINGS in self._reason:
+        self.reason = str(fault) if self._connection.settled else _NOT_HTTP2
+        if _REFUSED_PINGS in self.reason:
             self._channel.ping_less()
         self._channel.drained(self)
         super()._on_fault(fault)
@@ -462,7 +484,7 @@ class ClientConnection(Http2Socket):
         if not self._connection.streams:
             self._pinged_at = None
         elif self._fell_silent(self._keepalive_s / 2, self._keepalive_timeout_s / 2):
-            self._reason = "keepalive watchdog timeout"
+            self.reason = "keepalive watchdog timeout"
             self.abort()
             return
         asked = self._pinged_at is not None

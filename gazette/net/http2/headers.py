@@ -164,10 +164,15 @@ def check_trailers(stream: int, fields: Fields) -> None:
 
 def check_field(stream: int, name: bytes, value: bytes) -> None:
     """Check a plain field. Raise ``StreamFault``."""
-    if not _NAME.fullmatch(name) or _BAD_VALUE.search(value):
+    if not is_field(name, value):
         raise _malformed(stream, "a header's name or value has a forbidden character")
     if name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):
         raise _malformed(stream, "a header belongs to HTTP/1.1")
+
+
+def is_field(name: bytes, value: bytes) -> bool:
+    """Return True if a name and a value have no forbidden character."""
+    return _NAME.fullmatch(name) is not None and not _BAD_VALUE.search(value)
 
 
 def _length_of(stream: int, fields: Fields) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from gazette.net.http2.headers import Fields, encode_fields
+from gazette.net.http2.headers import Fields, encode_fields, is_field
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -37,6 +37,8 @@ _OF_THE_PROTOCOL: Final = frozenset(
         b"grpc-encoding",
         b"grpc-accept-encoding",
         b"grpc-message-type",
+        b"grpc-status",
+        b"grpc-message",
     }
 )
 _BINARY: Final = b"-bin"
@@ -55,7 +57,8 @@ _STATUS_OF_HTTP: Final = {
     b"503": grpc.StatusCode.UNAVAILABLE,
     b"504": grpc.StatusCode.UNAVAILABLE,
 }
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_CODES: Final = {b"%d" % code.value[0]: code for code in grpc.StatusCode}
+_HTTP_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
 
 
 def is_grpc(content_type: bytes) -> bool:
@@ -64,11 +67,16 @@ def is_grpc(content_type: bytes) -> bool:
 
 
 def metadata_of(fields: Fields) -> Metadata:
-    """Return what the application sees of a call's headers, without binary values that are no base64."""
+    """Return what the application sees of a call's headers, without binary values that are no base64.
+
+    Raise ``ValueError`` for a field that HTTP/2 does not permit.
+    """
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if name in _OF_THE_PROTOCOL:
             continue
+        if not is_field(name, value):
+            raise ValueError("a header's name or value has a forbidden character")
         key = name.decode("ascii")
         if not name.endswith(_BINARY):
             metadata.append((key, value.decode("latin-1")))
@@ -126,15 +134,22 @@ def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:
 
 
 def status_of(fields: Fields) -> tuple[grpc.StatusCode, str]:
-    """Return code and details of the trailers by which a server ended a call."""
+    """Return code and details of the trailers by which a server ended a call. They may hold anything."""
     found = dict(fields)
     status = found.get(b"grpc-status")
     if status is None:
         http = found.get(b":status", b"")
         code = _STATUS_OF_HTTP.get(http, grpc.StatusCode.UNKNOWN)
-        return code, f"the server does not speak gRPC (status {http.decode('latin-1')} of HTTP)"
-    code = _CODES.get(int(status) if status.isdigit() else -1, grpc.StatusCode.UNKNOWN)
-    return code, _unquoted(found.get(b"grpc-message", b""))
+        number = http.decode() if _HTTP_STATUS.fullmatch(http) else "none"
+        return code, f"the server does not speak gRPC (status of HTTP: {number})"
+    details = _unquoted(found.get(b"grpc-message", b""))
+    known = _CODES.get(status)
+    if known is None:
+        return (
+            grpc.StatusCode.UNKNOWN,
+            details or "the server gave a status that gRPC does not have",
+        )
+    return known, details
 
 
 def _quoted(text: str) -> bytes:
