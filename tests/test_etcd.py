@@ -340,10 +340,10 @@ async def test_cancelling_a_call_is_not_closing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "target"),
     [
-        ("http://localhost:2379", ("dns:///localhost:2379", False)),
-        ("http://etcd", ("dns:///etcd:2379", False)),
-        ("https://10.0.0.1:1/", ("dns:///10.0.0.1:1", True)),
-        ("http://[::1]:2379", ("dns:///[::1]:2379", False)),
+        ("http://localhost:2379", ("localhost:2379", False)),
+        ("http://etcd", ("etcd:2379", False)),
+        ("https://10.0.0.1:1/", ("10.0.0.1:1", True)),
+        ("http://[::1]:2379", ("[::1]:2379", False)),
         ("unix:///run/etcd.sock", ("unix:/run/etcd.sock", False)),
     ],
 )

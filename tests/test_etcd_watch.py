@@ -155,7 +155,7 @@ async def test_a_connection_that_falls_silent_is_noticed(tmp_path: Path) -> None
             assert (await anext(watching)).created
             server.pause()
             async with asyncio.timeout(20):  # without our setting, it takes a minute
-                with raises(Unavailable, says="ping timeout"):
+                with raises(Unavailable, says="keepalive watchdog timeout"):
                     await anext(watching)
             server.resume()
             assert (await etcd.status()).version

@@ -12,6 +12,7 @@ from typing import NoReturn, Self
 
 from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.etcd.client import Etcd, Lease
+from gazette.etcd.lease_thread import keep_alive_apart
 from gazette.etcd.values import Compare, KeyValue, Op, RangeResult, TxnResult
 from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import Clock
@@ -73,7 +74,7 @@ class MemberSession:
 
     async def run(self) -> NoReturn:
         """Keep the lease alive, as a daemon. Raise ``LeaseLost`` when that is no longer possible."""
-        await self.lease.keep_alive()
+        await keep_alive_apart(self.lease)
 
     async def set_exiting(self, exiting_value: bytes) -> None:
         """Replace the member's specification by one that is exiting, under the same lease.

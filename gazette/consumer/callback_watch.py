@@ -2,8 +2,9 @@
 
 Three things may stand still, and each one hurts in another way:
 
-- *The thread of a shard*, in a callback. Only this shard waits. The lease is renewed on the event loop.
-- *The event loop*, in a route, a servicer or a task of the application. Nothing renews the lease.
+- *The thread of a shard*, in a callback. Only this shard waits.
+- *The event loop*, in a route, a servicer or a task of the application. All calls wait, and a thread renews
+  the lease for a minute.
 - *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
 
 A thread of its own looks for them: it runs while the other threads stand still, except in the third case.
@@ -22,6 +23,7 @@ from typing import Final
 
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.running_callback import RunningCallback
+from gazette.etcd.lease_thread import STALL_MAX_S
 from gazette.message.envelope import Envelope
 from gazette.runtime.clock import Clock
 from gazette.runtime.user_code import place_of_thread
@@ -158,13 +160,13 @@ class CallbackWatch:
         elif now - probe.sent_at >= self._limit_s and _is_due(probe.warned_at, now):
             probe.warned_at = now
             log.warning(
-                "the event loop has run nothing for %(seconds).1f s%(where)s: the member loses its lease of"
-                " %(lease)g s, and its shards, if that goes on. Await there, or call what blocks by"
-                " asyncio.to_thread",
+                "the event loop has run nothing for %(seconds).1f s%(where)s: after %(limit)g s the member's"
+                " lease is not renewed, and other members take its shards over. Await there, or call what"
+                " blocks by asyncio.to_thread",
                 {
                     "seconds": now - probe.sent_at,
                     "where": _where(self._loop_thread, None),
-                    "lease": self._lease_s,
+                    "limit": STALL_MAX_S,
                 },
                 extra={"cause": "blocked event loop"},
             )

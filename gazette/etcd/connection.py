@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import re
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ import grpc
 from gazette.errors import Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.etcd.failures import AUTH_NOT_ENABLED, Failure, StreamEnded, classify
 from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
+from gazette.net.http2.grpc_client import Http2Transport
 from gazette.net.transport import NETWORK, Transport
 from gazette.runtime.clock import Clock
 from gazette.runtime.mutex import Mutex
@@ -40,8 +43,8 @@ class EtcdSettings:
     """The settings of a connection to etcd.
 
     ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first that answers
-    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read at
-    connect and after a failed connection. A dead connection is noticed within twice ``keepalive_s``, which
+    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read for
+    each connection. A dead connection is noticed within twice ``keepalive_s``, which
     must be above etcd's ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
@@ -85,7 +88,7 @@ def grpc_target(endpoint: str) -> tuple[str, bool]:
             endpoint=endpoint,
         )
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"dns:///{host}:{port}", url.scheme == "https"
+    return f"{host}:{port}", url.scheme == "https"
 
 
 class Member:
@@ -119,10 +122,14 @@ class Connection:
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self._transport = transport
-        self._pem = _pems(settings)
-        self._members = self._new_members()
-        self._retired: list[grpc.aio.Channel] = []
+        self.on_network = transport is NETWORK
+        """False if a test or a simulation replaces the network."""
+        if self.on_network:
+            transport = Http2Transport(partial(_tls_context, settings))
+        self._members = [
+            Member(endpoint, _channel(endpoint, settings, transport))
+            for endpoint in settings.endpoints
+        ]
         self._preferred = 0
         self._failing = False
         self._closed = False
@@ -137,17 +144,11 @@ class Connection:
     def preferred(self) -> Member:
         return self._members[self._preferred]
 
-    def _new_members(self) -> list[Member]:
-        return [
-            Member(endpoint, _channel(endpoint, self.settings, self._pem, self._transport))
-            for endpoint in self.settings.endpoints
-        ]
-
     async def close(self) -> None:
         """Close the channels. Calls in flight, and all later calls, fail with ``Closed``."""
         self._closed = True
-        for channel in (*self._retired, *(member.channel for member in self._members)):
-            await channel.close(None)
+        for member in self._members:
+            await member.channel.close(None)
 
     async def call(
         self,
@@ -222,23 +223,6 @@ class Connection:
             )
         if member is self.preferred:
             self._preferred = (self._preferred + 1) % len(self._members)
-        self._reread_certificates()
-
-    def _reread_certificates(self) -> None:
-        """Connect with new certificates if the PEM files were replaced: a connection has failed.
-
-        Calls in flight continue over the old channels.
-        """
-        try:
-            pem = _pems(self.settings)
-        except Invalid as error:
-            log.warning("the former certificates for etcd stay in use: %(error)s", {"error": error})
-            return
-        if pem != self._pem:
-            log.info("certificates for etcd were replaced, connecting with the new ones")
-            self._pem = pem
-            self._retired += [member.channel for member in self._members]
-            self._members = self._new_members()
 
     def succeeded(self, member: Member) -> None:
         if self._failing:
@@ -340,56 +324,48 @@ async def read(call: Any) -> Any:
     return response
 
 
-_Pems: TypeAlias = "tuple[bytes | None, bytes | None, bytes | None]"
+def _tls_context(settings: EtcdSettings) -> ssl.SSLContext:
+    """Read the PEM files, as each new connection does. Raise ``Invalid`` for one that cannot be used."""
+    for name in ("ca_file", "cert_file", "key_file"):
+        if path := getattr(settings, name):
+            _require_readable(path, name)
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        if settings.cert_file:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except ssl.SSLError as error:
+        files = ", ".join(filter(None, (settings.ca_file, settings.cert_file, settings.key_file)))
+        raise Invalid(
+            f"the PEM files for etcd cannot be used: {error}",
+            hint="Check that each file holds what its setting says, and that certificate and key belong"
+            " together.",
+            files=files,
+        ) from error
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
-def _pems(settings: EtcdSettings) -> _Pems:
-    """Return the contents of the files: authorities, key, certificate. Raise
-    ``Invalid`` for unreadable ones.
-    """
-    if not any(endpoint.startswith("https://") for endpoint in settings.endpoints):
-        return None, None, None
-    return (
-        _pem(settings.ca_file, "ca_file"),
-        _pem(settings.key_file, "key_file"),
-        _pem(settings.cert_file, "cert_file"),
-    )
+def _require_readable(path: str, name: str) -> None:
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise Invalid(
+            "the PEM file cannot be read", path=name, file=path, reason=error.strerror
+        ) from error
 
 
-def _channel(
-    endpoint: str, settings: EtcdSettings, pem: _Pems, transport: Transport
-) -> grpc.aio.Channel:
+def _channel(endpoint: str, settings: EtcdSettings, transport: Transport) -> grpc.aio.Channel:
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
+        # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
-        # Without this option gRPC waits a minute for the answer to a ping, in spite of the one above.
-        ("grpc.http2.ping_timeout_ms", keepalive_ms),
-        # etcd forbids pings on a connection without streams; a watch or a keep-alive is one.
-        ("grpc.keepalive_permit_without_calls", 0),
-        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # In spite of its name, this option bounds how long one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", int(settings.dial_timeout_s * 1000)),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.service_config_disable_resolution", 1),
-        ("grpc.use_local_subchannel_pool", 1),
     )
-    credentials = grpc.ssl_channel_credentials(*pem) if tls else None
+    credentials = grpc.ssl_channel_credentials() if tls else None
     return transport.channel(target, credentials, options)
-
-
-def _pem(path: str, name: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise Invalid(
-            "the PEM file cannot be read", path=name, file=path, reason=error.strerror
-        ) from error

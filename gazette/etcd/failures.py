@@ -20,8 +20,8 @@ from gazette.etcd.values import Compacted
 
 Code = grpc.StatusCode
 
-# gRPC uses these texts only if no connection could be made, so nothing was sent.
-_NOT_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+# The transport says this only if no connection could be made, so nothing was sent.
+_NOT_SENT = ("failed to connect",)
 
 # etcd answers these before it proposes the request to its peers.
 _NOT_PROPOSED = (

@@ -33,7 +33,7 @@ class Lease:
     def __init__(
         self, connection: Connection, lease_id: int, ttl_s: float, expires_at: float
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._clock = connection.clock
         self.id = lease_id
         self.ttl_s = ttl_s
@@ -54,9 +54,13 @@ class Lease:
         Cancellation: the lease stays until its TTL has passed; ``revoke`` ends it.
         """
         while True:
-            renew_at = self.expires_at - self.ttl_s * (1 - 1 / _RENEWALS_PER_TTL)
-            await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
+            await self.until_due()
             await self.renew()
+
+    async def until_due(self) -> None:
+        """Wait until the lease is to be renewed: a third of its TTL after the last renewal."""
+        renew_at = self.expires_at - self.ttl_s * (1 - 1 / _RENEWALS_PER_TTL)
+        await self._clock.sleep(max(renew_at - self._clock.monotonic(), 0.0))
 
     async def renew(self) -> None:
         """Renew the lease once. Raise as ``keep_alive``."""
@@ -78,9 +82,9 @@ class Lease:
         failure: Unavailable | None = None
         while True:
             if self.remaining_s <= 0:
-                raise self._lost("the lease expired before it could be renewed") from failure
+                raise self.lost("the lease expired before it could be renewed") from failure
             try:
-                response = await self._connection.call(
+                response = await self.connection.call(
                     "LeaseKeepAlive",
                     attempt,
                     repeatable=True,
@@ -93,9 +97,9 @@ class Lease:
                 failure = error
                 await self._clock.sleep(min(_RETRY_S, max(self.remaining_s, 0.0)))
             except NotFound as error:
-                raise self._lost("etcd does not know the lease any more") from error
+                raise self.lost("etcd does not know the lease any more") from error
         if response.TTL <= 0:
-            raise self._lost("etcd does not know the lease any more")
+            raise self.lost("etcd does not know the lease any more")
         self.ttl_s = float(response.TTL)
         self.expires_at = sent_at + self.ttl_s
 
@@ -103,7 +107,7 @@ class Lease:
         """End the lease now, and delete the keys attached to it. Has no effect if it is gone already."""
         request = rpc_pb2.LeaseRevokeRequest(ID=self.id)
         try:
-            await self._connection.call(
+            await self.connection.call(
                 "LeaseRevoke",
                 lambda m, metadata, t: m.lease.LeaseRevoke(request, metadata=metadata, timeout=t),
                 repeatable=True,
@@ -114,18 +118,19 @@ class Lease:
     async def status(self) -> LeaseStatus:
         """Return the remaining time of the lease, and its keys, as etcd has them."""
         request = rpc_pb2.LeaseTimeToLiveRequest(ID=self.id, keys=True)
-        response: rpc_pb2.LeaseTimeToLiveResponse = await self._connection.call(
+        response: rpc_pb2.LeaseTimeToLiveResponse = await self.connection.call(
             "LeaseTimeToLive",
             lambda m, metadata, t: m.lease.LeaseTimeToLive(request, metadata=metadata, timeout=t),
             repeatable=True,
         )
         return LeaseStatus(response.TTL, response.grantedTTL, tuple(response.keys))
 
-    def _lost(self, message: str) -> LeaseLost:
+    def lost(self, message: str) -> LeaseLost:
+        """Return the error of a lease that cannot be renewed."""
         return LeaseLost(
             message,
             lease=f"{self.id:x}",
             ttl_s=self.ttl_s,
             late_s=round(max(-self.remaining_s, 0.0), 3),
-            endpoints=self._connection.endpoints,
+            endpoints=self.connection.endpoints,
         )

@@ -362,15 +362,19 @@ class LoopThread:
 
         An interrupt of the waiting thread (``KeyboardInterrupt``) cancels it.
         """
-        if self._process.is_left:
-            coro.close()
-        self._process.require()
-        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        future = self.begin(coro)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop, without waiting for it. To cancel the result cancels it."""
+        if self._process.is_left:
+            coro.close()
+        self._process.require()
+        return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
     def close(self) -> None:
         """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""

@@ -1,0 +1,106 @@
+"""The renewal of a lease in a thread of its own, so that work on the event loop does not cost the lease.
+
+A process whose loop is busy still owns what it serves, and serves it late. Only a loop that has run nothing
+for ``STALL_MAX_S`` counts as dead: then the lease is left to end, so that others can take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from gazette.etcd.connection import Connection
+from gazette.etcd.lease import Lease
+from gazette.etcd.values import LeaseLost
+from gazette.runtime.tasks import LoopThread
+from gazette.runtime.user_code import place_of_thread
+
+log = logging.getLogger(__name__)
+
+STALL_MAX_S: Final = 60.0
+"""Seconds for which an event loop may run nothing before its lease is left to end."""
+_LOOK_S: Final = 1.0
+
+
+async def keep_alive_apart(lease: Lease) -> NoReturn:
+    """Renew ``lease`` as `Lease.keep_alive` does, but in a thread, and while the caller's loop is busy.
+
+    Raise what `Lease.keep_alive` raises, and ``LeaseLost`` if the loop ran nothing for so long that the
+    lease ended. Cancellation: the thread ends. The lease stays until its TTL has passed.
+    """
+    if not lease.connection.on_network:  # All of a simulation is on one loop.
+        await lease.keep_alive()
+    thread = LoopThread("lease")
+    try:
+        await asyncio.wrap_future(thread.begin(_Renewal(lease).run()))
+    finally:
+        await asyncio.to_thread(thread.close)
+
+
+class _Renewal:
+    """The renewal of a lease of the loop that makes this object. ``run`` it on the loop of another thread."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._clock = lease.connection.clock
+        self._ran_at = self._clock.monotonic()
+        self._is_warned = False
+
+    async def run(self) -> NoReturn:
+        """Renew the lease over a connection of this thread, until that is no longer possible."""
+        shared, kept = self._lease, self._lease
+        connection = Connection(shared.connection.settings, self._clock)
+        try:
+            kept = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
+            while True:
+                await kept.until_due()
+                while self._is_stalled(kept):
+                    await self._clock.sleep(_LOOK_S)
+                await kept.renew()
+                shared.ttl_s, shared.expires_at = kept.ttl_s, kept.expires_at
+        except LeaseLost:
+            # The loop may be busy, and must not acknowledge anything before it learns of this.
+            shared.expires_at = min(shared.expires_at, self._clock.monotonic())
+            raise
+        finally:
+            await connection.close()
+
+    def _is_stalled(self, kept: Lease) -> bool:
+        """Ask the loop for a sign of life. Return True while the last one is too long ago.
+
+        Raise ``LeaseLost`` once the lease has ended meanwhile.
+        """
+        with suppress(RuntimeError):  # The loop is closed: the process ends.
+            self._loop.call_soon_threadsafe(self._note_sign)
+        silent_s = self._clock.monotonic() - self._ran_at
+        if silent_s < STALL_MAX_S:
+            self._is_warned = False
+            return False
+        if kept.remaining_s <= 0:
+            raise kept.lost(f"the event loop has run nothing for {silent_s:.0f} s")
+        if not self._is_warned and silent_s >= STALL_MAX_S + _LOOK_S:
+            self._is_warned = True
+            log.error(
+                "the event loop has run nothing for %(seconds).0f s%(where)s: its lease is not renewed any"
+                " more, and ends in %(left).0f s unless the loop goes on",
+                {"seconds": silent_s, "where": _where(self._thread), "left": kept.remaining_s},
+            )
+        return True
+
+    def _note_sign(self) -> None:
+        self._ran_at = self._clock.monotonic()
+
+
+def _where(thread: int) -> str:
+    """Return where a thread is, in the user's code if it has any, in parentheses."""
+    frame = sys._current_frames().get(thread)
+    place = place_of_thread(thread)
+    if not place and frame is not None:
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f" (at {place})" if place else ""
