@@ -21,9 +21,11 @@ import jwt
 import pytest
 from starlette.routing import Route as HttpRoute
 
-from gazette.auth import Capability, Claims, KeyedAuth, bearer
+from gazette.auth import Capability, Claims, KeyedAuth, StaticToken, bearer
+from gazette.client.client import Client
 from gazette.etcd.client import Etcd
-from gazette.protocol.label_set import EVERYTHING, LabelSelector
+from gazette.message.publishing.service import CommitFailed
+from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2, consumer_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
@@ -33,6 +35,7 @@ from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Tally, source_spec
+from tests.facts import raises
 
 JOURNAL: Final = "a/journal"
 KEY: Final = b"k" * 32
@@ -453,3 +456,16 @@ async def test_keys_rotate_while_a_broker_serves(etcd: Etcd, tmp_path: Path, key
             async with httpx.AsyncClient(base_url=broker.http) as http:
                 response = await http.get(f"/{JOURNAL}", headers={"Authorization": header})
             assert response.status_code in (206, 416), (keys, step)
+
+
+async def test_a_publisher_without_the_right_to_append_fails_at_once(broker: BrokerFixture) -> None:
+    """It does not repeat what is refused until its time is up."""
+    labels = LabelSet.of(("content-type", "application/x-ndjson"))
+    await broker.create(journal_spec("a/lines", labels=labels))
+    reader = StaticToken(AUTH.sign(Claims(Capability.LIST | Capability.READ), 60))
+    async with (
+        Client(broker.endpoint, signer=reader) as client,
+        client.publisher(timeout_s=3600.0) as publisher,
+    ):
+        with raises(CommitFailed, says="APPEND"):
+            await publisher.publish("a/lines", {"n": 1})

@@ -59,10 +59,14 @@ class LoseReply:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Serve an append once ``until`` is set. ``reached`` is set when its content has arrived."""
+    """Serve an append once ``until`` is set, or break it off with ``code``.
+
+    ``reached`` is set when its content has arrived.
+    """
 
     until: asyncio.Event
     reached: asyncio.Event = field(default_factory=asyncio.Event)
+    code: grpc.StatusCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +246,8 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         if isinstance(step, Hold):
             step.reached.set()
             await step.until.wait()
+            if step.code is not None:
+                await context.abort(step.code, "scripted")
         status = step.status if isinstance(step, Reply) else self._append_status(opening)
         if status is not Status.OK:
             return self._append_response(opening, status)

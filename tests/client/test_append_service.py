@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService, is_terminal
 from gazette.client.client import Client
+from gazette.client.rpc.credentials import FRESH_S
 from gazette.client.rpc.errors import status_error
 from gazette.errors import (
     Broken,
@@ -300,6 +303,51 @@ async def test_what_time_does_not_cure_is_not_retried(
         await await_future(future)
     assert caught.value.facts["status"] == status.name
     assert len(broker.appends) == 1
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED]
+)
+@pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
+async def test_a_refusal_of_rights_reaches_whoever_waits(
+    service: AppendService, broker: StubBroker, code: grpc.StatusCode, checked: bool
+) -> None:
+    """At once, by name, and also what waits behind the append."""
+    params = replace(A, check_registers=LabelSelector()) if checked else A
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold, Fail(code, "the token does not cover it"))
+    first = put(service, params, b"1")
+    await hold.reached.wait()
+    behind, elsewhere = put(service, params, b"2"), put(service, B, b"3", first)
+    hold.until.set()
+    await await_future(elsewhere)
+    with raises(NotAllowed, journal=A.journal, code=code.name, says="does not cover"):
+        await await_future(behind)
+    assert len([one for one in broker.appends if one.journal == A.journal]) == 2
+    with raises(NotAllowed, code=code.name):
+        await await_future(put(service, params, b"4"))
+
+
+@pytest.mark.parametrize(("lasts_s", "attempts"), [(FRESH_S - 10.0, 1), (FRESH_S, 2)])
+async def test_only_a_token_that_may_have_expired_meanwhile_is_replaced(
+    service: AppendService,
+    broker: StubBroker,
+    instant: InstantClock,
+    lasts_s: float,
+    attempts: int,
+) -> None:
+    hold = Hold(asyncio.Event(), code=grpc.StatusCode.UNAUTHENTICATED)
+    broker.on_append(hold)
+    future = put(service, A, b"1")
+    await hold.reached.wait()
+    await instant.sleep(lasts_s)
+    hold.until.set()
+    if attempts == 1:
+        with raises(NotAllowed, code="UNAUTHENTICATED"):
+            await await_future(future)
+    else:
+        assert (await await_future(future)).commit.end == 1
+    assert len(broker.appends) == attempts
 
 
 RETRIED = (

@@ -38,7 +38,8 @@ from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment, 
 from gazette.client.append.journal_appends import JournalAppends
 from gazette.client.append.queue import Batch, JournalQueue
 from gazette.client.append.txn import AppendTxn
-from gazette.client.rpc.errors import status_of
+from gazette.client.rpc.credentials import FRESH_S
+from gazette.client.rpc.errors import is_refusal_of_rights, status_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
 from gazette.protocol.ids import Revision
@@ -77,14 +78,17 @@ _QUIET_ATTEMPTS: Final = 4
 """Attempts up to this number may fail quietly: that is part of each hand-over of a journal."""
 
 
-def is_terminal(error: Exception, *, checked: bool) -> bool:
+def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bool:
     """Return True if retrying cannot help. ``checked``: the append has ``check_registers``.
 
-    Unreachable brokers, a journal between owners, too few brokers and suspension are retried. So is any
-    failure of gRPC: a broker that stops may refuse with any of them.
+    A refusal of rights is final, but for an attempt whose token may have expired meanwhile: it
+    lasted ``lasted_s``. Unreachable brokers, a journal between owners, too few brokers and suspension are
+    retried. So is any other failure of gRPC: a broker that stops may refuse with any of them.
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
+    if is_refusal_of_rights(error):
+        return lasted_s < FRESH_S
     return status_of(error) in (_TERMINAL_WHEN_CHECKED if checked else _TERMINAL)
 
 
@@ -292,13 +296,16 @@ class AppendService:
         queue.sequence += 1
         attempt = 0
         queue.trouble = ""
+        checked = batch.params.check_registers is not None
+        clock = self._client.clock
         while True:
+            begun = clock.monotonic()
             try:
                 return await append_once(
                     self._client, batch.params, self._content(segments), queue.attempt()
                 )
             except (GazetteError, OSError) as error:
-                if is_terminal(error, checked=batch.params.check_registers is not None):
+                if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
                     raise
                 queue.flowing = False
                 queue.trouble = str(error)
@@ -309,7 +316,7 @@ class AppendService:
                     "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
                     {"journal": queue.journal, "seconds": delay_s, "error": error},
                 )
-            await self._client.clock.sleep(delay_s)
+            await clock.sleep(delay_s)
             attempt += 1
 
     def _content(self, segments: list[Segment]) -> Iterable[BytesLike] | AsyncIterator[BytesLike]:

@@ -15,6 +15,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 LONG_LIFETIME_S: Final = 3600.0
 """Seconds of life of tokens for reads, appends and lists: a stream ends when its token does."""
+FRESH_S: Final = LONG_LIFETIME_S / 2
+"""Seconds for which a call may last without its token of a long life expiring meanwhile."""
 SHORT_LIFETIME_S: Final = 60.0
 """Seconds of life of tokens that change something at once (Apply), and of all calls to consumers."""
 

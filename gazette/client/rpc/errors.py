@@ -114,6 +114,15 @@ def status_of(error: BaseException | None) -> str:
     return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
 
 
+def is_refusal_of_rights(error: BaseException) -> bool:
+    """Return True if a server refused a call by its token, or for want of one."""
+    code = error.facts.get("code") if isinstance(error, GazetteError) else None
+    return code in (
+        grpc.StatusCode.UNAUTHENTICATED.name,
+        grpc.StatusCode.PERMISSION_DENIED.name,
+    )
+
+
 def was_too_slow(error: GazetteError) -> bool:
     """Return True if a broker gave up an append because its content did not come fast enough."""
     return error.facts.get("code") == grpc.StatusCode.UNKNOWN.name and TOO_SLOW in error.message
