@@ -15,7 +15,8 @@ from sqlalchemy import event, exc
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, NotAllowed, Unavailable
 from gazette.runtime.failpoints import hit
 from gazette.runtime.tasks import BlockingPool, OpFuture
-from gazette.stores.sql.transaction_words import ending_words
+from gazette.stores.sql.parameters import require_kept
+from gazette.stores.transaction_words import ending_words
 
 
 class Translating(Protocol):
@@ -71,6 +72,7 @@ class RunningTransaction:
             event.listen(connection, "commit", self._on_commit)
             event.listen(connection, "rollback", self._on_rollback)
             event.listen(connection, "before_cursor_execute", self._on_statement)
+            event.listen(connection, "before_cursor_execute", require_kept)
             if connection.dialect.name == "postgresql":
                 begun = connection.execute(_POSTGRES_BEGUN, {"name": session_name}).one()
                 self._number = int(begun[0])

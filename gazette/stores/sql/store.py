@@ -25,6 +25,7 @@ from gazette.stores.sql.engine import (  # isort: skip
 )
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from gazette.consumer.application import Shard, Store
 from gazette.consumer.timers.timer import TimerTable
@@ -36,6 +37,7 @@ from gazette.stores.claims import BackfillClaim, HeldState
 from gazette.stores.sql.claims import ClaimedRow, held_in, taken_over
 from gazette.stores.sql.commit import RunningTransaction, SQLCommit, SQLSavepoint
 from gazette.stores.sql.errors import classify, translating
+from gazette.stores.sql.parameters import require_kept
 from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, timer_table
 
 _RESTORE_ATTEMPTS: Final = 10
@@ -145,8 +147,9 @@ class SQLStore(Store):
     ) -> sa.CursorResult[Any]:
         """Run a statement in the running transaction; a string is SQL with ``:name`` parameters.
 
-        Raise ``NotAllowed`` for one that ends the transaction, such as COMMIT. Raise ``Unavailable``
-        when the database is lost, and SQLAlchemy's errors for faults of the statement.
+        Raise ``NotAllowed`` for one that ends the transaction, such as COMMIT. Raise ``InvalidValue`` for a
+        parameter that the database would change in silence, such as NaN in SQLite. Raise
+        ``Unavailable`` when the database is lost, and SQLAlchemy's errors for faults of the statement.
         """
         connection = self.transaction()
         if isinstance(statement, str):
@@ -192,6 +195,7 @@ class SQLStore(Store):
             translating(self.engine, "run a query"),
             self.engine.connect().execution_options(**{READING: True}) as connection,
         ):
+            event.listen(connection, "before_cursor_execute", require_kept)
             return list(connection.execute(statement, parameters).all())
 
     def start_commit(

@@ -22,10 +22,17 @@ from gazette.consumer.timers.timer import TimerTable
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, NotYet
 from gazette.protocol.checkpoint import Checkpoint
-from gazette.recoverylog.disk_errors import damaged_file, disk_error, full_disk
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
+from gazette.stores.bound_values import REFUSALS
 from gazette.stores.double_buffer import DoubleBuffer
+from gazette.stores.sqlite.bindings import (
+    Bindings,
+    ManyBindings,
+    are_kept,
+    checked,
+    require_storable,
+)
 from gazette.stores.sqlite.buffered_cursor import BufferedCursor
 from gazette.stores.sqlite.connections import (
     ConnectionSetup,
@@ -34,13 +41,17 @@ from gazette.stores.sqlite.connections import (
     check_pragma,
 )
 from gazette.stores.sqlite.definitions import unchanged_definitions
+from gazette.stores.sqlite.errors import (
+    OF_THE_DISK,
+    EndsTransaction,
+    cause_of_error,
+    of_the_disk,
+)
 from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
 from gazette.stores.sqlite.recording import Mode, recording_of
 from gazette.stores.sqlite.timers import ANY, CREATE, EXISTS, SQLiteTimers
 from gazette.stores.sqlite.view import FollowedDatabases
-
-Bindings = Sequence[Any] | dict[str, Any]
 
 CHECKPOINT_TABLE = """
 CREATE TABLE IF NOT EXISTS gazette_checkpoint (
@@ -48,18 +59,6 @@ CREATE TABLE IF NOT EXISTS gazette_checkpoint (
     checkpoint BLOB NOT NULL
 )
 """
-
-
-_OF_THE_DISK: Final = (
-    apsw.FullError,
-    apsw.CorruptError,
-    apsw.NotADBError,
-    apsw.CantOpenError,
-    apsw.IOError,
-    apsw.ReadOnlyError,
-    apsw.PermissionsError,
-    OSError,
-)
 
 
 def _count_unshared() -> int:
@@ -74,7 +73,6 @@ _UNSHARED: Final = _count_unshared()
 _TEXTS_KEPT: Final = 256
 _NOT_BEGUN: Final[Mapping[str, bool]] = MappingProxyType({})
 _HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'gazette_checkpoint'"
-_OF_THE_MESSAGE: Final = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
 
 
 class SQLiteStore(Store):
@@ -220,24 +218,8 @@ class SQLiteStore(Store):
         """Turn SQLite's errors of the disk into ours."""
         try:
             yield
-        except _OF_THE_DISK as error:
-            raise self._disk_error(what, error) from error
-
-    def _disk_error(self, what: str, error: apsw.Error | OSError) -> GazetteError:
-        if isinstance(error, OSError):
-            return disk_error(what, self._directory, error)
-        message = f"SQLite could not {what}: {error}"
-        match error:
-            case apsw.FullError():
-                return full_disk(message, self._directory)
-            case apsw.CorruptError() | apsw.NotADBError():
-                return damaged_file(message, self._directory)
-        return Broken(
-            message,
-            directory=str(self._directory),
-            hint="The process must be able to write the directory for recovered files, and no "
-            "other process may.",
-        )
+        except OF_THE_DISK as error:
+            raise of_the_disk(what, self._directory, error) from error
 
     def _begin(self) -> None:
         self._require_transaction()
@@ -268,10 +250,7 @@ class SQLiteStore(Store):
         if self._querying:
             return authorize_reading(action, first, second)
         if action == apsw.SQLITE_TRANSACTION:
-            raise NotAllowed(
-                f"only the runtime ends a store's transaction: {first} is refused",
-                hint="Leave it out; use SAVEPOINT and ROLLBACK TO for what you may want to undo.",
-            )
+            raise EndsTransaction(first or "")
         if action in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH):
             raise NotAllowed(
                 "ATTACH and DETACH are refused: a database attached so is not recorded",
@@ -287,9 +266,12 @@ class SQLiteStore(Store):
 
         SQL that writes runs to its end, all its statements, before this returns; its rows are kept in
         memory. The rows of a single statement that only reads are read as they are fetched. Raise
-        ``NotAllowed`` for SQL that the class refuses. Raise ``Unavailable`` for a full disk,
-        ``Corrupt`` for a damaged file, or ``apsw.Error`` for faults of the SQL.
+        ``NotAllowed`` for SQL that the class refuses, and ``InvalidValue`` for a binding that SQLite does
+        not keep as it is. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
+        ``apsw.Error`` for faults of the SQL.
         """
+        if bindings and (type(bindings) is not tuple or not are_kept(bindings)):
+            bindings = checked(bindings, sql, self.connection)
         try:
             if self._begun.get(sql):
                 # A new cursor costs a third of a small statement. So take that of the last call, unless
@@ -310,8 +292,13 @@ class SQLiteStore(Store):
             # The caller of the last call has closed what it got.
             self._cursor = self.connection.cursor()
             return self.execute(sql, bindings)
-        except _OF_THE_DISK as error:
-            raise self._disk_error("run a statement", error) from error
+        except REFUSALS:
+            require_storable(bindings, sql, self.connection)
+            raise
+        except EndsTransaction as error:
+            raise error.as_written(sql) from None
+        except OF_THE_DISK as error:
+            raise of_the_disk("run a statement", self._directory, error) from error
 
     def _run_to_end(self, sql: str, bindings: Bindings) -> apsw.Cursor:
         """Run SQL to its end, unless it is one statement that reads.
@@ -349,10 +336,16 @@ class SQLiteStore(Store):
         connection = self.connection
         if not connection.in_transaction:
             self._begin()
+        checked_rows = ManyBindings(rows, sql, connection)
         try:
-            return BufferedCursor.of(connection.executemany(sql, rows))
-        except _OF_THE_DISK as error:
-            raise self._disk_error("run a statement", error) from error
+            return BufferedCursor.of(connection.executemany(sql, checked_rows.bound))
+        except REFUSALS:
+            checked_rows.require_storable()
+            raise
+        except EndsTransaction as error:
+            raise error.as_written(sql) from None
+        except OF_THE_DISK as error:
+            raise of_the_disk("run a statement", self._directory, error) from error
 
     def savepoint(self) -> _Savepoint:
         if not self.connection.in_transaction:
@@ -364,14 +357,7 @@ class SQLiteStore(Store):
         """Return the cause of an error. SQLite's errors of values and constraints are caused by the
         message.
         """
-        if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
-            return ErrorCause.MESSAGE
-        # SQLite knows the place of an error in the SQL. Without a place, a value did not fit.
-        of_value = getattr(error, "error_offset", -1) < 0 and not str(error).startswith("no such ")
-        if isinstance(error, apsw.SQLError) and of_value:
-            return ErrorCause.MESSAGE
-        transient = isinstance(error, apsw.BusyError | apsw.LockedError | apsw.FullError)
-        return ErrorCause.TRANSIENT if transient else ErrorCause.STORE
+        return cause_of_error(error)
 
     def timer_table(self, shard: Shard) -> TimerTable:
         if not self._read(EXISTS):
@@ -418,15 +404,20 @@ class SQLiteStore(Store):
         if threading.get_ident() == self._thread:
             return self._query_transaction(sql, bindings)
         with self._readers.connection() as connection:
+            bindings = checked(bindings, sql, connection)
             try:
                 return connection.execute(sql, bindings).fetchall()
+            except REFUSALS:
+                require_storable(bindings, sql, connection)
+                raise
             except (apsw.CorruptError, apsw.NotADBError) as error:
-                raise self._disk_error("run a query", error) from error
+                raise of_the_disk("run a query", self._directory, error) from error
 
     def _query_transaction(self, sql: str, bindings: Bindings) -> list[tuple[Any, ...]]:
         if self._destroyed:
             raise Closed("the store was destroyed", directory=str(self._directory))
         self._require_transaction()
+        bindings = checked(bindings, sql, self.connection)
         cursor = self.connection.cursor()
         # Virtual tables prepare statements that write, so the authorizer lets these pass.
         cursor.exec_trace = _only_if_reading
@@ -435,8 +426,11 @@ class SQLiteStore(Store):
         try:
             # Do not cache it: a statement of execute() would be found, and pass unchecked.
             return cursor.execute(sql, bindings, can_cache=False).fetchall()
-        except _OF_THE_DISK as error:
-            raise self._disk_error("run a query", error) from error
+        except REFUSALS:
+            require_storable(bindings, sql, self.connection)
+            raise
+        except OF_THE_DISK as error:
+            raise of_the_disk("run a query", self._directory, error) from error
         finally:
             self._querying = before
 
