@@ -5,7 +5,8 @@ objects with a canonical UUID, and values that fit their fields. Values that it 
 cut as text, for Arrow to cast. It does not judge other lines. Examples are a UUID in braces, a
 duplicate key, a value of another type, or invalid JSON. It marks such a line, whose fields the
 caller then reads by the specification, which is `Framing` and `JsonRow`. So `scan` may decline any
-line, but what it accepts equals the specification.
+line, but what it accepts equals the specification. Numbers that JSON does not have, such as NaN, are
+accepted, since columns of floats have many of them at times.
 
 Numba compiles the code at its first call, which takes half a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numba
 import numpy as np
 
-from gazette.message.uuid import FOREIGN_UUID
+from gazette.message.uuid import ACK_TXN, FOREIGN_UUID
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +64,7 @@ DEPTH_MAX: Final = 32
 _DEPTH_MAX: Final = 60
 _TEXT_CHARS: Final = 36
 _FOREIGN_UUID: Final = np.uint64(FOREIGN_UUID)
+_ACK_TXN: Final = np.uint64(ACK_TXN)
 _DIGITS_MAX: Final = 19
 """Number of digits that always fits an unsigned integer of 64 bits."""
 _UNITS_DIGITS_MAX: Final = 18
@@ -187,6 +189,9 @@ def _escaped_table() -> Any:
 
 _HEX = _hex_table()
 _ESCAPED = _escaped_table()
+_NAN = np.frombuffer(b"NaN", np.uint8)
+_INF = np.frombuffer(b"INF", np.uint8)
+_INFINITY = np.frombuffer(b"Infinity", np.uint8)
 _PLAIN = _plain_table()
 _UNITS = np.array([10**power for power in range(_UNITS_DIGITS_MAX + 1)], np.int64)
 _MONTH_DAYS = np.array([31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
@@ -379,6 +384,26 @@ def _word_end(buffer: Any, at: int) -> int:
     return -1
 
 
+@_compiled()
+def _text_of_end(buffer: Any, at: int, text: Any) -> int:
+    """Return the end of a text that begins at ``at``, or -1 if another one does."""
+    for place in range(len(text)):
+        if _byte(buffer, at + place) != text[place]:
+            return -1
+    return at + len(text)
+
+
+@_compiled()
+def _literal_end(buffer: Any, at: int) -> int:
+    """Return the end of a number that JSON does not have, such as ``NaN`` or ``-Infinity``, or -1."""
+    if _byte(buffer, at) == 0x4E:
+        return _text_of_end(buffer, at, _NAN)
+    if _byte(buffer, at) != _PLUS and _byte(buffer, at) != _MINUS:
+        return _text_of_end(buffer, at, _INFINITY)
+    end = _text_of_end(buffer, at + 1, _INFINITY)
+    return end if end >= 0 else _text_of_end(buffer, at + 1, _INF)
+
+
 @_compiled("always")
 def _plain_end(buffer: Any, at: int) -> int:
     """Return the end of a value that is neither an object nor a list, or -1."""
@@ -391,8 +416,8 @@ def _plain_end(buffer: Any, at: int) -> int:
 
 
 @_compiled()
-def _nested_end(buffer: Any, at: int) -> int:
-    """Return the end of the object or list at ``at``, or -1.
+def _nested_end(buffer: Any, at: int, lenient: bool) -> int:
+    """Return the end of the object or list at ``at``, or -1. A lenient one may have literals.
 
     ``objects`` has a bit for each level, the lowest for the innermost. The bit is set for an
     object.
@@ -415,10 +440,12 @@ def _nested_end(buffer: Any, at: int) -> int:
                         return -1
                 continue
         else:
-            at = _plain_end(buffer, at)
-            if at < 0:
+            end = _plain_end(buffer, at)
+            if end < 0 and lenient:
+                end = _literal_end(buffer, at)
+            if end < 0:
                 return -1
-            at = _blanks(buffer, at)
+            at = _blanks(buffer, end)
         # A value has ended, or what just began is empty.
         while True:
             is_object = objects & 1 == 1
@@ -444,9 +471,9 @@ def _value_end(buffer: Any, at: int) -> int:
     """Return the end of any value, or -1."""
     first = _byte(buffer, at)
     if first == _OPEN:
-        return _nested_end(buffer, at)
+        return _nested_end(buffer, at, False)
     if first == _OPEN_LIST:
-        return _nested_end(buffer, at)
+        return _nested_end(buffer, at, False)
     return _plain_end(buffer, at)
 
 
@@ -454,6 +481,17 @@ def _value_end(buffer: Any, at: int) -> int:
 def _any_end(buffer: Any, at: int) -> int:
     """Do the same as `_value_end`. Calls of it are not inlined, which compiles faster."""
     return _value_end(buffer, at)
+
+
+@_compiled()
+def _lenient_end(buffer: Any, at: int) -> int:
+    """Return the end of a value that is or has numbers which JSON does not have, or -1.
+
+    Call it for what `_value_end` declines, so that other values take no more time.
+    """
+    if _byte(buffer, at) == _OPEN or _byte(buffer, at) == _OPEN_LIST:
+        return _nested_end(buffer, at, True)
+    return _literal_end(buffer, at)
 
 
 @_compiled()
@@ -829,7 +867,7 @@ def _scan_lines(
         row = counts[0]
         begins[row] = at
         declined[row] = clocks[row] = producers[row] = flags[row] = 0
-        has_uuid = False
+        has_uuid = is_lenient = False
         at = _blanks(buffer, at)
         if _byte(buffer, at) != _OPEN:
             return False
@@ -943,9 +981,13 @@ def _scan_lines(
                         if place == at + 1:
                             at += _TEXT_CHARS + 2
                         else:
+                            skipped = at
                             at = _value_end(buffer, at)
                             if at < 0:
-                                return False
+                                at = _lenient_end(buffer, skipped)
+                                is_lenient = True
+                                if at < 0:
+                                    return False
                 if node != _ABSENT:
                     first_byte = _byte(buffer, at)
                     kind = kinds[node]
@@ -953,7 +995,7 @@ def _scan_lines(
                     slot = counts[node]
                     number_row, text_row = rows[node, 0], rows[node, 1]
                     mark = 1
-                    copied = False
+                    copied = quoted = False
                     if first_byte == 0x6E and kind != VALUE:
                         at = _word_end(buffer, at)
                         if at < 0:
@@ -990,6 +1032,9 @@ def _scan_lines(
                         written[node] = to
                     elif kind in (TEXT, VALUE):
                         at = _any_end(buffer, at)
+                        if at < 0:
+                            at = _lenient_end(buffer, begin)
+                            is_lenient = True
                         copied = True
                     elif kind == BOOLEAN:
                         at = _word_end(buffer, at)
@@ -1016,10 +1061,14 @@ def _scan_lines(
                     elif kind in (LOCAL, DATE):
                         return False
                     else:
-                        quoted = kind == DECIMAL and first_byte == _QUOTE
+                        quoted = first_byte == _QUOTE and kind in (DECIMAL, NUMBER)
                         begin += quoted
                         at = _number_end(buffer, begin)
-                        if at < 0:
+                        if kind == NUMBER and (quoted or at < 0):
+                            # In quotes, only these are numbers.
+                            at = _literal_end(buffer, begin)
+                            is_lenient |= not quoted
+                        if at < 0 or (quoted and _byte(buffer, at) != _QUOTE):
                             return False
                         negative = _byte(buffer, begin) == _MINUS
                         if kind in (INTEGER, INSTANT):
@@ -1036,10 +1085,6 @@ def _scan_lines(
                             if units == _NO_VALUE:
                                 return False
                             numbers[number_row, slot] = units
-                            if quoted:
-                                if _byte(buffer, at) != _QUOTE:
-                                    return False
-                                at += 1
                         else:
                             # As an integer, zero has no sign.
                             begin += (
@@ -1054,6 +1099,7 @@ def _scan_lines(
                             texts[text_row, to] = _byte(buffer, index)
                             to += 1
                         written[node] = to
+                    at += quoted
                     if kind != _ABSENT:
                         present[node, slot] = mark
                         offsets[node, slot + 1] = written[node]
@@ -1089,7 +1135,8 @@ def _scan_lines(
             elif _byte(buffer, at) != (_CLOSE_LIST if in_list else _CLOSE):
                 return False
         at = _blanks(buffer, at)
-        if _byte(buffer, at) != _NEWLINE:
+        # An acknowledgement is JSON by its standard.
+        if _byte(buffer, at) != _NEWLINE or (is_lenient and flags[row] == _ACK_TXN):
             counts[0] = row
             return False
         at += 1
