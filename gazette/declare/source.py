@@ -119,7 +119,7 @@ class _Declared(Generic[M]):
 
     @property
     def message_time(self) -> MessageTime | None:
-        """Where messages have their time. None: the clock of their publisher counts."""
+        """The place of the time in messages. None: the clock of their publisher counts."""
         return MessageTime.of(self.time)
 
     @property
@@ -129,14 +129,14 @@ class _Declared(Generic[M]):
 
     @property
     def key_rule(self) -> KeyRule | None:
-        """What the labels of the journals say of the key. None without a key."""
+        """The rule for keys in the labels of the journals. None without a key."""
         if (field := self._key_field) is not None:
             return KeyRule.of_field(field.name, field.encoding, self.partitions)
         return KeyRule.of_function(self.key, self.partitions) if callable(self.key) else None
 
     @property
     def key_encoding(self) -> KeyEncoding:
-        """How values of the key, and their texts, are encoded."""
+        """The encoding of values of the key, and of their texts."""
         field = self._key_field
         return ANY if field is None else field.encoding
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gazette.errors import Invalid
 from gazette.history.columns import MessageFormat
@@ -43,6 +43,15 @@ class Piece:
     """Begin of the bytes that were cut off before ``begin``. None if none were."""
 
 
+class Awaited(NamedTuple):
+    """Bytes of a journal that are not stored yet, while later ones are."""
+
+    begin: Offset
+    end: Offset
+    known_end: Offset
+    """End of the later bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
     """The part of one journal that a snapshot reads.
@@ -66,7 +75,7 @@ class JournalSnapshot:
     """Ranges of bytes that the journal has lost, if reading is to continue behind them."""
     life: JournalLife | None = None
     """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
-    awaited: tuple[Offset, Offset] | None = None
+    awaited: Awaited | None = None
     """Bytes right behind ``end`` that may still appear, if the snapshot ends there for them."""
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from gazette.history.columns import MessageFormat
 from gazette.history.snapshot import (
     GAP_HINT,
     LOST_HINT,
+    Awaited,
     JournalSnapshot,
     Piece,
     Snapshot,
@@ -402,7 +403,7 @@ def _until_awaited(
         if not gap.is_final:
             end = max(gap.begin, journal.begin)
             pieces = cover(held, journal.pieces_begin, end)
-            awaited = (end, gap.end)
+            awaited = Awaited(end, gap.end, journal.end)
             return replace(journal, end=end, pieces=pieces, lost=lost[:at], awaited=awaited)
     return replace(journal, pieces=tuple(held), lost=lost)
 

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
 from gazette.errors import Corrupt
 from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.ids import JournalName, Offset
-from gazette.spark.source.stream_offset import AT, decode_offset
+from gazette.spark.source.stream_offset import AT, AWAITED, decode_offset
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -34,12 +34,15 @@ class JournalLag:
     offset: Offset
     """Offset up to which the stream has read."""
     end: Offset
-    """End of the journal, as the batch was planned."""
+    """End of the journal, as the batch was planned, also behind bytes for which the stream waits."""
     read_until: datetime.datetime | None
     """Time of the newest message that was read and has committed. None before the first one, and with
     ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
+    awaited: tuple[Offset, Offset] | None = None
+    """Begin and end of bytes for which the stream waits: no broker has stored them yet, but later ones.
+    None if it does not wait."""
 
     @property
     def behind_bytes(self) -> int:
@@ -73,17 +76,25 @@ def _of_source(source: Mapping[str, Any], at: datetime.datetime) -> Iterator[Jou
     try:
         read = decode_offset(json.loads(source["endOffset"] or "{}"))
         latest = json.loads(source["latestOffset"] or "{}")
-        ends = {journal: int(one[AT]) for journal, one in latest.items()}
+        ends = {journal: (int(one[AT]), _awaited(one)) for journal, one in latest.items()}
     except (Corrupt, AttributeError, KeyError, TypeError, ValueError):
         return  # Another source has offsets of another form.
-    for journal, end in ends.items():
+    for journal, (end, awaited) in ends.items():
         known = read.get(journal)
         clocks = [] if known is None else [one.last_ack for one in known.producers.values()]
         until = None
         if clocks:
             micros = clock_unix_ns(max(clocks)) // 1000
             until = _EPOCH + datetime.timedelta(microseconds=micros)
-        yield JournalLag(journal, 0 if known is None else known.read_through, end, until, at)
+        offset = 0 if known is None else known.read_through
+        yield JournalLag(journal, offset, end, until, at, awaited)
+
+
+def _awaited(one: Mapping[str, Any]) -> tuple[Offset, Offset] | None:
+    if AWAITED not in one:
+        return None
+    begin, end = map(int, one[AWAITED])
+    return begin, end
 
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -105,12 +116,14 @@ class LagListener(StreamingQueryListener):
             return
         ages = [one.behind_s for one in lags if one.behind_s is not None]
         LOGGER.info(
-            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most",
+            "stream %(query)s is %(bytes)d bytes behind %(journals)d journals, %(seconds).1f s at most, and "
+            "waits for bytes of %(awaited)d of them that are not stored yet",
             {
                 "query": progress.name or progress.id,
                 "bytes": sum(one.behind_bytes for one in lags),
                 "journals": len(lags),
                 "seconds": max(ages, default=0.0),
+                "awaited": sum(one.awaited is not None for one in lags),
             },
         )
 

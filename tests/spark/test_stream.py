@@ -34,6 +34,7 @@ from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid,
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
+from gazette.spark import JournalLag, stream_lag
 from gazette.spark.source import stream, stream_journals
 from gazette.spark.source.options import StreamOptions
 from gazette.spark.source.source import GazetteDataSource
@@ -528,6 +529,16 @@ class Late:
         self.store(self._number)
 
 
+def lag_of(query: Query) -> JournalLag:
+    """Return how far a query is behind its journal, from a progress as Spark makes one."""
+    source = {
+        "endOffset": json.dumps(query.log[-1]),
+        "latestOffset": json.dumps(query.reader.reportLatestOffset()),
+    }
+    (lag,) = stream_lag({"timestamp": "2026-01-01T00:00:00.000Z", "sources": [source]})
+    return lag
+
+
 @pytest.mark.parametrize("fails", ["true", "false"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_stream_waits_for_a_fragment_that_is_stored_late(
@@ -535,6 +546,7 @@ def test_a_stream_waits_for_a_fragment_that_is_stored_late(
 ) -> None:
     """Whether lost bytes are errors or not: these are not lost."""
     journal = Late(tmp_path, number)
+    length = len(line(1, 1, OUTSIDE_TXN, n=1))
     query = Query(options(tmp_path, failOnDataLoss=fails))
     assert (query.step() or []) == [1][:number]
     assert query.step() is None
@@ -542,6 +554,12 @@ def test_a_stream_waits_for_a_fragment_that_is_stored_late(
     reports = len(caplog.records)
     assert query.step() is None
     assert len(caplog.records) == reports
+    # What is behind the gap is not read yet, and the progress says why.
+    lag = lag_of(query)
+    assert lag.awaited == (length * number, length * (number + 1))
+    assert (lag.offset, lag.end, lag.behind_bytes) == (
+        length * number, length * 3, length * (3 - number)
+    )  # fmt: skip
     # It waits after a restart, too, and ends there if it is to end.
     again = Query(options(tmp_path, failOnDataLoss=fails), query.log)
     again.reader.prepareForTriggerAvailableNow()
@@ -550,6 +568,7 @@ def test_a_stream_waits_for_a_fragment_that_is_stored_late(
     query = Query(options(tmp_path, failOnDataLoss=fails), query.log)
     assert query.step() == [1, 2, 3][number:]
     assert query.step() is None
+    assert (lag_of(query).awaited, lag_of(query).behind_bytes) == (None, 0)
 
 
 @pytest.mark.parametrize(("number", "age_s"), [(0, 120), (1, 7 * 3600)])

@@ -250,7 +250,7 @@ class GrpcCall:
 
     @property
     def fault(self) -> GazetteError | None:
-        """Why requests end before their end; None if they do not."""
+        """The reason why requests end before their end; None if they do not."""
         return self._fault
 
     @property

@@ -41,12 +41,12 @@ from gazette.spark.source.schema import row_format
 from gazette.spark.source.stream_admission import BatchAdmission, later_end, next_pieces
 from gazette.spark.source.stream_journals import Sources, StreamJournals
 from gazette.spark.source.stream_offset import (
-    AT,
     StreamOffset,
     decode_ahead,
     decode_lives,
     decode_offset,
     decode_since,
+    encode_ends,
     encode_offset,
 )
 from gazette.spark.source.table import RunPartition, check_isolation, read_partition
@@ -134,7 +134,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> StreamOffset | None:
         recent = self._journals.recent
-        return None if recent is None else {one.journal: {AT: one.end} for one in recent.journals}
+        return None if recent is None else encode_ends(recent.journals)
 
     @with_hints()
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:

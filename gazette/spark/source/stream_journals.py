@@ -241,9 +241,9 @@ class StreamJournals:
     def _report_awaited(self, snapshot: Snapshot) -> None:
         """Log once for each range of bytes that the stream waits for."""
         for journal in snapshot.journals:
-            if journal.awaited is None or (journal.journal, journal.awaited[1]) in self._awaited:
+            if journal.awaited is None or (journal.journal, journal.awaited.end) in self._awaited:
                 continue
-            begin, end = journal.awaited
+            begin, end, _ = journal.awaited
             self._awaited.add((journal.journal, end))
             LOGGER.warning(
                 "journal %(journal)s has no bytes from %(begin)s to %(end)s yet, and has later ones: the "

@@ -7,11 +7,12 @@ or in which process, the batch is planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from gazette.errors import Corrupt
+from gazette.history.snapshot import JournalSnapshot
 from gazette.message.uuid import PRODUCER_BYTES
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
@@ -25,6 +26,8 @@ tasks were asked for summaries up to there. With ``"since": clock``, the stream 
 clock and later ones: it is the same for all journals."""
 
 AT: Final = "at"
+AWAITED: Final = "awaited"
+"""Key of the bytes that a query waits for. Only reported ends have it."""
 _PRODUCERS, _AHEAD, _SINCE, _LIFE = "producers", "ahead", "since", "life"
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
@@ -94,6 +97,17 @@ def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
                 cluster_id, _, created = value[_LIFE].partition(".")
                 lives[journal] = JournalLife(int(cluster_id, 16), int(created))
     return lives
+
+
+def encode_ends(journals: Iterable[JournalSnapshot]) -> StreamOffset:
+    """Return the ends of journals for the progress of a query, also behind bytes that it waits for."""
+    ends = {}
+    for one in journals:
+        waits = one.awaited
+        ends[one.journal] = (
+            {AT: one.end} if waits is None else {AT: waits.known_end, AWAITED: [*waits[:2]]}
+        )
+    return ends
 
 
 @contextmanager
