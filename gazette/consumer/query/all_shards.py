@@ -36,10 +36,12 @@ from gazette.consumer.query.shard_route import (
     ShardRoute,
     ask,
     encoded,
+    json_answer,
     path_of,
 )
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Broken, Invalid, NotFound, Unavailable
+from gazette.message.values import ValueEncoding
 from gazette.protocol.shard import ShardSpec
 from gazette.runtime.numbers import parse_integer
 from gazette.runtime.tasks import TaskScope
@@ -66,22 +68,26 @@ def gather_route(
     path: str = "",
     *,
     combine: Callable[[list[Any]], Any],
+    answer: Any = Any,
     methods: Iterable[str] = ("GET",),
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
     """Decorate a method that answers for its shard. ``combine`` makes one answer of those of all shards.
 
-    ``combine`` gets the decoded JSON values that the method returned, in order of the shards' ids, and
-    returns a value that msgspec encodes as JSON. It runs on the event loop. See `shard_route` for the
-    other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
+    ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the
+    answer. It runs on the event loop. The values come from other members, as JSON: ``answer`` is their
+    type, such as ``dict[int, int]``. Without one, a value that JSON does not have is refused by its path.
+    See `shard_route` for the other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
     """
+    encoding: ValueEncoding[Any] = ValueEncoding(answer, path="gather_route.answer")
     options = (path_of(path), tuple(methods), capability, timeout_s)
 
     def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
         method = query_method(method, ("self", "store", "request"))
         return ShardRoute(
-            method, lambda instance: _Gathered(partial(method, instance), combine, *options)
+            method,
+            lambda instance: _Gathered(partial(method, instance), combine, encoding, *options),
         )
 
     return decorate
@@ -155,7 +161,7 @@ class _AllShards(BoundShardRoute):
             for number, spec in enumerate(shards):
                 scope.spawn(one(number, spec), name=spec.id)
         result = collected.result([spec.id for spec in shards])
-        return QueryResult(encoded(result), None, staleness_s)
+        return QueryResult(result, None, staleness_s)
 
     @abstractmethod
     def collect(self, request: ShardRequest) -> _Collected:
@@ -169,7 +175,7 @@ class _Collected(Protocol):
         """Take the answer of the shard of that number. They come in any order."""
         ...
 
-    def result(self, shards: Sequence[str]) -> Any:
+    def result(self, shards: Sequence[str]) -> HttpAnswer:
         """Return the answer of all, given their ids by number."""
         ...
 
@@ -179,14 +185,16 @@ class _Gathered(_AllShards):
         self,
         method: Callable[[Any, ShardRequest], Any],
         combine: Callable[[list[Any]], Any],
+        encoding: ValueEncoding[Any],
         *options: Any,
     ) -> None:
         super().__init__(*options)
         self._method = method
         self._combine = combine
+        self._encoding = encoding
 
     def collect(self, request: ShardRequest) -> _Collected:
-        return _Values(self._combine)
+        return _Values(self._combine, self._encoding)
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
         value = self._method(store, request)
@@ -195,19 +203,20 @@ class _Gathered(_AllShards):
                 f"a {type(value).__name__} cannot be combined with those of other shards",
                 hint="Return a value that can be written as JSON.",
             )
-        return encoded(value)
+        return json_answer(self._encoding.encode(value, "answer"))
 
 
 class _Values:
-    def __init__(self, combine: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, combine: Callable[[list[Any]], Any], encoding: ValueEncoding[Any]) -> None:
         self._combine = combine
+        self._encoding = encoding
         self._values: dict[int, Any] = {}
 
     def add(self, number: int, body: bytes) -> None:
-        self._values[number] = msgspec.json.decode(body)
+        self._values[number] = self._encoding.decode(body, "answer")
 
-    def result(self, shards: Sequence[str]) -> Any:
-        return self._combine([self._values[number] for number in sorted(self._values)])
+    def result(self, shards: Sequence[str]) -> HttpAnswer:
+        return encoded(self._combine([self._values[number] for number in sorted(self._values)]))
 
 
 class _Listed(_AllShards):
@@ -231,11 +240,11 @@ class _Listed(_AllShards):
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
         page = self._page(request)
         # One more shows that there are too many, however many there are.
-        items = [(key, value) for key, value in islice(self._method(store, page), page.limit + 1)]
+        items = [[key, value] for key, value in islice(self._method(store, page), page.limit + 1)]
         self._check_order(items, page)
         return encoded(items)
 
-    def _check_order(self, items: Sequence[tuple[Any, Any]], page: ListPage) -> None:
+    def _check_order(self, items: Sequence[Sequence[Any]], page: ListPage) -> None:
         """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
         problem = ""
         if len(items) > page.limit:
@@ -294,10 +303,11 @@ class _Page:
             items = kept
         self._items = items
 
-    def result(self, shards: Sequence[str]) -> Any:
+    def result(self, shards: Sequence[str]) -> HttpAnswer:
         following = self._items[-1][0] if self._is_cut and self._items else None
         items = [{"key": key, "value": value} for key, _, value in self._items]
-        return {"items": items, "next": following, "duplicates": self._duplicates(shards)}
+        page = {"items": items, "next": following, "duplicates": self._duplicates(shards)}
+        return json_answer(msgspec.json.encode(page))  # Shards have checked the values.
 
     def _duplicates(self, shards: Sequence[str]) -> list[dict[str, Any]]:
         """Return the keys that several shards have."""

@@ -29,6 +29,7 @@ from starlette.responses import JSONResponse, Response
 
 from gazette.auth import Capability, Claims, authorization_of
 from gazette.client.rpc.credentials import shard_claims
+from gazette.consumer.query.answer_json import answer_json
 from gazette.consumer.query.query import QueryResult, ShardQuery, rpc_errors
 from gazette.consumer.query.query_codec import (
     Values,
@@ -41,7 +42,6 @@ from gazette.consumer.query.query_codec import (
 from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
-from gazette.message.values import finite
 
 BODY_BYTES_MAX: Final = 1 << 20
 RETRY_AFTER_S: Final = "1"
@@ -109,7 +109,7 @@ def shard_route(
     ``shard(request)`` returns its id, by default the parameter ``shard``.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a
-    Starlette ``Response``, or a value that msgspec encodes as JSON, without NaN. Errors of our tree become
+    Starlette ``Response``, or a value that JSON can tell: see `answer_json`. Errors of our tree become
     statuses: ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, others 500. A shard that does
     not answer in time, and a member that leaves its cluster, answer 503 with ``Retry-After``.
     Raise ``Invalid`` for parameters that do not fit together.
@@ -367,12 +367,10 @@ def encoded(value: Any) -> HttpAnswer:
                 hint="Return a Response with a body, or a value that can be written as JSON.",
             )
         return HttpAnswer(value.status_code, headers, bytes(body))
-    try:
-        body = msgspec.json.encode(value)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"the answer cannot be written as JSON: {error}") from error
-    if b"null" in body:
-        finite(value, "answer")
+    return json_answer(answer_json(value))
+
+
+def json_answer(body: bytes) -> HttpAnswer:
     return HttpAnswer(200, {"content-type": "application/json"}, body)
 
 

@@ -1,0 +1,139 @@
+"""JSON of what an application answers, for clients in any language. Pure.
+
+A value of Python gets the form that JSON has for it: a key becomes text, and a tuple an array. What would
+not say which value it was is refused, by its path: two keys with one text, bytes, a set, NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from gazette.errors import InvalidValue
+from gazette.message.value_parts import Misfit, attributes_of, key_step, shown
+
+ENCODE_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Errors of an encoder, and of classes of the application that it calls."""
+_SELF: Final = Misfit([], "is nested too deeply, or holds itself", "Return a flat value.")
+_decode: Final = msgspec.json.Decoder().decode
+
+
+def answer_json(value: Any) -> bytes:
+    """Return an answer as JSON. Raise ``InvalidValue``, with the path of the part that JSON cannot tell."""
+    try:
+        body = msgspec.json.encode(value)
+        # Most answers have what JSON has. To compare them costs a tenth of a walk through them.
+        if _decode(body) == value:
+            return body
+    except ENCODE_ERRORS:
+        body = b""
+    try:
+        found = _misfit(value, declared=False)
+    except RecursionError:
+        found = _SELF
+    if found is None and not body:
+        found = Misfit([], "cannot be written as JSON", "Return values that JSON has.")
+    if found is not None:
+        raise InvalidValue(found.reason, path=found.path("answer"), hint=found.advice)
+    return body
+
+
+def _misfit(value: Any, *, declared: bool) -> Misfit | None:
+    """Return the first part that JSON cannot tell; None without one.
+
+    ``declared``: a class says what the part is. Raise ``RecursionError`` for a value that holds itself.
+    """
+    if isinstance(value, float):
+        return None if math.isfinite(value) else _not_finite(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return None if declared else _bytes(value)
+    if isinstance(value, set | frozenset):
+        advice = "Return sorted(…) of it."
+        return Misfit([], "is a set, whose order differs from answer to answer", advice)
+    if isinstance(value, dict):
+        return _dict_misfit(value, declared=declared)
+    if isinstance(value, list | tuple):
+        return _first(((f"[{n}]", one) for n, one in enumerate(value)), declared=declared)
+    if isinstance(value, Enum):
+        return _misfit(value.value, declared=declared)
+    if (attributes := attributes_of(value)) is not None:
+        return _first(((f".{n}", one) for n, one in zip(*attributes, strict=True)), declared=True)
+    return _leaf_misfit(value)
+
+
+def _first(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
+    for step, part in parts:
+        if (found := _misfit(part, declared=declared)) is not None:
+            return found.below(step)
+    return None
+
+
+def _dict_misfit(value: dict[Any, Any], *, declared: bool) -> Misfit | None:
+    texts: dict[str, Any] = {}
+    for key, part in value.items():
+        found = _misfit(key, declared=declared)
+        if found is None and type(key) is not str:
+            found = _key_misfit(key)
+        if found is not None:
+            return Misfit([key_step(key)], f"has a key that {found.reason}", found.advice)
+        text = key if type(key) is str else _text_of_key(key)
+        if text in texts:
+            reason = f"has the text {text!r}, as the key {shown(texts[text])} has"
+            return Misfit([key_step(key)], reason, "Return a list of pairs, or keys of one type.")
+        texts[text] = key
+        if (found := _misfit(part, declared=declared)) is not None:
+            return found.below(key_step(key))
+    return None
+
+
+def _key_misfit(key: Any) -> Misfit | None:
+    try:
+        _text_of_key(key)
+    except ENCODE_ERRORS:
+        kind = type(key).__name__
+        return Misfit([], f"is of type {kind}, and has no text", "Return a list of pairs.")
+    return None
+
+
+def _text_of_key(key: Any) -> str:
+    (text,) = msgspec.to_builtins({key: None}, str_keys=True)
+    return str(text)
+
+
+def _leaf_misfit(value: Any) -> Misfit | None:
+    if value is msgspec.UNSET:
+        return None
+    try:
+        msgspec.json.encode(value)
+    except RecursionError:
+        raise
+    except ENCODE_ERRORS as error:
+        return Misfit(
+            [],
+            f"of type {type(value).__name__} cannot be written as JSON: {error}",
+            "Convert it to a value that JSON has.",
+        )
+    return None
+
+
+def _not_finite(value: float) -> Misfit:
+    return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
+
+
+def _bytes(value: Sequence[int]) -> Misfit:
+    return Misfit(
+        [],
+        f"is of type {type(value).__name__}, whose text in JSON does not say so",
+        "Return text, such as base64.b64encode(value).decode(). Or declare the field of a class as bytes.",
+    )
