@@ -37,7 +37,8 @@ from gazette.consumer.query.query import rpc_errors
 from gazette.consumer.service import ConsumerService
 from gazette.errors import GazetteError, Invalid
 from gazette.message.mapping import modulo_mapping
-from gazette.net.json_gateway import WrongMediaType, parse_body
+from gazette.net.http_requests import Refusal
+from gazette.net.json_gateway import parse_body
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.tasks import await_future
 from word_count.counts import STORES, Counts, new_counts, new_view
@@ -179,8 +180,8 @@ class Api(ShardApi):
             await parse_body(request, message)
             return JSONResponse({"published": await self.publish(message.text)})
         except GazetteError as error:
-            codes: dict[type, int] = {Invalid: 400, WrongMediaType: 415}
-            code = codes.get(type(error), 503)
+            code = 400 if isinstance(error, Invalid) else 503
+            code = error.code if isinstance(error, Refusal) else code
             return JSONResponse({"error": str(error), "hint": error.hint}, code)
 
     async def publish(self, text: str) -> int:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from gazette.errors import GazetteError, Invalid
 from gazette.net.error_codes import code_of, http_status_of
+from gazette.net.http_requests import Refusal, check_headers, content_encoding
 from gazette.runtime.numbers import parse_number
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -85,18 +86,19 @@ class Cors:
         return wrapped
 
 
-class WrongMediaType(Invalid):
-    """A body that is not declared as JSON: any page may send one, without asking the server first."""
-
-    default_hint = "Send the header Content-Type: application/json."
-
-
 async def parse_body(request: Request, message: Message) -> None:
     """Read the body as the JSON of ``message``; no body is an empty message. Skip unknown fields.
 
-    Raise ``Invalid``, and ``WrongMediaType`` for another type than ``application/json``. Only an absent body
-    may have no type.
+    Raise ``Invalid``, and `Refusal` for a body of another type than ``application/json``: any page may send
+    one, without asking the server first. Only an absent body may have no type.
     """
+    check_headers(request)
+    content_encoding(request, {})
+    if request.url.query:
+        raise Invalid(
+            f"a call takes no query ({request.url.query})",
+            hint="Send its arguments as JSON, in the body.",
+        )
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -108,12 +110,20 @@ async def parse_body(request: Request, message: Message) -> None:
     if (body or types) and [one.partition(";")[0].strip().lower() for one in types] != [
         "application/json"
     ]:
-        raise WrongMediaType("expected a body of Content-Type application/json", path="body")
+        raise Refusal(
+            415,
+            "expected a body of Content-Type application/json",
+            path="body",
+            hint="Send the header Content-Type: application/json.",
+        )
     try:
         json_format.Parse(bytes(body) or b"{}", message, ignore_unknown_fields=True)
-        _check_numbers(json.loads(bytes(body) or b"{}"), message.DESCRIPTOR)
+        value = json.loads(bytes(body) or b"{}")
+        _check_numbers(value, message.DESCRIPTOR)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error
+    if not isinstance(value, dict):  # A list that is empty passes for an empty message.
+        raise Invalid("expected an object of JSON", path="body")
 
 
 def _check_numbers(value: Any, descriptor: Any) -> None:
@@ -158,9 +168,9 @@ def error_response(code: grpc.StatusCode, text: str) -> Response:
 
 def failure_response(error: GazetteError) -> Response:
     """Return the ``error_response`` of a ``GazetteError``."""
-    if isinstance(error, WrongMediaType):
-        body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), 415)
-        return JSONResponse({"error": body}, 415)
+    if isinstance(error, Refusal):
+        body = error_object(grpc.StatusCode.INVALID_ARGUMENT, str(error), error.code)
+        return JSONResponse({"error": body}, error.code, error.headers)
     return error_response(code_of(error), str(error))
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gazette.broker.http.requests import Refusal, gunzipped
+from gazette.broker.http.requests import gunzipped
 from gazette.errors import Invalid
 from gazette.etcd.client import Etcd
+from gazette.net.http_requests import Refusal
 from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture, journal_spec
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 import grpc
 import grpc.aio
@@ -34,8 +33,6 @@ from gazette.broker.http.ranges import (
 )
 from gazette.broker.http.requests import (
     METHODS,
-    Refusal,
-    check_any,
     check_append,
     gunzipped,
     listed,
@@ -44,6 +41,7 @@ from gazette.client.rpc.errors import rpc_error, was_too_slow
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.error_codes import http_status_of
+from gazette.net.http_requests import Refusal, check_headers, single_arguments
 from gazette.net.json_gateway import CHALLENGE, Cors, Handler
 from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.content import CHUNK_BYTES, COMMIT, Content, append_content
@@ -179,7 +177,7 @@ class _Read:
     """One GET or HEAD."""
 
     def __init__(self, request: Request, loopback: Loopback) -> None:
-        check_any(request)
+        check_headers(request)
         self._request = request
         self._loopback = loopback
         self._metadata = authorization(request)
@@ -355,13 +353,10 @@ async def _write_body(
 
 def parse_read(request: Request) -> broker_pb2.ReadRequest:
     """Return the read that a GET or HEAD asks for. Raise ``Invalid`` for arguments that are not valid."""
-    arguments: dict[str, str] = {}
-    for name, value in parse_qsl(request.url.query, keep_blank_values=True):
+    arguments = single_arguments(request)
+    for name in arguments:
         if name not in ("offset", "block"):
             raise Invalid(f"unknown query argument {name} (expected offset or block)")
-        if name in arguments:
-            raise Invalid(f"the query argument {name} is given twice")
-        arguments[name] = value
     try:
         offset = parse_integer(arguments.get("offset", "0"))
     except ValueError:

@@ -1,13 +1,10 @@
-"""What an HTTP request says besides its path: each header or argument that changes its meaning is honoured
-or refused.
-
-Headers that the tables here do not name have no effect on a journal: they are about the connection, the
-client or the form of the answer.
+"""What a request for a journal says besides its path: each header or argument that changes its meaning is
+honoured or refused. `gazette.net.http_requests` has what is common to all requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
@@ -15,6 +12,7 @@ from starlette.requests import Request
 
 from gazette.codecs.codec import new_decompressor
 from gazette.errors import Corrupt, Invalid
+from gazette.net.http_requests import Refusal, check_headers, content_encoding
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.fragment import Codec
 from gazette.runtime.tasks import Pool
@@ -25,14 +23,7 @@ DECODED_BYTES_MAX: Final = 256 << 20
 
 _SMALL_BYTES: Final = 1 << 12
 """Bytes that are decoded on the event loop: at most one chunk is made of them at a time."""
-_SINGLE: Final = (
-    "authorization",
-    "content-range",
-    "expect",
-    "if-range",
-    "range",
-)
-_OVERRIDES: Final = ("x-http-method", "x-http-method-override", "x-method-override")
+_ENCODINGS: Final = {"gzip": "gzip", "x-gzip": "gzip"}
 _DIGESTS: Final = ("content-digest", "content-md5", "digest", "repr-digest")
 _NOT_FOR_APPENDS: Final = (
     "content-range",
@@ -44,21 +35,12 @@ _NOT_FOR_APPENDS: Final = (
 )
 
 
-class Refusal(Exception):
-    """A request that is answered with a status of its own."""
-
-    def __init__(self, code: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.code = code
-        self.headers = headers
-
-
 def check_append(request: Request) -> bool:
     """Return True if the body is compressed by gzip.
 
     Raise ``Invalid`` or ``Refusal`` for headers and arguments that an append cannot honour.
     """
-    check_any(request)
+    check_headers(request)
     if request.url.query:
         raise Invalid(f"an append takes no query ({request.url.query})")
     for name in _NOT_FOR_APPENDS:
@@ -66,27 +48,7 @@ def check_append(request: Request) -> bool:
             raise Invalid(f"an append takes no header {name}")
     if len(request.headers.getlist("if-match")) > 1:
         raise Invalid("the header if-match is given twice")
-    encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
-    if encoding in ("", "identity"):
-        return False
-    if encoding in ("gzip", "x-gzip"):
-        return True
-    accepted = {"Accept-Encoding": "gzip, identity"}
-    text = f"a body with Content-Encoding {encoding} is not decoded (expected gzip, or none)"
-    raise Refusal(415, text, accepted)
-
-
-def check_any(request: Request) -> None:
-    """Raise ``Invalid`` or ``Refusal`` for headers that no request here can honour."""
-    for name in _SINGLE:
-        if len(request.headers.getlist(name)) > 1:
-            raise Invalid(f"the header {name} is given twice")
-    for name in _OVERRIDES:
-        if name in request.headers:
-            raise Invalid(f"no request takes a header {name}", hint="Send the method itself.")
-    expectation = request.headers.get("expect", "100-continue").strip().lower()
-    if expectation != "100-continue":
-        raise Refusal(417, f"cannot meet the expectation {expectation}")
+    return content_encoding(request, _ENCODINGS) == "gzip"
 
 
 def listed(request: Request, name: str) -> str | None:

@@ -42,6 +42,12 @@ from gazette.consumer.query.query_codec import (
 from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
+from gazette.net.http_requests import (
+    Refusal,
+    check_headers,
+    content_encoding,
+    single_arguments,
+)
 
 BODY_BYTES_MAX: Final = 1 << 20
 RETRY_AFTER_S: Final = "1"
@@ -58,9 +64,9 @@ class ShardRequest(msgspec.Struct, frozen=True):
     path: Mapping[str, str]
     """Parameters of the route's path."""
     query: Mapping[str, str]
-    """Parameters of the query string."""
+    """Parameters of the query string. Each is given once."""
     headers: Mapping[str, str]
-    """Headers by lower-case name, without ``authorization``."""
+    """Headers by lower-case name, without ``authorization``. Lines of one name are joined by commas."""
     body: bytes = b""
     """The body as it was sent."""
     shard: str = ""
@@ -290,13 +296,15 @@ class HttpQueries:
         self, path: str, route: BoundShardRoute, request: Request
     ) -> QueryResult[HttpAnswer]:
         service = self._service
-        headers = dict(request.headers.items())
+        check_headers(request)
+        content_encoding(request, {})
+        headers = _joined(request)
         claims = service.verifier.verify(headers.pop("authorization", None), route.capability)
         shard_request = ShardRequest(
             path,
             request.method,
             {name: str(value) for name, value in request.path_params.items()},
-            dict(request.query_params),
+            _arguments(request),
             headers,
             await _bounded_body(request),
         )
@@ -337,6 +345,24 @@ class HttpQueries:
             return await route.answer(service, request, values, claims)
         query = query_of(request.shard, values, claims)
         return await ask(service, route, request, query, route.timeout_s)
+
+
+def _joined(request: Request) -> dict[str, str]:
+    """Return the headers of a request. Those of one name are a list, as in HTTP."""
+    headers = request.headers
+    return {
+        name: ("; " if name == "cookie" else ", ").join(headers.getlist(name))
+        for name in headers.keys()  # noqa: SIM118 - it is no dict.
+    }
+
+
+def _arguments(request: Request) -> dict[str, str]:
+    """Return the parameters of the query. Raise ``Invalid`` for one that the path has as well, or twice."""
+    arguments = single_arguments(request)
+    for name in arguments:
+        if name in request.path_params:
+            raise Invalid(f"the path has the parameter {name} already", path=name)
+    return arguments
 
 
 def _with_head(methods: Iterable[str]) -> list[str]:
@@ -390,5 +416,7 @@ def failure_answer(error: GazetteError) -> Response:
     )
     status = next((code for kinds, code in codes if isinstance(error, kinds)), 500)
     text = error.message if status == 401 else str(error)
-    headers = {"retry-after": RETRY_AFTER_S} if status == 503 else None
+    headers: Mapping[str, str] | None = {"retry-after": RETRY_AFTER_S} if status == 503 else None
+    if isinstance(error, Refusal):
+        status, headers = error.code, error.headers
     return JSONResponse({"error": text, "hint": error.hint}, status, headers)

@@ -1,0 +1,80 @@
+"""What any HTTP request says besides its path: what changes its meaning is honoured or refused.
+
+Headers that are not named here have no effect: they are about the connection, the client or the form of the
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from gazette.errors import Invalid
+
+_SINGLE: Final = (
+    "authorization",
+    "content-range",
+    "expect",
+    "if-range",
+    "range",
+)
+_OVERRIDES: Final = ("x-http-method", "x-http-method-override", "x-method-override")
+
+
+class Refusal(Invalid):
+    """A request that is answered with a status of its own: ``code``, and ``headers``."""
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(message, **facts)
+        self.code = code
+        self.headers = headers
+
+
+def check_headers(request: Request) -> None:
+    """Raise ``Invalid`` or `Refusal` for headers that no request can honour."""
+    for name in _SINGLE:
+        if len(request.headers.getlist(name)) > 1:
+            raise Invalid(f"the header {name} is given twice")
+    for name in _OVERRIDES:
+        if name in request.headers:
+            raise Invalid(f"no request takes a header {name}", hint="Send the method itself.")
+    expectation = request.headers.get("expect", "100-continue").strip().lower()
+    if expectation != "100-continue":
+        raise Refusal(417, f"cannot meet the expectation {expectation}")
+
+
+def content_encoding(request: Request, accepted: Mapping[str, str]) -> str:
+    """Return the encoding of the body: the value in ``accepted``, or empty for none.
+
+    Raise `Refusal` with 415 for another one, which names those of ``accepted``.
+    """
+    encoding = ",".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding in ("", "identity"):
+        return ""
+    if encoding in accepted:
+        return accepted[encoding]
+    names = ", ".join([*dict.fromkeys(accepted.values()), "identity"])
+    raise Refusal(
+        415,
+        f"a body with Content-Encoding {encoding} is not decoded (expected one of: {names})",
+        {"Accept-Encoding": names},
+    )
+
+
+def single_arguments(request: Request) -> dict[str, str]:
+    """Return the arguments of the query by name. Raise ``Invalid`` for one that is given twice."""
+    arguments: dict[str, str] = {}
+    for name, value in parse_qsl(request.url.query, keep_blank_values=True):
+        if name in arguments:
+            raise Invalid(f"the query argument {name} is given twice")
+        arguments[name] = value
+    return arguments
