@@ -7,7 +7,7 @@ declared type says what a JSON value reads back as. Without one, only what JSON 
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_origin
 
 import msgspec
 
@@ -44,7 +44,7 @@ class ValueEncoding(Generic[T]):
             self._decode = msgspec.json.Decoder(declared).decode
         except (TypeError, NameError) as error:
             raise Invalid(
-                f"values of type {getattr(declared, '__name__', declared)} cannot be kept: {error}",
+                f"values of type {_written(declared)} cannot be kept: {error}",
                 path=path,
                 hint="Declare a type that msgspec knows: dict[int, int], a Struct, a dataclass.",
             ) from error
@@ -113,6 +113,12 @@ class ValueEncoding(Generic[T]):
         text = f"cannot be kept as {self.identity}: {error}"
         found = self._explained(value) or Misfit([], text, "Convert it, or declare another type.")
         return _invalid(found, value, name, facts)
+
+
+def _written(declared: Any) -> str:
+    """Return a type with its parameters, as the application has written it."""
+    is_plain = get_origin(declared) is None and hasattr(declared, "__name__")
+    return declared.__name__ if is_plain else repr(declared).replace("typing.", "")
 
 
 def _invalid(found: Misfit, value: Any, name: str, facts: dict[str, Any]) -> InvalidValue:

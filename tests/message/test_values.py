@@ -426,3 +426,16 @@ def test_a_number_of_too_many_digits_has_a_path(declared: Any) -> None:
     with raises(Invalid, path='state["a"][1]'):
         encoding: ValueEncoding[Any] = ValueEncoding(declared)
         encoding.encode({"a": [1, 10**5000]}, "state")
+
+
+@pytest.mark.parametrize(
+    ("declared", "written"),
+    [
+        (dict[int, "Nowhere"], "dict[int, "),  # type: ignore[name-defined]  # noqa: F821
+        (list[dict[str, int | complex]], "list[dict[str, int | complex]]"),
+        (int | complex | str, "int | complex | str"),
+    ],
+)
+def test_a_type_that_is_refused_is_shown_as_it_is_written(declared: Any, written: str) -> None:
+    with raises(Invalid, path="state_type", says=f"values of type {written}"):
+        ValueEncoding(declared, "state_type")

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -476,6 +476,40 @@ def test_rows_that_a_statement_returns_need_not_be_fetched(engine: Any) -> None:
     commit(store, 1)
     assert len(counts(engine)) == 5
     unread.close()
+    store.destroy()
+
+
+WORDS: Any = sa.table("counts", sa.column("word"), sa.column("n"))
+READS: list[Callable[[SQLStore], Any]] = [
+    lambda store: store.execute("SELECT word FROM counts ORDER BY word"),
+    lambda store: store.execute("SELECT word FROM counts ORDER BY word").scalars(),
+    lambda store: store.execute(sa.text("SELECT word FROM counts ORDER BY word"), {}).mappings(),
+    lambda store: store.transaction().exec_driver_sql("SELECT word FROM counts ORDER BY word"),
+    lambda store: store.execute("INSERT INTO counts VALUES ('x', 1), ('y', 2) RETURNING word"),
+    lambda store: store.execute(
+        sa.select(sa.column("word")).select_from(sa.table("counts")).order_by(sa.column("word"))
+    ),
+    lambda store: store.execute(
+        sa.insert(WORDS).returning(WORDS.c.word), [{"word": one, "n": 1} for one in "xyz"]
+    ),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_rows_that_a_transaction_has_read_outlive_its_commit(engine: Any, read: Any) -> None:
+    """On each database alike: neither lost, nor an error of a closed cursor."""
+    store = opened(engine)
+    for word in "abc":
+        add(store, word)
+    wanted = read(store).all()
+    store.execute("DELETE FROM counts WHERE word > 'c'")
+    untouched = read(store)
+    store.execute("DELETE FROM counts WHERE word > 'c'")
+    begun = read(store)
+    first = next(iter(begun))
+    commit(store, 1)
+    assert untouched.all() == wanted
+    assert [first, *begun] == wanted
     store.destroy()
 
 

@@ -7,10 +7,10 @@ import enum
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, NotAllowed, Unavailable
 from gazette.runtime.failpoints import hit
@@ -64,8 +64,6 @@ class RunningTransaction:
         self.connection = connection
         self._ours = False
         self._number: int | None = None
-        self._cursors: WeakSet[Any] = WeakSet()
-        """Cursors of the driver whose rows may not have been fetched."""
         self.rolled_back = False
         try:
             self.transaction = connection.begin()
@@ -78,7 +76,7 @@ class RunningTransaction:
                 self._number = int(begun[0])
             else:
                 connection.exec_driver_sql(f"SAVEPOINT {_MARK}")
-                event.listen(connection, "after_cursor_execute", self._on_executed)
+                event.listen(connection, "after_cursor_execute", _keep_rows)
         except BaseException:
             connection.close()
             raise
@@ -94,9 +92,6 @@ class RunningTransaction:
                 hint="Leave it out; use begin_nested() for what you may want to undo.",
             )
 
-    def _on_executed(self, _connection: sa.Connection, cursor: Any, *_: object) -> None:
-        self._cursors.add(cursor)
-
     def execute_last(self, statement: sa.Update) -> int:
         """Execute the statement before the commit. Return the number of rows that it changed.
 
@@ -106,9 +101,6 @@ class RunningTransaction:
         self._require_whole()
         if self._number is None:
             try:
-                # SQLite ends no savepoint while a statement has rows that were not fetched.
-                for cursor in list(self._cursors):
-                    cursor.close()
                 self.connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARK}")
             except exc.DBAPIError as error:
                 if error.connection_invalidated:
@@ -157,6 +149,24 @@ class RunningTransaction:
         if not self.connection.closed and not self.connection.invalidated:
             self.connection.invalidate()
         self.connection.close()
+
+
+def _keep_rows(
+    _connection: sa.Connection,
+    cursor: Any,
+    _statement: str,
+    _parameters: object,
+    context: Any,
+    _executemany: bool,
+) -> None:
+    """Fetch the rows of a statement, as PostgreSQL's driver does: they can be read after the commit, too.
+
+    SQLite ends no savepoint while a statement has rows that were not fetched.
+    """
+    # Of an INSERT in several parts, SQLAlchemy fetches the rows itself.
+    if cursor.description is not None and context.execute_style.name != "INSERTMANYVALUES":
+        rows = cursor.fetchall()
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(cursor, None, rows)
 
 
 def _ended_by_a_statement() -> Broken:
