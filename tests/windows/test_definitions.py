@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from gazette import Application, Envelope, EventTime, Publisher, Timer
@@ -132,6 +133,17 @@ def test_another_definition_is_refused(
                 start(driver, Declares(now, migrates=migrates))
         start(driver, Declares(before, migrates=migrates))
         assert driver.store.query("SELECT name FROM gazette_definition") == [("rows",)]
+
+
+@pytest.mark.parametrize(("before", "now"), CHANGES)
+def test_the_schema_on_a_copy_of_a_state_shows_what_has_changed(before: Any, now: Any) -> None:
+    """As the page on windows compares them, before a standby of a new version is promoted."""
+    changed = "SELECT name FROM gazette_definition GROUP BY name HAVING count(*) > 1"
+    copy = apsw.Connection(":memory:")
+    copy.execute(before.schema).fetchall()
+    for declared, expected in ((before, []), (now, [("rows",)])):
+        copy.execute(declared.schema).fetchall()
+        assert copy.execute(changed).fetchall() == expected
 
 
 @pytest.mark.parametrize("migrates", [False, True])
