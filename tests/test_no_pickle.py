@@ -23,7 +23,7 @@ ALLOWED = {
         "pickle",
         "a temporary file without a name, read by its writer",
     ),
-    "gazette/message/read_back.py": (
+    "gazette/message/field_classes.py": (
         "eval",
         "an expression over fields whose names are identifiers",
     ),

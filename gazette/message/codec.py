@@ -19,11 +19,9 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from gazette.errors import Invalid, InvalidValue
-from gazette.message import zero_value
-from gazette.message.finite_numbers import FiniteCheck
+from gazette.errors import Invalid
+from gazette.message import field_classes, number_literals, zero_value
 from gazette.message.message import Acknowledgement
-from gazette.message.read_back import ReadBack
 from gazette.message.readable_model import ReadableModel
 from gazette.message.uuid import (
     ACK_TXN,
@@ -43,8 +41,8 @@ from gazette.message.uuid_place import (
     protobuf_place,
     pydantic_place,
 )
-from gazette.message.value_types import json_misfit
-from gazette.message.values import finite, require_json
+from gazette.message.value_types import runs_code
+from gazette.message.values import ValueEncoding, finite
 from gazette.protocol.ids import JournalName
 
 M = TypeVar("M")
@@ -78,6 +76,8 @@ class MessageCodec(ABC, Generic[M]):
     """True if no payload contains a newline."""
     not_free_hint: ClassVar[str] = ANOTHER_PLACE
     """What to do if the place of the UUID holds another value."""
+    root: ClassVar[str] = ""
+    """Name of a message at the begin of a path. Empty if paths begin with a field."""
     exact_lines: ClassVar[bool] = False
     """True if `decode_lines` returns one message for each line, whatever the lines hold."""
 
@@ -90,13 +90,14 @@ class MessageCodec(ABC, Generic[M]):
         """Representation of the UUID. None if messages of the type have no UUID."""
         self.place = place
         self._is_attribute = place is None or place.is_plain
-        self.finite = FiniteCheck(())
-        """Check of messages for numbers that a payload cannot hold."""
-        self.fields: ReadBack | ReadableModel | None = None
-        """Check of published messages for fields of other types. None: the type checks them itself."""
+        self.fits: Callable[[M], bool] = field_classes.doubt
+        """Function that is True for messages that read back equal. `encode` checks all others."""
+        self.values: ValueEncoding[M] | None = None
+        """Check of messages that `fits` doubts. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
         """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
-        attribute of type text, setting it runs no code of the application, and a payload has no newline.
+        attribute of type text, setting it runs no code of the application, and a payload has no newline. Use
+        it for messages that `fits` knows.
         """
 
     @abstractmethod
@@ -105,9 +106,7 @@ class MessageCodec(ABC, Generic[M]):
 
     @abstractmethod
     def encode(self, message: M) -> bytes:
-        """Return the payload of a message. Raise one of `DECODE_ERRORS` if the message does not fit
-        its type.
-        """
+        """Return the payload of a message. Raise one of `DECODE_ERRORS` if it would not read back equal."""
 
     def decode_lines(self, lines: bytes) -> list[M] | None:
         """Decode whole lines in one step. Return None if the codec has no fast way to do so.
@@ -165,7 +164,7 @@ class MessageCodec(ABC, Generic[M]):
 
     def explained(self, message: Any, error: BaseException) -> BaseException:
         """Return `InvalidValue` with the part of a message that did not encode, or the error itself."""
-        return error if self.fields is None else self.fields.unreadable(message, error)
+        return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         """Return the acknowledgement in a payload that is not a message. Return None if it is not
@@ -191,16 +190,21 @@ class MessageCodec(ABC, Generic[M]):
         make = getattr(message, "new_acknowledgement", None)
         template: M = self._new_acknowledgement(message) if make is None else make(journal)
         form = self.form
-        return lambda uuid: self.encode(self.assign(template, form.of_bytes(uuid)))
+        return lambda uuid: self._payload(self.assign(template, form.of_bytes(uuid)))
 
     @abstractmethod
     def _new_acknowledgement(self, message: M) -> M:
         """Return a message without content."""
 
+    def _payload(self, message: M) -> bytes:
+        """Return the payload of an acknowledgement, which need not read back as a message."""
+        return self.encode(message)
+
 
 class MsgspecCodec(MessageCodec[M]):
     """Codec for JSON of ``msgspec.Struct`` types, of dataclasses, and of unions of them."""
 
+    values: ValueEncoding[M]
     single_line = True
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
@@ -209,21 +213,20 @@ class MsgspecCodec(MessageCodec[M]):
         super().__init__(message_type, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(message_type)
         self._encoder = msgspec.json.Encoder()
-        self.finite = FiniteCheck(self._info)
-        if len(self._info) == 1:
-            self.fields = ReadBack(self._info[0], self._decoder.decode, self._encoder.encode)
+        self._holds_floats = any(map(number_literals.holds_floats, self._info))
+        self.values = ValueEncoding[M](message_type)
+        self.fits = field_classes.check_of(self._info, "uuid" if self._is_attribute else "")
         is_plain = self._is_attribute and isinstance(self.form, TextForm)
-        if is_plain and _sets_plainly(message_type):
-            # Callers check the number of a message first, if its type has one.
-            is_fast = self.finite.number_of is not None or not self.finite.holds_floats
-            self.plain_encode_into = self._encoder.encode_into if is_fast else self._encode_into
+        if is_plain and _sets_plainly(message_type) and not any(map(runs_code, self._info)):
+            self.plain_encode_into = self._encoder.encode_into
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
         try:
             return self._decoder.decode(payload)  # type: ignore[no-any-return]
         except msgspec.DecodeError:
-            found = self.finite.decoded(self._decoder.decode, payload)
+            decode = self._decoder.decode
+            found = number_literals.decoded(decode, payload) if self._holds_floats else None
             # An acknowledgement is JSON by its standard, to readers of each type.
             if found is None or self.acknowledges(found):
                 raise
@@ -231,19 +234,12 @@ class MsgspecCodec(MessageCodec[M]):
 
     def encode(self, message: M) -> bytes:
         payload = self._encoder.encode(message)
-        self.finite.require_payload(message, payload)
+        if not self.fits(message):
+            self.values.require_equal(message, payload, self.root)
         return payload
 
     def decode_lines(self, lines: bytes) -> list[M] | None:
         return self._decoder.decode_lines(lines)
-
-    def encode_into(self, message: M, buffer: bytearray) -> None:
-        self._encode_into(message, buffer, -1)
-
-    def _encode_into(self, message: M, buffer: bytearray, at: int) -> None:
-        begin = len(buffer)
-        self._encoder.encode_into(message, buffer, at)
-        self.finite.require_payload(message, buffer, begin)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         return None if self._peek is None else self._peek(payload)
@@ -278,17 +274,24 @@ class MsgspecCodec(MessageCodec[M]):
     def _new_acknowledgement(self, message: M) -> M:
         raise AssertionError("payload_maker is used instead")
 
+    def _payload(self, message: M) -> bytes:
+        return self._encoder.encode(message)
+
 
 class DictCodec(MessageCodec[dict[str, Any]]):
     """Codec for JSON objects as dicts, with their UUID under the key ``uuid`` or in another place."""
 
+    values: ValueEncoding[dict[str, Any]]
     single_line = True
+    root = "message"
 
     def __init__(self, place: str | None = "") -> None:
         found = dict_place(place)
         super().__init__(dict, None if found is None else found.form, found)
         self._decoder = msgspec.json.Decoder(dict[str, Any])
         self._encoder = msgspec.json.Encoder()
+        self.values = ValueEncoding[dict[str, Any]](dict[str, Any])
+        self.fits = field_classes.is_json
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> dict[str, Any]:
@@ -299,18 +302,9 @@ class DictCodec(MessageCodec[dict[str, Any]]):
 
     def encode(self, message: dict[str, Any]) -> bytes:
         payload = self._encoder.encode(message)
-        require_json(message)
+        if not self.fits(message):
+            self.values.require_equal(message, payload, self.root)
         return payload
-
-    def explained(self, message: Any, error: BaseException) -> BaseException:
-        try:
-            found = json_misfit(message)
-        except RecursionError:
-            reason, hint = "is nested too deeply, or holds itself", "Keep values flat, or by keys."
-            return InvalidValue(reason, path="message", hint=hint)
-        if found is None:
-            return error
-        return InvalidValue(found.reason, path=found.path("message"), hint=found.advice or None)
 
     def decode_lines(self, lines: bytes) -> list[dict[str, Any]] | None:
         return self._decoder.decode_lines(lines)
@@ -328,7 +322,8 @@ class PydanticCodec(MessageCodec[M]):
         found = pydantic_place(message_type, place)
         super().__init__(message_type, None if found is None else found.form, found)
         self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"
-        self.fields = ReadableModel(message_type, self.decode, self.encode)
+        self._model = ReadableModel(message_type, self.decode)
+        self.fits = self._model.fits
         self._peek = None if found is None else _peek_of(found)
 
     def decode(self, payload: bytes) -> M:
@@ -338,14 +333,22 @@ class PydanticCodec(MessageCodec[M]):
         return message
 
     def encode(self, message: M) -> bytes:
-        # What the serializer warns of, `fields` finds: it reads the payload.
-        text: str = message.model_dump_json(by_alias=True, warnings=False)  # type: ignore[attr-defined]
-        payload = text.encode()
+        payload = self._payload(message)
         if not self._writes_strings and _MAY_BE_NON_FINITE.search(payload):
             values = message.model_dump(mode="json", warnings=False)  # type: ignore[attr-defined]
             for name, value in values.items():
                 finite(value, name)
+        if not self.fits(message):
+            self._model.require(message, payload)
         return payload
+
+    def explained(self, message: Any, error: BaseException) -> BaseException:
+        return self._model.unreadable(message, error)
+
+    def _payload(self, message: M) -> bytes:
+        # What the serializer warns of, `encode` finds: it reads the payload.
+        text: str = message.model_dump_json(by_alias=True, warnings=False)  # type: ignore[attr-defined]
+        return text.encode()
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
         return None if self._peek is None else self._peek(payload)

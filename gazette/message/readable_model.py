@@ -14,30 +14,19 @@ from typing import Any, Final, Union, get_args, get_origin
 from gazette.errors import InvalidValue
 from gazette.message.value_parts import attributes_of, difference
 from gazette.message.value_types import json_misfit
-from gazette.message.values import finite
+from gazette.message.values import REFUSALS, finite
 
 _FLAT: Final = frozenset({str, int, bool, float, NoneType})
-_ERRORS: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _INT_BITS: Final = 64
 """Bits of an integer that each reader takes. Python refuses to read numbers of thousands of digits."""
 _DEEP: Final = "is nested too deeply, or holds itself"
 
 
 class ReadableModel:
-    """The check of messages of one model, of which ``decode`` and ``encode`` are those of its codec."""
+    """The check of messages of one model, of which ``decode`` is that of its codec."""
 
-    def __init__(
-        self, model: Any, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]
-    ) -> None:
+    def __init__(self, model: Any, decode: Callable[[bytes], Any]) -> None:
         self._decode = decode
-        self._encode = encode
         self._flat = _flat_fields(model)
         self._names = {_alias_of(name, one): name for name, one in model.model_fields.items()}
 
@@ -53,11 +42,11 @@ class ReadableModel:
                 return False
         return True
 
-    def require(self, message: Any) -> None:
-        """Raise ``InvalidValue``, with a path, for a message that does not read back."""
+    def require(self, message: Any, payload: bytes) -> None:
+        """Raise ``InvalidValue``, with a path, for a message that does not read back from its payload."""
         try:
-            back = self._decode(self._encode(message))
-        except _ERRORS as error:
+            back = self._decode(payload)
+        except REFUSALS as error:
             raise self.unreadable(message, error) from error
         if message.__dict__ == back.__dict__ and not message.__pydantic_extra__:
             return

@@ -24,8 +24,15 @@ Flatten: TypeAlias = Callable[[Any], Any]
 
 _VERSION: Final = 2
 """Newest format of `marshal` in which equal values have equal bytes: later ones refer back."""
-_SHOWN: Final = (date, datetime, time, timedelta, Decimal, UUID)
-"""Classes whose `repr` has all of a value."""
+_KEYS: Final[dict[type, Flatten]] = {
+    date: date.isoformat,
+    datetime: lambda at: (at.isoformat(), at.fold, repr(at.tzinfo)),
+    time: lambda at: (at.isoformat(), at.fold, repr(at.tzinfo)),
+    timedelta: lambda span: (span.days, span.seconds, span.microseconds),
+    Decimal: str,
+    UUID: str,
+}
+"""Functions that have all of a value."""
 
 
 class Fingerprint:
@@ -92,8 +99,8 @@ class _Flatteners:
                 return _exactly(kind, attrgetter("name", "value"))
             case inspect.BytesType() | inspect.ByteArrayType():
                 return _exactly(kind, _itself)
-        if kind in _SHOWN:
-            return _exactly(kind, repr)
+        if kind in _KEYS:
+            return _exactly(kind, _KEYS[kind])
         raise NotImplementedError
 
     def _object(self, kind: type, fields: Sequence[inspect.Field]) -> Flatten:

@@ -39,8 +39,8 @@ class Misfit(NamedTuple):
         return self
 
     def path(self, root: str) -> str:
-        """Return the path of the part in a value with the name ``root``."""
-        return root + "".join(reversed(self.steps))
+        """Return the path of the part in a value with the name ``root``, which may be empty."""
+        return (root + "".join(reversed(self.steps))).removeprefix(".")
 
 
 Parts: TypeAlias = tuple[Sequence[str], Sequence[Any]]
@@ -111,58 +111,69 @@ _EXACT: Final = frozenset(
 """Classes of which two values are the same if they are equal."""
 
 
-def difference(one: Any, other: Any) -> Misfit | None:
+def difference(one: Any, other: Any, *, by_type: bool = True) -> Misfit | None:
     """Return the first part in which two values differ, in type or value; None without one.
 
-    ``one`` is the value that was written, and ``other`` the value that it reads back as.
+    ``one`` is the value that was written, and ``other`` the value that it reads back as. Without ``by_type``,
+    equal parts of two types are the same, such as an int and a float, or times of two zones.
     """
     kind = type(one)
     if kind is not type(other):
-        return Misfit(
-            [], f"is of type {kind.__name__}, and would read back as {type(other).__name__}"
-        )
+        return None if not by_type and one == other else _retyped(one, other)
     if kind in _EXACT:
         return None if one == other else _changed(one, other)
     if kind is dict:
-        return _dict_difference(one, other)
+        return _dict_difference(one, other, by_type)
     if kind in (set, frozenset):
-        return _set_difference(one, other)
+        return _set_difference(one, other, by_type)
     if isinstance(one, list | tuple):
-        return _list_difference(one, other)
+        return _list_difference(one, other, by_type)
     ones, others = attributes_of(one), attributes_of(other)
     if ones is not None and others is not None:
-        return _attribute_difference(ones, others)
+        return _attribute_difference(ones, others, by_type)
+    if kind in (datetime, time):
+        return None if _same_time(one, other, by_type) else _changed(one, other)
     same = _SAME.get(kind, _equal)
     return None if same(one, other) else _changed(one, other)
 
 
-def _dict_difference(one: dict[Any, Any], other: dict[Any, Any]) -> Misfit | None:
+def _retyped(one: Any, other: Any) -> Misfit:
+    kind, wanted = type(one).__name__, type(other).__name__
+    advice = f"Convert it to {wanted}, or declare {kind}."
+    if kind == "int" and wanted == "float":
+        advice = f"Write {one}.0, or declare int | float."
+    return non_finite(one) or Misfit(
+        [], f"is of type {kind}, and would read back as {wanted}", advice
+    )
+
+
+def _dict_difference(one: dict[Any, Any], other: dict[Any, Any], by_type: bool) -> Misfit | None:
     for (key, value), (other_key, other_value) in zip(one.items(), other.items(), strict=False):
-        if type(key) is not type(other_key) or difference(key, other_key) is not None:
+        if difference(key, other_key, by_type=by_type) is not None:
             return Misfit(
                 [key_step(key)],
                 f"has a key of type {type(key).__name__}, which would read back as {shown(other_key)}",
             )
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value)) is not None:
+        if (found := difference(value, other_value, by_type=by_type)) is not None:
             return found.below(key_step(key))
     return _length_difference(one, other)
 
 
-def _list_difference(one: Sequence[Any], other: Sequence[Any]) -> Misfit | None:
+def _list_difference(one: Sequence[Any], other: Sequence[Any], by_type: bool) -> Misfit | None:
     for index, (value, other_value) in enumerate(zip(one, other, strict=False)):
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value)) is not None:
+        if (found := difference(value, other_value, by_type=by_type)) is not None:
             return found.below(f"[{index}]")
     return _length_difference(one, other)
 
 
-def _set_difference(one: Any, other: Any) -> Misfit | None:
+def _set_difference(one: Any, other: Any, by_type: bool) -> Misfit | None:
     by_value = {value: value for value in other}
     for value in one:
-        if value not in by_value or difference(value, by_value[value]) is not None:
+        if value not in by_value or difference(value, by_value[value], by_type=by_type):
             return Misfit(
                 [], f"has the element {shown(value)}, which would read back as another one"
             )
@@ -175,13 +186,13 @@ def _length_difference(one: Any, other: Any) -> Misfit | None:
     return Misfit([], f"has {len(one)} elements, of which {len(other)} would read back")
 
 
-def _attribute_difference(ones: Parts, others: Parts) -> Misfit | None:
+def _attribute_difference(ones: Parts, others: Parts, by_type: bool) -> Misfit | None:
     for name, value, other_name, other_value in zip(*ones, *others, strict=False):
         if name != other_name:
             break
         if type(value) is type(other_value) and type(value) in _EXACT and value == other_value:
             continue
-        if (found := difference(value, other_value)) is not None:
+        if (found := difference(value, other_value, by_type=by_type)) is not None:
             return found.below(f".{name}")
     lost = [name for name in ones[0] if name not in others[0]]
     if lost:
@@ -196,17 +207,16 @@ def _attribute_difference(ones: Parts, others: Parts) -> Misfit | None:
 
 
 def _changed(one: Any, other: Any) -> Misfit:
-    if type(one) in (datetime, time) and one.tzinfo is not None:
-        return Misfit(
-            [],
-            f"has the zone {shown(one.tzinfo)}, and would read back as {shown(other)}",
-            "Keep times in UTC: at.astimezone(UTC).",
-        )
-    return Misfit([], f"is {shown(one)}, and would read back as {shown(other)}")
+    is_time = type(one) in (datetime, time)
+    what = f"has the zone {shown(one.tzinfo)}" if is_time and one.tzinfo else f"is {shown(one)}"
+    advice = "Keep times in UTC: datetime.now(UTC), or at.astimezone(UTC)." if is_time else ""
+    return Misfit([], f"{what}, and would read back as {shown(other)}", advice)
 
 
-def _same_time(one: Any, other: Any) -> bool:
+def _same_time(one: Any, other: Any, by_type: bool) -> bool:
     zones = type(one.tzinfo) is type(other.tzinfo) and one.tzinfo == other.tzinfo
+    if not by_type and one.tzinfo is not None:
+        return bool(one == other)
     return zones and bool(one == other) and one.fold == other.fold
 
 
@@ -215,8 +225,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 _SAME: Final[dict[type, Callable[[Any, Any], bool]]] = {
-    datetime: _same_time,
-    time: _same_time,
     Decimal: lambda one, other: one.as_tuple() == other.as_tuple(),
     memoryview: lambda one, other: bytes(one) == bytes(other),
     msgspec.Raw: lambda one, other: bytes(one) == bytes(other),

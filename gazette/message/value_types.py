@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
@@ -56,8 +58,19 @@ _FLAT: Final = (
     inspect.TupleType,
     inspect.TypedDictType,
 )
+_EQUALS: Final[tuple[Any, ...]] = (
+    *(object.__eq__, int.__eq__, str.__eq__, dict.__eq__, tuple.__eq__),
+    msgspec.Struct.__eq__,
+)
+"""Methods of Python's own, which compare all of a value."""
 _INT_BITS_MAX: Final = 14_000
 """Bits of a whole number that Python still writes as digits: it refuses more than 4,300 of them."""
+_FLOAT_BITS_MAX: Final = 1_023
+_READ_AS: Final[dict[type, tuple[type, ...]]] = {
+    float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),
+    bytes: (bytearray, memoryview), bytearray: (bytes, memoryview),
+}  # fmt: skip
+"""Classes whose values may read back equal as values of others."""
 _JSON: Final = (type(None), bool, int, float, str, list, dict)
 
 
@@ -102,6 +115,22 @@ def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
 def is_flat(info: inspect.Type) -> bool:
     """Return True if all values of a type are of Python's own types, without bytes."""
     return all(isinstance(part, _FLAT) for part in all_parts(info))
+
+
+def runs_code(info: inspect.Type) -> bool:
+    """Return True if code of the application runs when values of a type are read or compared."""
+    return any(_runs_code(class_of(part)) for part in all_parts(info) if hasattr(part, "cls"))
+
+
+def _runs_code(kind: type) -> bool:
+    if hasattr(kind, "__post_init__"):
+        return True
+    equals = kind.__eq__
+    if not dataclasses.is_dataclass(kind):
+        return equals not in _EQUALS
+    # The code that `dataclass` makes compares all of these fields.
+    made = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
+    return not made or not all(field.compare for field in dataclasses.fields(kind))
 
 
 def class_of(info: inspect.Type) -> type:
@@ -185,15 +214,25 @@ def _head_fits(value: Any, info: inspect.Type) -> bool:
             return value in values
         case inspect.Metadata(type=part):
             return _head_fits(value, part)
-    return type(value) is class_of(info)
+    return type(value) is class_of(info) or _reads_as(value, class_of(info))
+
+
+def _reads_as(value: Any, kind: type) -> bool:
+    """Return True for a value of another class that reads back equal, such as an int as a float."""
+    if isinstance(value, kind):
+        return isinstance(value, enum.Enum | dict | list | tuple | set | frozenset)
+    if type(value) not in _READ_AS.get(kind, ()):
+        return False
+    is_bound = type(value) is not int or value.bit_length() <= _FLOAT_BITS_MAX
+    return is_bound and bool(kind(value) == value)
 
 
 def _other(value: Any, info: inspect.Type) -> Misfit:
     wanted = type_text(info)
-    advice = f"Convert it to {wanted}, or declare {type_of(value)}."
+    reason = f"is of type {type(value).__name__}, and {wanted} is declared"
     if wanted == "float" and type(value) is int:
-        advice = f"Write {value}.0, or declare int | float."
-    return Misfit([], f"is of type {type(value).__name__}, and {wanted} is declared", advice)
+        reason = f"is an integer of {value.bit_length()} bits, and float is declared"
+    return Misfit([], reason, f"Convert it to {wanted}, or declare {type_of(value)}.")
 
 
 def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
@@ -297,6 +336,18 @@ def _leaf_misfit(value: Any) -> Misfit | None:
             value.encode()
         except UnicodeEncodeError as error:
             return Misfit([], f"is no Unicode text ({shown(value)}: {error.reason})", "Correct it.")
+    if type(value) is msgspec.Raw:
+        return _raw_misfit(bytes(value))
     if type(value) is int and value.bit_length() > _INT_BITS_MAX:
         return Misfit([], f"has {value.bit_length()} bits", "Keep large numbers as bytes or text.")
+    return None
+
+
+def _raw_misfit(value: bytes) -> Misfit | None:
+    if b"\n" in value:
+        return Misfit([], "holds a newline, which ends a message", "Write the JSON on one line.")
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Misfit([], f"is no JSON: {error}", "Correct it.")
     return None

@@ -6,36 +6,44 @@ declared type says what a JSON value reads back as. Without one, only what JSON 
 
 from __future__ import annotations
 
-from math import isfinite
+import re
+import sys
 from typing import Any, Final, Generic, TypeVar, get_origin
 
 import msgspec
 
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.value_fingerprint import Fingerprint
-from gazette.message.value_parts import Misfit, difference, non_finite
-from gazette.message.value_types import all_parts, json_misfit, misfit, type_of, type_text
+from gazette.message.value_parts import Misfit, attributes_of, difference, non_finite
+from gazette.message.value_types import all_parts, misfit, runs_code, type_text
 
 T = TypeVar("T")
 
 STACK_RESERVE: Final = 100
 """Frames of Python by which a reader may stand deeper than the writer of a deeply nested value."""
-_REFUSALS: Final = (
+REFUSALS: Final = (
+    ArithmeticError,
     AttributeError,
-    OverflowError,
+    LookupError,
     RecursionError,
     TypeError,
     ValueError,
     msgspec.MsgspecError,
 )
-_PLAIN: Final = frozenset({str, int, bool, type(None)})
+"""Errors of values that cannot be written, or read back."""
+_TIMES: Final = (msgspec.inspect.DateTimeType, msgspec.inspect.TimeType)
+_NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
+"""Time in JSON without a zone. Two that differ in their `fold` are equal."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class ValueEncoding(Generic[T]):
     """JSON of the values of one declared type, on a single line. Any thread may use it."""
 
-    __slots__ = ("_decode", "_fingerprint", "_holds_raw", "_info", "identity")
+    __slots__ = (
+        *("_at_once", "_by_parts", "_decode", "_fingerprint"),
+        *("_holds_times", "_info", "_is_plain", "identity"),
+    )
 
     def __init__(self, declared: Any = Any, path: str = "") -> None:
         """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as it."""
@@ -49,8 +57,16 @@ class ValueEncoding(Generic[T]):
                 hint="Declare a type that msgspec knows: dict[int, int], a Struct, a dataclass.",
             ) from error
         self._fingerprint = Fingerprint(self._info)
-        raw = msgspec.inspect.RawType
-        self._holds_raw = any(isinstance(part, raw) for part in all_parts(self._info))
+        parts = {type(part) for part in all_parts(self._info)}
+        self._holds_times = not parts.isdisjoint(_TIMES)
+        # What is equal to a value of the declared types means the same, but for these.
+        self._by_parts = runs_code(self._info) or msgspec.inspect.AnyType in parts
+        self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
+        # A type that holds itself has no end.
+        may_be_deep = msgspec.inspect.AnyType in parts or "..." in repr(self._info)
+        self._at_once = STACK_RESERVE if may_be_deep else sys.maxsize
+        if msgspec.inspect.RawType in parts:
+            self._at_once = -1
         self.identity = type_text(self._info)
         """Text of the declared type, which is the same in each process. A class has its name only."""
 
@@ -61,16 +77,42 @@ class ValueEncoding(Generic[T]):
         """
         try:
             data = _encode(value)
-            # Most states are short: then each call here counts.
-            is_short = len(data) <= STACK_RESERVE and not self._holds_raw
-            back = self._decode(data) if is_short else self._read_back(data)
+            back = self._read_back(data)
             found = None if self._fingerprint.are_same(value, back) else difference(value, back)
-        except _REFUSALS as error:
-            raise self._refused(value, error, name, facts) from None
+        except REFUSALS as error:
+            raise self.refused(value, error, name, **facts) from None
         if found is not None:
-            # A type explains better what is wrong than the value that would come of it.
-            raise _invalid(self._explained(value) or found, value, name, facts)
+            raise self._unequal(value, found, name, facts)
         return data
+
+    def require_equal(self, value: T, data: bytes, name: str) -> None:
+        """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON, ``data``.
+
+        Unlike `encode`, take an equal part of another type, such as an int for a float. Paths begin with
+        ``name``. If it is empty, they begin with a field of the value.
+        """
+        try:
+            # Publishers call this hundreds of thousands of times a second.
+            back = self._decode(data) if len(data) <= self._at_once else self._read_back(data)
+            if value == back if self._is_plain else self._are_equal(value, back, data):
+                return
+            found = difference(value, back, by_type=False)
+            if found is None and self._by_parts:
+                found = misfit(value, self._info)
+        except REFUSALS as error:
+            raise self.refused(value, error, name) from None
+        if found is not None:
+            raise self._unequal(value, found, name, {})
+
+    def _are_equal(self, value: T, back: T, data: bytes) -> bool:
+        """Return True if two values are known to be equal, also where `==` does not tell."""
+        if self._by_parts:
+            return self._fingerprint.are_same(value, back)
+        try:
+            is_equal = bool(value == back)
+        except ArithmeticError:  # A decimal that is a signaling NaN.
+            return False
+        return is_equal and not (self._holds_times and _NO_ZONE.search(data))
 
     def decode(self, data: bytes | str, name: str = "value", **facts: Any) -> T:
         """Return the value of JSON that `encode` wrote. Raise ``Corrupt`` if the type cannot read it."""
@@ -85,6 +127,9 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _read_back(self, data: bytes) -> T:
+        # Most values are short: then each call here counts.
+        if len(data) <= self._at_once:
+            return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:
             raise ValueError("a msgspec.Raw holds a newline")
         # Each level of nesting has an opening bracket.
@@ -97,22 +142,37 @@ class ValueEncoding(Generic[T]):
         value: T = self._deeper(data, frames - 1) if frames else self._decode(data)
         return value
 
+    def refused(self, value: T, error: BaseException, name: str, **facts: Any) -> InvalidValue:
+        """Return the error of a value that JSON cannot hold, or that the type cannot read: with a path."""
+        reason = f"is not {self.identity} as JSON: {error}"
+        found = (
+            _too_deep(value) if isinstance(error, RecursionError) else self._explained(value)
+        ) or Misfit([], reason)
+        return _invalid(found, value, name, facts)
+
+    def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
+        # A type explains better what is wrong with a part than the value that would come of it.
+        typed = self._explained(value)
+        within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
+        return _invalid(typed if typed and within else found, value, name, facts)
+
     def _explained(self, value: T) -> Misfit | None:
         try:
             return misfit(value, self._info)
         except RecursionError:
-            return Misfit(
-                [], "is nested too deeply, or holds itself", "Keep values flat, or by keys."
-            )
-        except (AttributeError, TypeError, ValueError):
+            return _too_deep(value)
+        except REFUSALS:
             return None  # Code of a class of the application, such as its `__eq__`.
 
-    def _refused(
-        self, value: T, error: Exception, name: str, facts: dict[str, Any]
-    ) -> InvalidValue:
-        text = f"cannot be kept as {self.identity}: {error}"
-        found = self._explained(value) or Misfit([], text, "Convert it, or declare another type.")
-        return _invalid(found, value, name, facts)
+
+def _too_deep(value: Any) -> Misfit:
+    found = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
+    for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
+        try:
+            difference(part, part)
+        except RecursionError:
+            return found.below(f".{name}")
+    return found
 
 
 def _written(declared: Any) -> str:
@@ -124,8 +184,8 @@ def _written(declared: Any) -> str:
 def _invalid(found: Misfit, value: Any, name: str, facts: dict[str, Any]) -> InvalidValue:
     return InvalidValue(
         found.reason,
-        path=found.path(name),
-        hint=found.advice or f"Declare its type: {type_of(value)}.",
+        path=found.path(name) or "message",
+        hint=found.advice or "Convert it, or declare another type.",
         **facts,
     )
 
@@ -135,17 +195,3 @@ def finite(value: T, name: str = "value") -> T:
     if (found := non_finite(value)) is not None:
         raise _invalid(found, value, name, {})
     return value
-
-
-def require_json(value: Any, name: str = "message") -> None:
-    """Raise ``InvalidValue``, with a path, if a value without a declared type would not read back equal."""
-    if type(value) is dict:
-        for key, part in value.items():
-            kind = type(part)
-            is_plain = kind in _PLAIN or (kind is float and isfinite(part))
-            if not is_plain or type(key) is not str:
-                break
-        else:
-            return
-    if (found := json_misfit(value)) is not None:
-        raise _invalid(found, value, name, {})

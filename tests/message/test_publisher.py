@@ -99,6 +99,16 @@ class Acknowledging(Message):
         return Acknowledging(word="")
 
 
+class Reading(Message):
+    """Publishes when it is read back, which its check does."""
+
+    word: str
+    during: ClassVar[Callable[[], Any]]
+
+    def __post_init__(self) -> None:
+        type(self).during()
+
+
 class Refusing:
     """An append service in memory. ``refuse`` fails the next write."""
 
@@ -561,7 +571,7 @@ def test_a_committed_message_that_fails_in_the_fast_path_publishes_nothing(
 
 
 @pytest.mark.parametrize("way", ["one", "batch", "uncommitted"])
-@pytest.mark.parametrize("kind", [Setting, Property, Acknowledging])
+@pytest.mark.parametrize("kind", [Setting, Property, Acknowledging, Reading])
 def test_code_that_runs_while_a_message_is_encoded_cannot_publish(
     publisher: Publisher, appends: Refusing, kind: Any, way: str
 ) -> None:

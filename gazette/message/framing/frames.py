@@ -162,13 +162,8 @@ class Framing(ABC, Generic[M]):
         It raises what `encode_into` raises. The caller then removes what was appended to the buffer.
         """
 
-        fields = self.codec.fields
-
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
-            stamped = self.codec.stamp(message, mint, flags)
-            self.encode_into(stamped, buffer)
-            if fields is not None and not fields.fits(stamped):
-                fields.require(stamped)
+            self.encode_into(self.codec.stamp(message, mint, flags), buffer)
 
         return stamp
 

@@ -7,7 +7,6 @@ fallback decodes frame by frame. It is the specification, and gives the same res
 from __future__ import annotations
 
 import struct
-from math import isfinite
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -175,9 +174,7 @@ class JSONLinesFraming(Framing[M]):
             return super().stamper(mint)
         text, require_free = mint.text, self.codec.require_free
         known = PublishedTails(require_free)
-        finite, number_of = self.codec.finite, self.codec.finite.number_of
-        fields = self.codec.fields
-        assert fields is not None, "a codec of one Struct or dataclass"
+        fits, encode = self.codec.fits, self.codec.encode
 
         def stamp(message: M, flags: int, buffer: bytearray) -> None:
             # A fast path: publishers call this hundreds of thousands of times a second.
@@ -189,11 +186,10 @@ class JSONLinesFraming(Framing[M]):
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
-                if not fields.fits(message):
-                    if number_of is not None and not isfinite(number_of(message)):
-                        finite.require(message)
-                    fields.require(message)
-                encode_into(message, buffer, -1)
+                if fits(message):
+                    encode_into(message, buffer, -1)
+                else:
+                    buffer += encode(message)
             except DECODE_ERRORS as error:
                 raise self._unencodable(error, message) from error
             buffer.append(_NEWLINE)

@@ -1,0 +1,143 @@
+"""The check of messages by the classes of what their fields hold, as one expression. Pure.
+
+It takes 40 to 500 ns, which is less than to decode a message again. Only types with plain fields have one.
+Such a field holds a value, a container of values, or whatever JSON has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC
+from enum import Flag
+from keyword import iskeyword
+from math import isfinite
+from typing import Any, Final
+
+from msgspec import inspect
+
+from gazette.message.value_types import class_of, runs_code
+from gazette.message.values import STACK_RESERVE
+from gazette.message.zero_value import ObjectType, alternatives
+
+_EXACT: Final = 1 << 53
+"""Integers up to it are floats without a change."""
+_TOLD: Final = (
+    *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.StrType, inspect.EnumType),
+    *(inspect.BytesType, inspect.ByteArrayType, inspect.DateType, inspect.TimeDeltaType),
+    *(inspect.DecimalType, inspect.UUIDType),
+)
+"""Types of which the class of a value tells that it reads back equal."""
+_LISTS: Final = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
+_CONSTRAINTS: Final = (
+    *("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "tz"),
+)
+_OF_JSON: Final = frozenset({str, int, bool, type(None)})
+_TEXT: Final = frozenset({str})
+
+
+def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
+    """Return a function that is True for a message that reads back equal. It doubts all others.
+
+    It doubts each message of a type of which classes do not tell. ``without`` is a field that is not checked.
+    """
+    fields = {one.name: one.type for part in objects for one in part.fields if one.name != without}
+    names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}
+    names |= {"UTC": UTC, "isfinite": isfinite, "is_json": is_json}
+    can_be_named = all(name.isidentifier() and not iskeyword(name) for name in fields)
+    if len(objects) != 1 or runs_code(objects[0]) or not can_be_named:
+        return doubt
+    try:
+        tests = [_test(f"m.{name}", info, names) for name, info in fields.items()]
+    except NotImplementedError:
+        return doubt
+    code = f"lambda m: {' and '.join(tests) or 'True'}"
+    check: Callable[[Any], bool] = eval(code, names)  # noqa: S307 - names of fields are identifiers
+    return check
+
+
+def doubt(_message: Any) -> bool:
+    return False
+
+
+def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
+    """Return True for a value that JSON has as it is. Doubt what is nested more deeply than ``levels``."""
+    kind = type(value)
+    if kind is dict:
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list:
+        return kind in _OF_JSON or (kind is float and isfinite(value))
+    for part in value:
+        kind = type(part)
+        is_leaf = kind in _OF_JSON or (kind is float and isfinite(part))
+        if not is_leaf and not (levels and is_json(part, levels - 1)):
+            return False
+    return True
+
+
+def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
+    """Return the test of a field, and add what it uses to ``names``.
+
+    Raise ``NotImplementedError`` if classes do not tell.
+    """
+    parts = alternatives(info)
+    if any(isinstance(part, inspect.AnyType) for part in parts):
+        return f"is_json({value})"
+    tests = []
+    for part in parts:
+        kind = _named(_class_of(part), names)
+        tests.append(" and ".join([f"k is {kind}", *_tests_within(value, part, names)]))
+    if {inspect.FloatType} == {*map(type, parts)} & {inspect.FloatType, inspect.IntType}:
+        tests.append(f"k is int and {-_EXACT} <= {value} <= {_EXACT}")
+    tests[0] = tests[0].replace("k is", f"(k := type({value})) is", 1)
+    return f"({' or '.join(tests)})"
+
+
+def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
+    match part:
+        case inspect.FloatType():
+            yield f"{value} - {value} == 0.0"  # Neither NaN nor an infinity.
+        case inspect.DateTimeType() | inspect.TimeType():
+            yield f"({value}.tzinfo is UTC or {value}.tzinfo is None and not {value}.fold)"
+        case (
+            inspect.ListType(item_type=inspect.AnyType())
+            | inspect.DictType(
+                key_type=inspect.AnyType() | inspect.StrType(pattern=None, min_length=None, max_length=None),
+                value_type=inspect.AnyType(),
+            )
+        ):  # fmt: skip
+            yield f"is_json({value})"
+        # Of a union, a text could be read as another key.
+        case inspect.DictType(key_type=inspect.StrType() | inspect.IntType() as key):
+            yield from _tests_of_all(value, key, names)
+            yield from _tests_of_all(f"{value}.values()", part.value_type, names)
+        case _ if isinstance(part, _LISTS):
+            yield from _tests_of_all(value, part.item_type, names)
+        case _ if not isinstance(part, _TOLD):
+            raise NotImplementedError
+
+
+def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
+    parts = alternatives(info)
+    classes = frozenset(map(_class_of, parts))
+    yield f"{_named(classes, names)}.issuperset(map(type, {values}))"
+    if classes == {float}:
+        yield f"isfinite(sum({values}))"
+    elif not all(isinstance(part, _TOLD) for part in parts):
+        raise NotImplementedError
+
+
+def _class_of(part: inspect.Type) -> type:
+    kind = class_of(part)
+    is_bound = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
+    # A value of a Flag may be a combination that no member is.
+    if is_bound or issubclass(kind, Flag):
+        raise NotImplementedError
+    return kind
+
+
+def _named(value: Any, names: dict[str, Any]) -> str:
+    name = f"k{len(names)}"
+    names[name] = value
+    return name

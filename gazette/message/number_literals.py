@@ -1,0 +1,93 @@
+"""Numbers in payloads that JSON does not have, such as ``NaN``. Pure.
+
+Lines of other programs may hold them. They are read as Spark reads them, where the type of a message says
+float.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from gazette.message.value_parts import attributes_of
+from gazette.message.value_types import all_parts
+
+NON_FINITE: Final = {
+    b"NaN": math.nan,
+    b"Infinity": math.inf,
+    b"+Infinity": math.inf,
+    b"+INF": math.inf,
+    b"-Infinity": -math.inf,
+    b"-INF": -math.inf,
+}
+"""Literals that Spark reads as floats."""
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([+-]?(?:NaN|Infinity|INF)\b)', re.DOTALL)
+_MAY_BE_FLOAT: Final = (inspect.FloatType, inspect.AnyType, inspect.CustomType)
+
+
+def holds_floats(info: inspect.Type) -> bool:
+    """Return True if values of a type may hold a float."""
+    return any(isinstance(part, _MAY_BE_FLOAT) for part in all_parts(info))
+
+
+def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
+    """Decode a payload with literals such as ``NaN``, of which each is a float of the message.
+
+    Return None for any other payload. ``decode`` is the strict decoder of the type. Raise what it raises.
+    """
+    found = [match[1] for match in _TOKEN.finditer(payload) if match[1] is not None]
+    if not found or not NON_FINITE.keys() >= set(found):
+        return None
+    marks = _Marks(payload, found)
+    message = marks.restored(decode(marks.payload))
+    return message if marks.left == 0 else None
+
+
+class _Marks:
+    """A payload in which finite numbers stand for literals, until it is decoded."""
+
+    def __init__(self, payload: bytes, literals: Sequence[bytes]) -> None:
+        texts = (f"0.{n:012}1".encode() for n in range(1 << 30, 1 << 31))
+        unused = (text for text in texts if text not in payload)
+        by_literal = {literal: next(unused) for literal in dict.fromkeys(literals)}
+        self._numbers = {float(text): NON_FINITE[one] for one, text in by_literal.items()}
+        self.payload = _TOKEN.sub(
+            lambda match: match[0] if match[1] is None else by_literal[match[1]], payload
+        )
+        self.left = len(literals)
+        """Literals that no float of the message stood for so far."""
+
+    def restored(self, value: Any) -> Any:
+        """Return a decoded value with the floats that the literals are. Change it in place where possible."""
+        kind = type(value)
+        if kind is float:
+            if value not in self._numbers:
+                return value
+            self.left -= 1
+            return self._numbers[value]
+        if kind is dict:
+            value.update({key: self.restored(part) for key, part in value.items()})
+        elif kind is list:
+            value[:] = map(self.restored, value)
+        elif kind in (tuple, set, frozenset):
+            return kind(map(self.restored, value))
+        elif isinstance(value, tuple):
+            return kind(*map(self.restored, value))
+        else:
+            self._restore_attributes(value)
+        return value
+
+    def _restore_attributes(self, value: Any) -> None:
+        assign = (
+            msgspec.structs.force_setattr
+            if isinstance(value, msgspec.Struct)
+            else object.__setattr__
+        )
+        for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
+            if (restored := self.restored(part)) is not part:
+                assign(value, name, restored)
