@@ -200,7 +200,7 @@ def test_defaults_of_serve_are_those_of_the_original() -> None:
     broker, etcd = loaded.group(BrokerFlags), loaded.group(EtcdFlags)
     assert (broker.zone, broker.limit, broker.max_replication) == ("local", 1024, 9)
     assert (broker.min_append_rate, broker.max_append_rate) == (65536, 0)
-    assert broker.server_settings("here").streams_max == 2_024
+    assert broker.server_settings("here").streams_max == 3_024
     assert (broker.watch_delay, broker.max_grpc_recv_size) == (0.03, 4194304)
     assert (etcd.address, etcd.lease) == ("http://localhost:2379", 20.0)
     assert etcd.prefix == "/gazette/cluster"

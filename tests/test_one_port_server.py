@@ -14,7 +14,7 @@ import pytest
 
 from gazette.net import graceful_http
 from gazette.net.http2 import frames as fr
-from gazette.net.http2 import grpc_server
+from gazette.net.http2 import server_connection
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import HTTP2
 from gazette.protocol.route import grpc_target
@@ -63,7 +63,7 @@ async def test_first_bytes_may_come_one_by_one() -> None:
 
 
 async def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "FIRST_FRAMES_S", 0.05)
+    monkeypatch.setattr(server_connection, "FIRST_FRAMES_S", 0.05)
     async with Running(bound(transport=HTTP2)) as running:
         for content in (b"", b"PR", b"PRI *"):
             reader, writer = await connect(running)

@@ -41,7 +41,7 @@ class BrokerFlags(MemberFlags):
         "transport of gRPC: http2 (ours: HTTP on its port, too), or grpcio, which the next release drops",
     )
     max_streams: int = setting(
-        0, "largest number of calls that one connection may have open (0: 1,000 more than limit)"
+        0, "largest number of calls that one connection may have open (0: 2,000 more than limit)"
     )
     drain_timeout: float = duration(
         "30s", "at exit, longest wait for a hand-off when no other broker could take over"

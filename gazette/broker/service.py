@@ -27,7 +27,7 @@ from gazette.auth import KeyedAuth, NoAuth
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
-from gazette.broker.api.handlers import APPEND, journal_handler
+from gazette.broker.api.handlers import APPEND, admission, journal_handler
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
@@ -186,7 +186,8 @@ class BrokerService:
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
         parts.membership.allocate(self._solver_pool)
-        self.server.add_handlers(parts.handler, {APPEND: parts.append.take_whole})
+        whole = {APPEND: parts.append.take_whole}
+        self.server.add_handlers(parts.handler, whole, admission(self._auth))
         await self.server.start_grpc()
         self._phase = "ready"
         log.info(

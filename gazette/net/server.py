@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from gazette.net.grpc_metrics import MetricsInterceptor
 from gazette.net.http2.connection import STREAMS_MAX
-from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http2.grpc_server import Admit, GrpcServer
 from gazette.net.http2.whole_call import TakeWhole
 from gazette.net.http_guard import is_loopback
 from gazette.net.http_server import (
@@ -262,15 +262,20 @@ class Server:
         if self._http2 is not None:
             self._http2.http1 = self._http.take
 
-    def add_handlers(self, handler: Any, whole: Mapping[str, TakeWhole]) -> None:
+    def add_handlers(
+        self, handler: Any, whole: Mapping[str, TakeWhole], admit: Admit | None = None
+    ) -> None:
         """Serve the methods of a generic handler.
 
-        Our own transport offers calls that arrive as a whole to the functions of ``whole``, by path.
+        Our own transport offers calls that arrive as a whole to the functions of ``whole``, by path. It
+        shows the heads of others to ``admit``.
         """
-        self.grpc.add_generic_rpc_handlers((handler,))
-        if isinstance(self.grpc, GrpcServer):
+        if self._http2 is None:
+            self.grpc.add_generic_rpc_handlers((handler,))
+        else:
+            self._http2.add_generic_rpc_handlers((handler,), admit)
             for path, take in whole.items():
-                self.grpc.take_whole_calls(path, take)
+                self._http2.take_whole_calls(path, take)
 
     async def start_grpc(self) -> None:
         """Serve the servicers that were added to ``grpc``. Before, connections wait."""

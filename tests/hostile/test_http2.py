@@ -12,7 +12,7 @@ import pytest
 from gazette.auth import Claims
 from gazette.client.append.appender import AppendParams
 from gazette.net.http2 import frames as fr
-from gazette.net.http2 import grpc_server
+from gazette.net.http2 import server_connection
 from gazette.net.http2 import socket as http2_socket
 from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import encode_fields
@@ -222,9 +222,9 @@ async def test_connections_that_never_end(
     log_lines: Callable[[], list[str]],
 ) -> None:
     """They get few bytes at a time for ever, and are ended in time."""
-    monkeypatch.setattr(grpc_server, "FIRST_FRAMES_S", 0.2)
-    monkeypatch.setattr(grpc_server, "KEEPALIVE_S", 0.2)
-    monkeypatch.setattr(grpc_server, "IDLE_S", 0.4)
+    monkeypatch.setattr(server_connection, "FIRST_FRAMES_S", 0.2)
+    monkeypatch.setattr(server_connection, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(server_connection, "IDLE_S", 0.4)
     results = matrix(f"HTTP/2 x connections that never end, {kind}")
     first, drop = {
         "nothing": (b"", b""),

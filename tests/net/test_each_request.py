@@ -15,6 +15,7 @@ from gazette.net.http2.connection import Http2Connection, Http2Stream
 from gazette.net.http2.grpc_call import GrpcCall
 from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http2.headers import RequestHead
+from gazette.net.http2.held_memory import HeldMemory
 from gazette.net.http2.messages import MessageQueue, prefixed
 from gazette.net.http2.metadata import EOF
 from gazette.net.http_server import bind_tcp
@@ -91,7 +92,7 @@ class Caller:
 def new_call() -> GrpcCall:
     """Make a call whose stream belongs to no socket."""
     stream = Http2Stream(Http2Connection(lambda _: None, lambda: 0.0), 1)
-    return GrpcCall(stream, RequestHead(b"", b"", b"", []), MessageQueue(100))
+    return GrpcCall(stream, RequestHead(b"", b"", b"", []), MessageQueue(100), HeldMemory())
 
 
 @pytest.fixture

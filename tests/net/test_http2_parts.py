@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import tracemalloc
 import zlib
 
 import grpc
@@ -25,7 +26,7 @@ from gazette.net.http2.headers import (
     RequestHead,
     encode_fields,
 )
-from gazette.net.http2.messages import MessageQueue, prefixed
+from gazette.net.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
 from gazette.net.http2.metadata import fields_of, metadata_of, status_of, timeout_of, trailers
 
 REQUEST: Fields = [
@@ -105,13 +106,57 @@ def test_compressed_messages() -> None:
         queue.feed(compressed(data))
         assert queue.take()[0] == b"x" * 99
         # Case: it is small only while it is compressed.
+        queue = MessageQueue(98, encoding)
+        queue.feed(compressed(data))
         with pytest.raises(TooLarge):
-            MessageQueue(98, encoding).feed(compressed(data))
+            queue.take()
         for damaged in (data[:-5], b"damaged"):
+            queue = MessageQueue(1000, encoding)
+            queue.feed(compressed(damaged))
             with pytest.raises(Invalid):
-                MessageQueue(1000, encoding).feed(compressed(damaged))
+                queue.take()
+    queue = MessageQueue(1000)
+    queue.feed(compressed(b"x"))
     with pytest.raises(Invalid):
-        MessageQueue(1000).feed(compressed(b"x"))
+        queue.take()
+
+
+def test_compressed_messages_are_inflated_one_at_a_time() -> None:
+    """What waits is as small as it arrived, and what was inflated counts until the next is taken."""
+    bomb = gzip.compress(bytes(1 << 20))
+    queue = MessageQueue(1 << 20, "gzip")
+    for _ in range(100):
+        queue.feed(compressed(bomb))
+    waiting = 100 * (len(bomb) + MESSAGE_BYTES)
+    assert queue.held == waiting
+    tracemalloc.start()
+    for taken in range(1, 4):
+        message, consumed = queue.take()
+        assert message == bytes(1 << 20)
+        assert consumed == len(bomb) + 5
+        assert queue.held == waiting - taken * (len(bomb) + MESSAGE_BYTES) + (1 << 20)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+    queue.clear()
+    assert (queue.held, len(queue), queue.is_cut) == (0, 0, False)
+
+
+def test_parts_of_a_message_keep_nothing_else() -> None:
+    """Each is a view of all that one reading has brought. They are joined, and count as announced."""
+    queue = MessageQueue(1 << 20)
+    whole = prefixed(bytes(100_000))
+    tracemalloc.start()
+    for at in range(2_000):
+        reading = bytes(1 << 16)[:at] + whole[at : at + 1] + bytes(1 << 16)
+        queue.feed(memoryview(reading)[at : at + 1])
+    del reading
+    assert tracemalloc.get_traced_memory()[0] < 16_384
+    tracemalloc.stop()
+    assert queue.held == len(whole)
+    queue.feed(memoryview(whole)[2_000:])
+    assert queue.held == 100_000 + MESSAGE_BYTES
+    assert queue.take()[0] == bytes(100_000)
+    assert queue.held == 0
 
 
 # Metadata.

@@ -15,9 +15,11 @@ import pytest
 from gazette.errors import Invalid
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection
-from gazette.net.http2.grpc_server import GrpcServer, ServerConnection
+from gazette.net.http2.grpc_server import Admit, GrpcServer
 from gazette.net.http2.headers import encode_fields
+from gazette.net.http2.held_memory import HELD_MAX
 from gazette.net.http2.messages import prefixed
+from gazette.net.http2.server_connection import ServerConnection
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -110,10 +112,14 @@ class Handlers:
 class Served:
     """A server, its handlers, and a client."""
 
-    def __init__(self, limit: int = 100) -> None:
+    def __init__(
+        self, limit: int = 100, admit: Admit | None = None, held_max: int = HELD_MAX
+    ) -> None:
         self.handlers = Handlers()
-        self.server = GrpcServer(SystemClock(), max_recv_bytes=LARGEST, limit=limit)
-        self.server.add_generic_rpc_handlers((self.handlers.table(),))
+        self.server = GrpcServer(
+            SystemClock(), max_recv_bytes=LARGEST, limit=limit, held_max=held_max
+        )
+        self.server.add_generic_rpc_handlers((self.handlers.table(),), admit)
         listener = bind_tcp("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
         self.server.listen(listener, None)

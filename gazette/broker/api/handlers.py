@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 
+from gazette.auth import Capability, Verifier, authorization_of
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
+from gazette.net.http2.metadata import Metadata
 from gazette.protocol.content import decode_append, decode_replicate, encode_read
 from gazette.protocol.pb import broker_pb2
 
 SERVICE: Final = "protocol.Journal"
 APPEND: Final = f"/{SERVICE}/Append"
+CAPABILITIES: Final = {
+    "List": Capability.LIST,
+    "Apply": Capability.APPLY,
+    "Read": Capability.READ,
+    "Append": Capability.APPEND,
+    "Replicate": Capability.REPLICATE,
+    "ListFragments": Capability.READ,
+    "FragmentStoreHealth": Capability.READ,
+}
+"""What each call requires of its caller."""
+
+
+def admission(verifier: Verifier) -> Callable[[str, Metadata], None]:
+    """Return a function that looks at the head of a call, by its path and metadata.
+
+    It raises ``NotAllowed`` as the call's handler would, but before anything of the call is kept.
+    """
+
+    def admit(path: str, metadata: Metadata) -> None:
+        verifier.verify(authorization_of(metadata), CAPABILITIES[path.rpartition("/")[2]])
+
+    return admit
 
 
 def journal_handler(

@@ -206,9 +206,7 @@ class ClientCall(StreamListener):
             try:
                 consumed = queue.feed(memoryview(content))
             except GazetteError as error:
-                large = isinstance(error, TooLarge)
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL
-                self.finish(code, str(error))
+                self.finish(_code_of(error), str(error))
                 return
             if consumed:
                 stream.consume(consumed)
@@ -416,7 +414,17 @@ class ClientCall(StreamListener):
     def _take(self) -> Any:
         """Return the next response, decoded. Raise ``AioRpcError``, which ends the call, if it cannot be."""
         assert self._queue is not None
-        message, consumed = self._queue.take()
+        try:
+            message, consumed = self._queue.take()
+        except GazetteError as error:
+            self._queue.clear()
+            self.finish(_code_of(error), str(error))
+            self._status = (
+                _code_of(error),
+                str(error),
+            )  # The server may have said that all is well.
+            self._raise_for_status()
+            raise
         if consumed and self._stream is not None:
             self._stream.consume(consumed)
         decode, response = self._method.decode, message
@@ -468,6 +476,12 @@ class ClientCall(StreamListener):
             details=details,
             debug_error_string=details,
         )
+
+
+def _code_of(error: GazetteError) -> grpc.StatusCode:
+    """Return the status of a call with a response that is not taken."""
+    large = isinstance(error, TooLarge)
+    return grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL
 
 
 def _plain(fields: Fields) -> Fields:

@@ -38,7 +38,7 @@ FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream of which nothing was consumed yet."""
 CONNECTION_BYTES: Final = 1 << 23
 HELD_BYTES: Final = 1 << 25
-STREAMS_MAX: Final = 1_000
+STREAMS_MAX: Final = 2_000
 """Streams of one connection whose handlers run, unless a server has another bound."""
 BEGIN_WORK: Final = 4
 """Work of a stream that begins. That of any other frame is 1, about 10 µs."""
@@ -48,7 +48,7 @@ _SETTINGS_BYTES: Final = 64
 """Bytes of settings beyond which each as many cost as much as a frame without content."""
 _LOOKS: Final = 100
 """Streams that are looked at for as much."""
-_UNBOUNDED: Final = 1 << 60
+ALL_WORK: Final = 1 << 60
 _JOINED_BYTES: Final = 1 << 11
 """Content up to this length is written together with the head of its frame."""
 _RESETS_KEPT: Final = 1_000
@@ -115,6 +115,11 @@ class Http2Stream:
         self._released = False
         self._taken = 0
         """Bytes that the peer takes beyond its initial window, less those that were sent."""
+
+    @property
+    def connection(self) -> Http2Connection:
+        """Return the connection to which the stream belongs."""
+        return self._connection
 
     @property
     def window(self) -> int:
@@ -246,6 +251,10 @@ class Http2Connection:
         self._shut: dict[Http2Stream, None] = {}
         """Streams that wait for windows of their own."""
         self._paused = False
+        self.ahead_bytes = STREAM_BYTES
+        """Bytes that a stream of which something was consumed may be ahead; `FIRST_BYTES` at least."""
+        self.is_known = False
+        """True once a server has served a call of its peer."""
         self.running = 0
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31
@@ -399,8 +408,8 @@ class Http2Connection:
         self._grant()
         if stream.remote_ended:
             return
-        room = STREAM_BYTES - stream._held - stream._granted
-        if room >= STREAM_BYTES // 4:
+        room = self.ahead_bytes - stream._held - stream._granted
+        if room >= self.ahead_bytes // 4:
             stream._granted += room
             self._write(fr.window_update(stream.id, room))
 
@@ -444,12 +453,15 @@ class Http2Connection:
 
     # -- the peer
 
-    def receive(self, data: bytes, work: int = _UNBOUNDED) -> None:
+    def receive(self, data: bytes, work: int = ALL_WORK) -> None:
         """Take what has arrived, and handle of that as much as is ``work``: the rest is a backlog.
 
         Raise ``ConnectionFault`` if the peer broke a rule of the connection.
         """
-        self.keep(data)
+        if self._rest:
+            self.keep(data)
+        elif data:
+            self._rest, self._at = data, 0
         self.work = work
         try:
             self._receive()

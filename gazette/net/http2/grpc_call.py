@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
-from gazette.errors import Broken, Closed, GazetteError, TooLarge
-from gazette.net.http2.connection import BytesLike, Http2Stream
+from gazette.errors import Broken, Closed, GazetteError, TooLarge, Unavailable
+from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream
 from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
-from gazette.net.http2.messages import MessageQueue, prefixed
+from gazette.net.http2.held_memory import HeldMemory
+from gazette.net.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
 from gazette.net.http2.metadata import (
     EOF,
     HEAD_BLOCK,
@@ -27,24 +28,32 @@ from gazette.net.http2.metadata import (
     metadata_of,
     trailers,
 )
+from gazette.net.http2.unfinished import Unfinished
 from gazette.net.http2.waiters import Waiters
+from gazette.net.http_accept import next_turn
 from gazette.runtime.tasks import TaskScope, begin_now
+
+_AT_HAND_MAX: Final = 1 << 20
+"""Memory of messages at hand that a handler may take before the loop goes on with others."""
 
 
 class GrpcCall:
-    """A call from its head to its trailers. Loop-bound; ``task`` is set by its server.
+    """A call from its head to its trailers. Loop-bound; ``task`` and ``unfinished`` are set by its server.
 
     As an iterator it gives decoded requests. One task at a time may read, and one may write.
     """
 
     __slots__ = (
         "_arrived",
+        "_at_hand",
         "_code",
         "_details",
         "_ended",
         "_fault",
         "_handling",
         "_head_sent",
+        "_held",
+        "_memory",
         "_metadata",
         "_queue",
         "_request",
@@ -55,15 +64,25 @@ class GrpcCall:
         "decode",
         "encode",
         "task",
+        "unfinished",
     )
 
-    def __init__(self, stream: Http2Stream, request: RequestHead, queue: MessageQueue) -> None:
+    def __init__(
+        self, stream: Http2Stream, request: RequestHead, queue: MessageQueue, memory: HeldMemory
+    ) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.unfinished: Unfinished | None = None
+        """What watches the call until it has a message."""
         self.decode: Callable[[bytes], Any] | None = None
         self.encode: Callable[[Any], bytes] | None = None
         self._stream = stream
         self._request = request
         self._queue = queue
+        self._memory = memory
+        self._held = 0
+        """Memory that was counted."""
+        self._at_hand = 0
+        """Memory of the messages that were taken since the last wait."""
         self._metadata: Metadata | None = None
         self._arrived = Waiters()
         self._room = Waiters()
@@ -87,17 +106,23 @@ class GrpcCall:
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         length = len(content)
         if self._fault is None and length:
+            waited = len(self._queue)
             try:
                 consumed = self._queue.feed(memoryview(content))
             except GazetteError as error:
-                self._fault = error
+                self._fail(error)
                 consumed = length
             if consumed:
                 self._stream.consume(consumed)
-            if self._handling is not None:
-                self._handling.arrived()
-            else:
-                self._arrived.wake()
+            fresh = len(self._queue) - waited
+            if fresh > 1:
+                self._stream.charge(fresh)
+            if self.unfinished is not None and fresh:
+                self._stream.connection.is_known = True
+                self._watch_no_more()
+            self._wake()
+            if self._queue.held != self._held:
+                self._count()
         elif length:
             self._stream.consume(length)
         if ended:
@@ -106,6 +131,7 @@ class GrpcCall:
     def on_fault(self, error: GazetteError) -> None:
         if self._fault is None:
             self._fault = error
+        self._drop()
         self._room.wake()
         if self.task is not None:
             self.task.cancel()
@@ -120,9 +146,40 @@ class GrpcCall:
         self._ended = True
         if self._fault is None and self._queue.is_cut:
             self._fault = Broken("the last message is cut short")
+        self._wake()
+
+    def _wake(self) -> None:
         if self._handling is not None:
             self._handling.arrived()
-        self._arrived.wake()
+        else:
+            self._arrived.wake()
+
+    def _fail(self, error: GazetteError) -> None:
+        """Drop the requests that were not taken. The handler gets ``error`` in their place."""
+        self._fault = error
+        self._drop()
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        self._watch_no_more()
+        if self._held:
+            self._count()
+
+    def _count(self) -> None:
+        self._held = self._queue.held
+        self._memory.hold(self, self._held)
+        self._stream.connection.ahead_bytes = self._memory.ahead_bytes
+
+    def _watch_no_more(self) -> None:
+        if self.unfinished is not None:
+            self.unfinished.discard(self)
+            self.unfinished = None
+
+    def give_up_messages(self) -> None:
+        """Drop the requests that were not taken: others need the memory."""
+        self._held = 0
+        self._fail(Unavailable("the server holds too many messages: try again later"))
+        self._wake()
 
     # -- what the handler uses
 
@@ -131,21 +188,38 @@ class GrpcCall:
 
         Raise ``TooLarge`` or ``Invalid`` for one that is not taken, and what decoding raises.
         """
-        queue = self._queue
-        while not queue:
+        while not self._queue:
             if self._fault is not None:
                 raise self._fault
             if self._ended:
                 return EOF
+            self._at_hand = 0
             await self._arrived.wait()
-        return self.take()
+        if self._at_hand >= _AT_HAND_MAX:
+            self._at_hand = 0
+            await next_turn(asyncio.get_running_loop())
+            return await self.read()
+        message = self._take()
+        self._at_hand += len(message) + MESSAGE_BYTES
+        return message if self.decode is None else self.decode(message)
 
     def take(self) -> Any:
-        """Return the next request, which must have arrived. Raise what decoding raises."""
-        message, consumed = self._queue.take()
+        """Return the next request, which must have arrived. Raise as ``read``."""
+        message = self._take()
+        return message if self.decode is None else self.decode(message)
+
+    def _take(self) -> bytes:
+        queue = self._queue
+        try:
+            message, consumed = queue.take()
+        except GazetteError as error:
+            self._fail(error)
+            raise
         if consumed:
             self._stream.consume(consumed)
-        return message if self.decode is None else self.decode(message)
+        if (self._held or queue.inflates) and queue.held != self._held:
+            self._count()
+        return message
 
     async def each(
         self,
@@ -254,9 +328,20 @@ class GrpcCall:
         return self._fault
 
     @property
+    def connection(self) -> Http2Connection:
+        """Return the connection of the caller."""
+        return self._stream.connection
+
+    @property
     def is_over(self) -> bool:
         """Return True if the caller has gone."""
         return self._stream.over
+
+    def give_up(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status before its handler has."""
+        self.finish(code, details)
+        if self.task is not None:
+            self.task.cancel()
 
     def finish(self, code: grpc.StatusCode, details: str = "") -> None:
         """End the call. Do nothing if it has ended, or if the caller has gone."""
@@ -270,6 +355,7 @@ class GrpcCall:
         if not stream.remote_ended:
             stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
         stream.release()
+        self._drop()
 
     def _trailers(self, code: grpc.StatusCode, details: str) -> bytes:
         try:
@@ -349,4 +435,6 @@ def status_of_fault(error: GazetteError) -> grpc.StatusCode:
     """Return the status of a call whose requests could not be taken."""
     if isinstance(error, TooLarge):
         return grpc.StatusCode.RESOURCE_EXHAUSTED
+    if isinstance(error, Unavailable):
+        return grpc.StatusCode.UNAVAILABLE
     return grpc.StatusCode.INTERNAL

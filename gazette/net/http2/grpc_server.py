@@ -11,22 +11,25 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
 import msgspec
 
-from gazette.errors import Closed, GazetteError
+from gazette.errors import GazetteError, NotAllowed
 from gazette.net.graceful_http import FIRST_REQUEST_S
 from gazette.net.grpc_metrics import MeasuredMethod
-from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
 from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
+from gazette.net.http2.held_memory import HELD_MAX, HeldMemory
 from gazette.net.http2.messages import ENCODINGS, MessageQueue
-from gazette.net.http2.metadata import EOF, is_grpc, timeout_of
-from gazette.net.http2.socket import CLOSING_S, Http2Socket
+from gazette.net.http2.metadata import EOF, Metadata, is_grpc, timeout_of
+from gazette.net.http2.server_connection import ServerConnection
+from gazette.net.http2.socket import CLOSING_S
+from gazette.net.http2.turns import Turns
+from gazette.net.http2.unfinished import Unfinished
 from gazette.net.http2.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
@@ -37,18 +40,10 @@ from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
-_MARK: Final = fr.PREFACE[:4]
-"""First bytes of HTTP/2. No request of HTTP/1.1 begins with them."""
-FIRST_FRAMES_S: Final = 10.0
-"""Seconds from the connection to the peer's settings."""
-KEEPALIVE_S: Final = 10.0
-"""Seconds of silence after which a peer with open calls is asked if it is there, and then given up."""
-IDLE_S: Final = 600.0
-"""Seconds without a call after which a connection is ended."""
-STALL_S: Final = 60.0
-"""Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
-_OFFERED_MAX: Final = 64
-"""Whole calls that are served in one turn of the loop."""
+TASK_WORK: Final = 12
+"""Work of a call that a task serves, beyond that of its frames: see `turns`."""
+_HANDED_MAX: Final = 16
+"""Calls that were not complete in time, and whose tasks begin in one turn of the loop."""
 _DRAIN_S: Final = 0.5
 """Seconds in which calls are still taken that clients began before they learned of the end."""
 _NOT_GRPC: Final = (
@@ -56,10 +51,15 @@ _NOT_GRPC: Final = (
 )
 
 
+Admit: TypeAlias = Callable[[str, Metadata], None]
+"""Raises ``NotAllowed`` if a caller with such metadata may not call the method of that path."""
+
+
 class _Method(msgspec.Struct, frozen=True):
     """A method as it is served: its handler, wrapped so that calls are counted.
 
-    ``take`` is offered its whole calls; None: there is no such function.
+    ``take`` is offered its whole calls; None: there is no such function. ``admit`` looks at the heads of
+    others; None: its handler does.
     """
 
     path: bytes
@@ -70,6 +70,7 @@ class _Method(msgspec.Struct, frozen=True):
     encode: Any
     measured: MeasuredMethod
     take: TakeWhole | None
+    admit: Admit | None
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -91,11 +92,18 @@ class _Details(NamedTuple):
 class GrpcServer:
     """Serves handlers to at most ``limit`` connections, of ``streams_max`` calls each. Loop-bound.
 
-    ``max_recv_bytes`` bounds a request. Use ``listen``, then ``start``, then ``stop``.
+    ``max_recv_bytes`` bounds a request, and ``held_max`` those that wait for their handlers. Use ``listen``,
+    then ``start``, then ``stop``.
     """
 
     def __init__(
-        self, clock: Clock, *, max_recv_bytes: int, limit: int, streams_max: int = STREAMS_MAX
+        self,
+        clock: Clock,
+        *,
+        max_recv_bytes: int,
+        limit: int,
+        streams_max: int = STREAMS_MAX,
+        held_max: int = HELD_MAX,
     ) -> None:
         self._clock = clock
         self.streams_max = streams_max
@@ -105,7 +113,7 @@ class GrpcServer:
         self._listener: socket.socket | None = None
         self._tls: ReloadedTls | None = None
         self._acceptor: Acceptor | None = None
-        self._handlers: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self._handlers: list[tuple[grpc.GenericRpcHandler[Any, Any], Admit | None]] = []
         self._methods: dict[bytes, _Method] = {}
         self._takers: dict[str, TakeWhole] = {}
         self._fresh: dict[WholeCall, None] = {}
@@ -118,6 +126,10 @@ class GrpcServer:
         self.connections: dict[ServerConnection, None] = {}
         """All connections, in the order in which they were made."""
         self._calls: set[asyncio.Task[None]] = set()
+        self.turns = Turns(clock.monotonic, _call_soon)
+        """The turns in which connections handle what arrives."""
+        self._memory = HeldMemory(held_max)
+        self._unfinished = Unfinished(clock.monotonic)
         self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
         """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
         self.decided = asyncio.Event()
@@ -126,10 +138,14 @@ class GrpcServer:
         self._stopped = asyncio.Event()
 
     def add_generic_rpc_handlers(
-        self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]
+        self, handlers: Iterable[grpc.GenericRpcHandler[Any, Any]], admit: Admit | None = None
     ) -> None:
-        """Serve the methods of ``handlers``, too. The first that knows a method has it."""
-        self._handlers += handlers
+        """Serve the methods of ``handlers``, too. The first that knows a method has it.
+
+        With ``admit``, a caller that may not call is refused by the head of its call, and the first message
+        of any call must come in time. Without, it must come in time if the method takes one message only.
+        """
+        self._handlers += [(one, admit) for one in handlers]
 
     def take_whole_calls(self, path: str, take: TakeWhole) -> None:
         """Offer calls of a method to ``take`` that arrive as a whole. Its handler serves all others.
@@ -169,11 +185,18 @@ class GrpcServer:
         return ServerConnection(self, made)
 
     def _make_room(self) -> bool:
-        """End the connection that has gone longest without a call."""
-        idle = [one for one in self.connections if not one.is_busy and not one.is_closing]
-        if not idle:
+        """End a connection without a call that has a message: strangers first, then those that have gone
+        longest without a call.
+        """
+        unfinished = self._unfinished.by_connection()
+        useless = [
+            one
+            for one in self.connections
+            if one.http2.running == unfinished[one.http2] and not one.is_closing
+        ]
+        if not useless:
             return False
-        min(idle, key=lambda one: one.busy_at).give_up()
+        min(useless, key=lambda one: (one.http2.is_known, one.busy_at)).give_up()
         return True
 
     async def stop(self, grace_s: float) -> None:
@@ -289,15 +312,33 @@ class GrpcServer:
 
     def _begin(self, stream: Http2Stream, request: RequestHead, plan: _Plan) -> GrpcCall:
         """Begin a call that a task serves."""
-        call = GrpcCall(stream, request, MessageQueue(self._max_recv_bytes, plan.encoding))
+        queue = MessageQueue(self._max_recv_bytes, plan.encoding)
+        call = GrpcCall(stream, request, queue, self._memory)
         method = plan.method
         if method is None:
             assert plan.refusal is not None
             call.finish(*plan.refusal)
             return call
+        stream.charge(TASK_WORK)
+        if not self._admitted(call, method):
+            return call
         call.decode, call.encode = method.decode, method.encode
+        if method.admit is not None or not method.request_streaming:
+            call.unfinished = self._unfinished
+            self._unfinished.add(call)
         self._spawn(call, self._run(call, method, plan.timeout_s), method)
         return call
+
+    def _admitted(self, call: GrpcCall, method: _Method) -> bool:
+        """Look at the head of a call. Return False if that has ended it."""
+        if method.admit is not None:
+            try:
+                method.admit(method.measured.name, call.invocation_metadata())
+            except NotAllowed as error:
+                call.finish(grpc.StatusCode.UNAUTHENTICATED, error.message)
+                method.measured.count(grpc.StatusCode.UNAUTHENTICATED, 0.0, 0)
+                return False
+        return True
 
     def _spawn(self, call: GrpcCall, running: Coroutine[Any, Any, None], method: _Method) -> None:
         task = self._scope.spawn(running, name=method.path.decode("latin-1"))
@@ -317,8 +358,8 @@ class GrpcServer:
             return
         offered: dict[bytes, list[WholeCall]] = {}
         traced = tracing.active()
-        for call in list(self._fresh)[:_OFFERED_MAX]:
-            del self._fresh[call]
+        fresh, self._fresh = self._fresh, {}
+        for call in fresh:
             if not call.is_open:
                 continue
             if traced or call.is_long:
@@ -327,9 +368,8 @@ class GrpcServer:
                 self._gathering.pop(call, None)
                 offered.setdefault(call.method.path, []).append(call)
             else:
+                call.keep()
                 self._gathering[call] = None
-        if self._fresh:  # The loop goes on with others meanwhile.
-            asyncio.get_running_loop().call_soon(self.begin_calls)
         if self._gathering and self._gathered is None:
             loop = asyncio.get_running_loop()
             self._gathered = loop.call_later(GATHER_S, self._stop_gathering)
@@ -343,17 +383,18 @@ class GrpcServer:
 
     def _stop_gathering(self) -> None:
         """Serve calls by tasks whose time to become complete is over."""
-        self._gathered = None
+        self._gathered, handed = None, 0
         now = self._clock.monotonic()
         while self._gathering:
             call = next(iter(self._gathering))
             left = call.began + GATHER_S - now
-            if left > 0:
+            if left > 0 or handed == _HANDED_MAX:
                 loop = asyncio.get_running_loop()
-                self._gathered = loop.call_later(left, self._stop_gathering)
+                self._gathered = loop.call_later(max(left, 0.0), self._stop_gathering)
                 return
             del self._gathering[call]
             call.hand_back()
+            handed += 1
 
     def _offer(self, calls: list[WholeCall]) -> None:
         self._whole.update(dict.fromkeys(calls))
@@ -384,7 +425,8 @@ class GrpcServer:
     def answer_by_task(self, call: WholeCall, response: bytes) -> None:
         """See ``CallOwner.answer_by_task``."""
         self._whole.pop(call, None)
-        served = GrpcCall(call.stream, call.request, MessageQueue(self._max_recv_bytes))
+        queue = MessageQueue(self._max_recv_bytes)
+        served = GrpcCall(call.stream, call.request, queue, self._memory)
         call.stream.listener = served
 
         left_s = call.timeout_s
@@ -407,6 +449,8 @@ class GrpcServer:
         """See ``CallOwner.answered``."""
         self._whole.pop(call, None)
         self._gathering.pop(call, None)
+        if code is grpc.StatusCode.OK:
+            call.stream.connection.is_known = True
         self._count(call, code)
 
     def _count(self, call: WholeCall, code: grpc.StatusCode) -> None:
@@ -417,10 +461,10 @@ class GrpcServer:
         method = self._methods.get(path)
         if method is None:
             name = path.decode("latin-1")
-            for handler in self._handlers:
+            for handler, admit in self._handlers:
                 found = handler.service(_Details(name))  # type: ignore[arg-type]
                 if found is not None:
-                    method = _measured(name, found, self._clock, self._takers.get(name))
+                    method = _measured(name, found, self._clock, self._takers.get(name), admit)
                     self._methods[path] = method
                     break
         return method
@@ -460,6 +504,10 @@ class GrpcServer:
         call.finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
 
 
+def _call_soon(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
+
+
 async def _only_request(call: GrpcCall) -> Any:
     request = await call.read()
     if request is EOF:
@@ -469,7 +517,9 @@ async def _only_request(call: GrpcCall) -> Any:
     return request
 
 
-def _measured(name: str, handler: Any, clock: Clock, take: TakeWhole | None) -> _Method:
+def _measured(
+    name: str, handler: Any, clock: Clock, take: TakeWhole | None, admit: Admit | None
+) -> _Method:
     measured = MeasuredMethod(name, handler, clock)
     served = measured.handler
     kinds = (served.unary_unary, served.unary_stream, served.stream_unary, served.stream_stream)
@@ -483,6 +533,7 @@ def _measured(name: str, handler: Any, clock: Clock, take: TakeWhole | None) -> 
         served.response_serializer,
         measured,
         take,
+        admit,
     )
 
 
@@ -525,116 +576,3 @@ def _refused(stream: Http2Stream) -> StreamListener:
     listener = _Ignoring(stream, _NOT_GRPC)
     listener.answer()
     return listener
-
-
-class ServerConnection(Http2Socket):
-    """One connection of a server, with the time that its client has for each step.
-
-    If the server has ``http1``, the connection is *undecided* until its first bytes are there. It is
-    decided at once if TLS has agreed on HTTP/2.
-    """
-
-    def __init__(self, server: GrpcServer, made: Callable[[], None]) -> None:
-        super().__init__(server.accept, server.streams_max)
-        self._server = server
-        self._made = made
-        self._first: bytes | None = None if server.http1 is None else b""
-        """The first bytes while the connection is undecided; then None."""
-        self.busy_at = self._heard_at
-        """The loop's time at which the last call ended."""
-
-    def give_up(self) -> None:
-        """End the connection of a client that makes no calls: it may connect again."""
-        self.drain(last=True)
-        self.close()
-
-    @property
-    def is_undecided(self) -> bool:
-        """Return True until the first bytes say which protocol the client speaks."""
-        return self._first is not None and not self._closing
-
-    @property
-    def is_busy(self) -> bool:
-        """Return True while calls run, or answers are on their way to the socket."""
-        return self._connection.running > 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._server.connections[self] = None
-        self._made()
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == "h2":
-            self._first = None
-        if self._first is None:
-            super().connection_made(transport)
-        else:
-            self._transport = cast("asyncio.Transport", transport)
-        self._set_timer(FIRST_FRAMES_S, self._check)
-
-    def data_received(self, data: bytes) -> None:
-        if self._first is None or self._closing:
-            super().data_received(data)
-            return
-        first = self._first + data
-        if len(first) < len(_MARK) and _MARK.startswith(first):
-            self._first = first
-            return
-        self._first = None
-        if first.startswith(_MARK):
-            self._connection.begin()
-            super().data_received(first)
-        else:
-            self._pass_on(first)
-        self._server.changed()
-
-    def _pass_on(self, first: bytes) -> None:
-        """Leave the connection to the server of HTTP/1.1."""
-        assert self._transport is not None
-        assert self._server.http1 is not None
-        transport = self._transport
-        # It is as lost as far as this server is concerned.
-        super().connection_lost(None)
-        self._server.lost(self)
-        self._server.http1(transport, first)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        self._connection.lose(Closed(f"the caller's connection has ended: {error or 'closed'}"))
-        self._server.lost(self)
-
-    def drain(self, *, last: bool) -> None:
-        """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
-        if not self._closing:
-            if self._first is None:
-                self._connection.drain(last=last)
-            if last and not self.is_busy:
-                self.close()
-
-    def _on_change(self) -> None:
-        if not self._connection.running:
-            self.busy_at = self._loop.time()
-            if self._connection.draining and not self._connection.streams:
-                self._loop.call_soon(self.close)
-        self._server.changed()
-
-    def _on_received(self) -> None:
-        self._server.begin_calls()
-
-    def _check(self) -> None:
-        """Give up a client that is silent, or takes nothing. End a connection that is not used."""
-        now = self._loop.time()
-        if not self._connection.settled:
-            self.close()
-            return
-        if self._stalled_at is not None and now - self._stalled_at >= STALL_S:
-            log.debug("a client reads nothing of its answers: its connection is cut off")
-            self.abort()
-            return
-        if self._connection.streams:
-            if self._fell_silent(KEEPALIVE_S, KEEPALIVE_S / 2):
-                log.debug("a client does not answer: its connection is cut off")
-                self.abort()
-                return
-        elif not self.is_busy and now - self.busy_at >= IDLE_S:
-            self.give_up()
-            return
-        self._set_timer(KEEPALIVE_S, self._check)

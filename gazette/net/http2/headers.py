@@ -64,7 +64,7 @@ class HeaderDecoder:
         return fields
 
     def _checked(self, block: bytes) -> Fields:
-        if _updates(block) > _UPDATES_MAX:
+        if block and _UPDATE <= block[0] < 2 * _UPDATE and _updates(block) > _UPDATES_MAX:
             text = "a header block changes the size of the table too often"
             raise ConnectionFault(FaultCode.COMPRESSION_ERROR, text)
         try:

@@ -10,7 +10,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from gazette.net.http2.connection import STREAMS_MAX, Accept, BytesLike, Http2Connection
+from gazette.net.http2.connection import (
+    ALL_WORK,
+    STREAMS_MAX,
+    Accept,
+    BytesLike,
+    Http2Connection,
+)
 from gazette.net.http2.frames import ConnectionFault
 
 log = logging.getLogger(__name__)
@@ -54,11 +60,15 @@ class Http2Socket(asyncio.Protocol):
         self._connection.begin()
 
     def data_received(self, data: bytes) -> None:
+        self._handle(data, ALL_WORK)
+
+    def _handle(self, data: bytes, most: int) -> None:
+        """Take what has arrived, and handle as much as is ``most`` work."""
         self._heard_at, self._pinged_at = self._loop.time(), None
         if self._closing:
             return
         try:
-            self._connection.receive(data)
+            self._connection.receive(data, most)
         except ConnectionFault as fault:
             self._on_fault(fault)
         self._on_received()

@@ -93,7 +93,7 @@ class WholeCall:
         """Requests that ``messages`` has returned."""
         self.on_gone: Callable[[], None] | None = None
         self._owner = owner
-        self._content: list[BytesLike] = []
+        self._content: list[BytesLike | bytearray] = []
         self._length = 0
         self._open = True
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,10 @@ class WholeCall:
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         del ended
-        self._content.append(content)
+        if self._content and isinstance(self._content[0], bytearray):
+            self._content[0] += content
+        else:
+            self._content.append(content)
         self._length += len(content)
         self._owner.arrived(self)
 
@@ -187,6 +190,10 @@ class WholeCall:
     def is_open(self) -> bool:
         """Return True until the call is answered, or its caller has gone."""
         return self._open
+
+    def keep(self) -> None:
+        """Copy what has arrived: until then it is views of all that one reading has brought."""
+        self._content = [bytearray().join(self._content)]
 
     def limit(self) -> None:
         """Begin to watch the caller's time limit, as the call was not answered at once."""

@@ -1,0 +1,198 @@
+"""One connection of a gRPC server: its first bytes, its turns, and the time that its client has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from gazette.errors import Closed
+from gazette.net.http2 import frames as fr
+from gazette.net.http2.connection import Http2Connection, Http2Stream, StreamListener
+from gazette.net.http2.headers import RequestHead
+from gazette.net.http2.socket import Http2Socket
+from gazette.net.http2.turns import Turns
+
+log = logging.getLogger(__name__)
+
+_MARK: Final = fr.PREFACE[:4]
+"""First bytes of HTTP/2. No request of HTTP/1.1 begins with them."""
+FIRST_FRAMES_S: Final = 10.0
+"""Seconds from the connection to the peer's settings."""
+KEEPALIVE_S: Final = 10.0
+"""Seconds of silence after which a peer with open calls is asked if it is there, and then given up."""
+IDLE_S: Final = 600.0
+"""Seconds without a call after which a connection is ended."""
+STALL_S: Final = 60.0
+"""Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
+
+
+class ConnectionOwner(Protocol):
+    """The server of a connection, as the connection sees it."""
+
+    streams_max: int
+    turns: Turns
+    connections: dict[ServerConnection, None]
+    http1: Callable[[asyncio.Transport, bytes], None] | None
+
+    def accept(self, stream: Http2Stream, request: RequestHead, ended: bool, /) -> StreamListener:
+        """Begin a call."""
+        ...
+
+    def begin_calls(self) -> None:
+        """Serve what a reading has completed."""
+        ...
+
+    def changed(self) -> None:
+        """Learn that a call or a connection has ended."""
+        ...
+
+    def lost(self, connection: ServerConnection) -> None:
+        """Learn that the connection has ended."""
+        ...
+
+
+class ServerConnection(Http2Socket):
+    """One connection of a server, with the time that its client has for each step.
+
+    If the server has ``http1``, the connection is *undecided* until its first bytes are there. It is
+    decided at once if TLS has agreed on HTTP/2.
+    """
+
+    def __init__(self, server: ConnectionOwner, made: Callable[[], None]) -> None:
+        super().__init__(server.accept, server.streams_max)
+        self._server = server
+        self._made = made
+        self._first: bytes | None = None if server.http1 is None else b""
+        """The first bytes while the connection is undecided; then None."""
+        self.busy_at = self._heard_at
+        """The loop's time at which the last call ended."""
+
+    def give_up(self) -> None:
+        """End the connection of a client that makes no calls: it may connect again."""
+        self.drain(last=True)
+        self.close()
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return True until the first bytes say which protocol the client speaks."""
+        return self._first is not None and not self._closing
+
+    @property
+    def http2(self) -> Http2Connection:
+        """Return the connection without its socket."""
+        return self._connection
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while calls run, or answers are on their way to the socket."""
+        return self._connection.running > 0
+
+    @property
+    def has_backlog(self) -> bool:
+        """Return True if the client has asked for work that was not done yet."""
+        return self._connection.has_backlog and not self._closing
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._server.connections[self] = None
+        self._made()
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._first = None
+        if self._first is None:
+            super().connection_made(transport)
+        else:
+            self._transport = cast("asyncio.Transport", transport)
+        self._set_timer(FIRST_FRAMES_S, self._check)
+
+    def data_received(self, data: bytes) -> None:
+        if self._first is None:
+            self._server.turns.arrived(self, data)
+            return
+        first = self._first + data
+        if len(first) < len(_MARK) and _MARK.startswith(first):
+            self._first = first
+            return
+        self._first = None
+        if first.startswith(_MARK):
+            self._connection.begin()
+            self._server.turns.arrived(self, first)
+        else:
+            self._pass_on(first)
+        self._server.changed()
+
+    def work(self, data: bytes, most: int) -> int:
+        """See ``turns.BusyConnection.work``."""
+        if self._closing:
+            return 0
+        self._handle(data, most)
+        return most - self._connection.work
+
+    def keep(self, data: bytes) -> None:
+        """See ``turns.BusyConnection.keep``."""
+        self._connection.keep(data)
+
+    def pause_reading(self) -> None:
+        """See ``turns.BusyConnection.pause_reading``."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See ``turns.BusyConnection.resume_reading``."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _pass_on(self, first: bytes) -> None:
+        """Leave the connection to the server of HTTP/1.1."""
+        assert self._transport is not None
+        assert self._server.http1 is not None
+        transport = self._transport
+        # It is as lost as far as this server is concerned.
+        super().connection_lost(None)
+        self._server.lost(self)
+        self._server.http1(transport, first)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._server.turns.forget(self)
+        self._connection.lose(Closed(f"the caller's connection has ended: {error or 'closed'}"))
+        self._server.lost(self)
+
+    def drain(self, *, last: bool) -> None:
+        """Tell the client to make no more calls here. With ``last``, refuse those that it makes."""
+        if not self._closing:
+            if self._first is None:
+                self._connection.drain(last=last)
+            if last and not self.is_busy:
+                self.close()
+
+    def _on_change(self) -> None:
+        if not self._connection.running:
+            self.busy_at = self._loop.time()
+            if self._connection.draining and not self._connection.streams:
+                self._loop.call_soon(self.close)
+        self._server.changed()
+
+    def _on_received(self) -> None:
+        self._server.begin_calls()
+
+    def _check(self) -> None:
+        """Give up a client that is silent, or takes nothing. End a connection that is not used."""
+        now = self._loop.time()
+        if not self._connection.settled:
+            self.close()
+            return
+        if self._stalled_at is not None and now - self._stalled_at >= STALL_S:
+            log.debug("a client reads nothing of its answers: its connection is cut off")
+            self.abort()
+            return
+        if self._connection.streams:
+            if self._fell_silent(KEEPALIVE_S, KEEPALIVE_S / 2):
+                log.debug("a client does not answer: its connection is cut off")
+                self.abort()
+                return
+        elif not self.is_busy and now - self.busy_at >= IDLE_S:
+            self.give_up()
+            return
+        self._set_timer(KEEPALIVE_S, self._check)

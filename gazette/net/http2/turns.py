@@ -1,0 +1,115 @@
+"""Turns in which the connections of a server do what their peers ask for.
+
+What arrives is handled at once, as long as it is little. A peer that asks for more waits: its connection
+reads nothing until it has done what it was asked, a share in each turn of the event loop. Connections
+take turns, and those that come first with something new go first. So a peer that sends without end delays
+others by one turn or two.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+WORK_MAX: Final = 1_024
+"""Work of all connections in a turn of the loop. See `connection.BEGIN_WORK` for its unit."""
+WORK_MIN: Final = 64
+SHARE: Final = 256
+"""Work of one connection before others have their turn."""
+TURN_S: Final = 0.02
+"""Seconds of a turn beyond which the next one has less work: calls may cost more than their unit says."""
+
+
+class BusyConnection(Protocol):
+    """One connection."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if something has arrived and was not handled."""
+        ...
+
+    def work(self, data: bytes, most: int) -> int:
+        """Take what has arrived, and handle as much as is ``most`` work. Return how much work it was."""
+        ...
+
+    def keep(self, data: bytes) -> None:
+        """Take what has arrived, and leave it to a later ``work``."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Read nothing more. May be repeated."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        ...
+
+
+class Turns:
+    """The turns of a server's connections. Loop-bound.
+
+    ``call_soon`` calls a function in the next turn of the loop. ``monotonic`` gives the time in seconds.
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float], call_soon: Callable[[Callable[[], None]], Any]
+    ) -> None:
+        self._monotonic = monotonic
+        self._call_soon = call_soon
+        self._work = WORK_MAX
+        """Work of a turn."""
+        self._left = WORK_MAX
+        self._new: OrderedDict[BusyConnection, None] = OrderedDict()
+        """Connections with a backlog that have had no share of it yet, in order."""
+        self._old: OrderedDict[BusyConnection, None] = OrderedDict()
+        """The others with a backlog, in order."""
+        self._asked_at: float | None = None
+        """The time at which the next turn was asked for."""
+
+    def arrived(self, worker: BusyConnection, data: bytes) -> None:
+        """Let a connection handle what has arrived, now or in later turns."""
+        if self._left > 0 and worker not in self._new and worker not in self._old:
+            self._left -= worker.work(data, min(SHARE, self._left))
+            if worker.has_backlog:
+                self._wait(self._old, worker)
+        else:
+            worker.keep(data)
+            if worker not in self._old:
+                self._wait(self._new, worker)
+        if self._left < self._work // 2:
+            self._ask()
+
+    def forget(self, worker: BusyConnection) -> None:
+        """Forget a connection that has ended."""
+        self._new.pop(worker, None)
+        self._old.pop(worker, None)
+
+    def _wait(self, queue: OrderedDict[BusyConnection, None], worker: BusyConnection) -> None:
+        queue[worker] = None
+        worker.pause_reading()
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._asked_at is None:
+            self._asked_at = self._monotonic()
+            self._call_soon(self._turn)
+
+    def _turn(self) -> None:
+        assert self._asked_at is not None
+        took_s = self._monotonic() - self._asked_at
+        self._asked_at = None
+        if took_s > TURN_S:
+            self._work = max(WORK_MIN, int(self._work * TURN_S / took_s))
+        else:
+            self._work = min(WORK_MAX, self._work + self._work // 8)
+        self._left = self._work
+        while self._left > 0 and (queue := self._new or self._old):
+            worker, _ = queue.popitem(last=False)
+            self._left -= max(1, worker.work(b"", min(SHARE, self._left)))
+            if worker.has_backlog:
+                self._old[worker] = None
+            else:
+                worker.resume_reading()
+        if self._new or self._old:
+            self._ask()

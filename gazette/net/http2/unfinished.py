@@ -1,0 +1,81 @@
+"""Calls of a server whose first message has not arrived: they take a place, and are of no use yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import grpc
+
+FIRST_MESSAGE_S: Final = 10.0
+"""Seconds from the head of a call to the end of its first message."""
+UNFINISHED_MAX: Final = 1_000
+"""Such calls of a server at a time."""
+
+
+class UnfinishedCall(Protocol):
+    """A call, as far as it is looked at here."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection to which it belongs."""
+        ...
+
+    def give_up(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status before its handler has."""
+        ...
+
+
+class Unfinished:
+    """The calls, oldest first. Loop-bound.
+
+    One that is late is ended. So is the oldest, if there are too many.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._calls: dict[UnfinishedCall, float] = {}
+        """Each with the time at which it must have a message."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: UnfinishedCall) -> None:
+        """Watch a call from its head on."""
+        if len(self._calls) >= UNFINISHED_MAX:
+            self._give_up(
+                grpc.StatusCode.UNAVAILABLE, "too many calls have not sent their first message"
+            )
+        self._calls[call] = self._monotonic() + FIRST_MESSAGE_S
+        if self._timer is None:
+            self._watch(FIRST_MESSAGE_S)
+
+    def discard(self, call: UnfinishedCall) -> None:
+        """Watch a call no more: its message is here, or it has ended."""
+        self._calls.pop(call, None)
+
+    def by_connection(self) -> Counter[Any]:
+        """Return how many such calls each connection has."""
+        return Counter(call.connection for call in self._calls)
+
+    def _give_up(self, code: grpc.StatusCode, details: str) -> None:
+        call = next(iter(self._calls))
+        del self._calls[call]
+        call.give_up(code, details)
+
+    def _watch(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._end_late)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        now = self._monotonic()
+        while self._calls:
+            left_s = next(iter(self._calls.values())) - now
+            if left_s > 0:
+                self._watch(left_s)
+                return
+            details = f"the first message did not arrive within {FIRST_MESSAGE_S:.0f} s"
+            self._give_up(grpc.StatusCode.DEADLINE_EXCEEDED, details)
