@@ -21,6 +21,7 @@ from gazette.net.http2.messages import prefixed
 from gazette.net.http2.metadata import EOF
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
+from gazette.testing.instant_clock import eventually
 from tests.hostile.conftest import Matrix, mutated
 
 SCRIPTS: Final = 144
@@ -239,8 +240,10 @@ async def lie(dice: random.Random, results: Matrix) -> None:
         results.count(await outcome(read_all(stream(b"", timeout=CALL_S))))
         liar.honest = True
         # A connection that is still there may be at any place of its script: it is replaced.
-        channel_ended = channel.get_state() is not grpc.ChannelConnectivity.READY
-        if channel_ended or liar.closes:
+        ready = grpc.ChannelConnectivity.READY
+        if liar.closes:  # A call may end before its connection does.
+            await eventually(lambda: channel.get_state() is not ready)
+        if channel.get_state() is not ready:
             call = unary(b"", timeout=WAIT_S, wait_for_ready=True)
             assert await outcome(call) == "OK", sent[:2_000]
         assert liar.connections <= 5
