@@ -25,6 +25,7 @@ from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED,
 from gazette.message.codec import DECODE_ERRORS
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader
+from gazette.message.exact_numbers import ExactDocument, exact_float
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.message import Acknowledgement, CSVRecord
 from gazette.message.publishing.client_publisher import ClientPublisher
@@ -149,7 +150,7 @@ class MessageWriter:
         content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
         match content_type:
             case labels if labels == CONTENT_JSON_LINES:
-                return dict, _itself
+                return ExactDocument, _itself
             case labels if labels == CONTENT_CSV:
                 return CSVRecord, list
             case labels if labels == CONTENT_PROTO_FIXED:
@@ -334,8 +335,11 @@ class Producing:
         return value
 
 
+_exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_float).decode
+
+
 def _object_of(line: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(line, type=dict[str, Any])
+    return _exact_object(line)
 
 
 # Which journals.

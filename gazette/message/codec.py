@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gazette.errors import Invalid
 from gazette.message import field_classes, number_literals, zero_value
+from gazette.message.exact_numbers import ExactDocument, float_or_text
 from gazette.message.message import Acknowledgement
 from gazette.message.readable_model import ReadableModel
 from gazette.message.uuid import (
@@ -285,10 +286,11 @@ class DictCodec(MessageCodec[dict[str, Any]]):
     single_line = True
     root = "message"
 
-    def __init__(self, place: str | None = "") -> None:
+    def __init__(self, place: str | None = "", message_type: Any = dict) -> None:
         found = dict_place(place)
-        super().__init__(dict, None if found is None else found.form, found)
-        self._decoder = msgspec.json.Decoder(dict[str, Any])
+        super().__init__(message_type, None if found is None else found.form, found)
+        hook = float_or_text if message_type is ExactDocument else None
+        self._decoder = msgspec.json.Decoder(dict[str, Any], float_hook=hook)
         self._encoder = msgspec.json.Encoder()
         self.values = ValueEncoding[dict[str, Any]](dict[str, Any])
         self.fits = field_classes.is_json
@@ -408,8 +410,8 @@ def json_codec(message_type: Any, place: str | None = "") -> MessageCodec[Any]:
     """Return the JSON codec of a type, with its UUID in a place. Raise `Invalid` if the type has none."""
     if message_type is bytes:
         return BytesCodec()
-    if message_type is dict:
-        return DictCodec(place)
+    if message_type in (dict, ExactDocument):
+        return DictCodec(place, message_type)
     if _is_protobuf(message_type):
         raise Invalid(
             f"{message_type.__name__} is a protobuf message, and the journal holds JSON",

@@ -187,13 +187,24 @@ class PartWriter(Writer):
 
     def add(self, shard: Any, store: Any, at: Any, index: int) -> None:
         part, value = self.parts[index], self.cases[index].value
-        add = part.add_left if isinstance(part, StreamJoin) else part.add
+        if isinstance(part, StreamJoin):
+            add = part.add_left if _is_left(self.cases[index]) else part.add_right
+        else:
+            add = part.add
         add(shard, store, "a", at, value)
 
     def on_timer(self, shard: Any, store: Any, timer: Any, publisher: Any) -> None:
         for index, part in enumerate(self.parts):
             for result in part.on_timer(shard, store, timer):
-                self.found[index] = result.left if isinstance(part, StreamJoin) else result.value
+                if isinstance(part, StreamJoin):
+                    self.found[index] = result.left if _is_left(self.cases[index]) else result.right
+                else:
+                    self.found[index] = result.value
+
+
+def _is_left(case: Case) -> bool:
+    """Return the side of a case in a join of streams."""
+    return bool(case.seed % 4 > 1)
 
 
 class RowWriter(PartWriter):
@@ -218,7 +229,8 @@ def join_of(name: str, case: Case) -> Any:
     if case.seed % 2:
         return TableJoin(name, wait=HOUR, value_type=case.type)
     bounds: Any = {"before": HOUR, "after": HOUR}
-    return StreamJoin(name, kind=JoinKind.LEFT, left_type=case.type, **bounds)
+    types: Any = {"left_type": case.type, "right_type": case.type}
+    return StreamJoin(name, kind=JoinKind.OUTER, **types, **bounds)
 
 
 def table_of(name: str, case: Case) -> Any:
@@ -232,7 +244,7 @@ def check_aggregates(cases: Sequence[Case], directory: Path) -> int:
 
 def check_joins(cases: Sequence[Case], directory: Path) -> int:
     """Let each value wait in a join, crash, and let its time come."""
-    return _check_parts(PartWriter(cases, join_of), directory, "value", "left")
+    return _check_parts(PartWriter(cases, join_of), directory, "value", "left", "right")
 
 
 def _check_parts(application: PartWriter, directory: Path, *roots: str) -> int:

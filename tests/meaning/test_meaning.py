@@ -8,21 +8,29 @@ from pathlib import Path
 import pytest
 
 from tests.fuzzing import seeds
-from tests.meaning import keys_and_times, message_types, places
+from tests.meaning import cluster_doors, doors, keys_and_times, message_types, places
 from tests.meaning.values import Case, case_of
 
 Check = Callable[[Sequence[Case], Path], int]
 PLACES: list[tuple[Check, int, int]] = [
-    (places.check_messages, 1_800, 300),
-    (places.check_states, 300, 50),
-    (places.check_aggregates, 1_200, 40),
-    (places.check_joins, 1_200, 40),
-    (places.check_rows, 1_000, 40),
+    (places.check_messages, 1_300, 300),
+    (places.check_states, 200, 50),
+    (places.check_aggregates, 900, 40),
+    (places.check_joins, 900, 40),
+    (places.check_rows, 700, 40),
     (message_types.check_nested, 600, 300),
     (message_types.check_models, 600, 300),
     (message_types.check_protobuf, 400, 200),
     (message_types.check_csv, 600, 300),
-    (keys_and_times.check_keys, 1_500, 500),
+    (doors.check_outputs, 400, 100),
+    (doors.check_dead_letters, 400, 200),
+    (doors.check_answers, 500, 500),
+    (doors.check_sqlite_values, 200, 200),
+    (doors.check_rocksdb_values, 200, 200),
+    (cluster_doors.check_produced_lines, 150, 150),
+    (cluster_doors.check_appended_lines, 150, 150),
+    (cluster_doors.check_produced_keys, 150, 150),
+    (keys_and_times.check_keys, 850, 500),
     (keys_and_times.check_timers, 400, 50),
     (keys_and_times.check_columns, 400, 100),
 ]

@@ -301,6 +301,7 @@ _ODD: Final[tuple[Make, ...]] = (
     lambda rng: rng.choice((object(), 1j, range(3), msgspec.UNSET, len, bytearray(b"a"), memoryview(b"a"))),
     lambda rng: rng.choice((msgspec.Raw(b"[1,\n2]"), msgspec.Raw(b"1"), msgspec.Raw(b"{"))),
     lambda rng: {rng.choice(KEYS): json_value(rng)},
+    lambda rng: rng.choice(({"7": 1, 7: 2}, {Color.RED: 1, "red": 2})),  # One key twice, in JSON.
 )  # fmt: skip
 KEYS: Final[tuple[Any, ...]] = (
     *(1, True, 2.5, None, b"a", (1, 2), Color.RED, Level.LOW, Word.A, Name("a"), math.nan, "\ud800"),

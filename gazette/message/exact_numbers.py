@@ -1,0 +1,53 @@
+"""Numbers of JSON that a float of Python cannot hold: they are refused, or kept as they stand. Pure.
+
+Texts of 17 digits are as good as the float that they name: other programs write floats so.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+_SHORT: Final = 17
+"""Digits that name each float."""
+_NORMAL_MIN: Final = 2.2250738585072014e-308
+"""The least float that has all of its digits."""
+
+
+class ExactDocument(dict[str, Any]):
+    """The type by which readers get a JSON object as a dict, with each digit of its numbers.
+
+    A number that a float cannot hold is a `msgspec.Raw`, which is written as it was read.
+    """
+
+    __slots__ = ()
+
+
+def exact_float(text: str) -> float:
+    """Return the float of a text. Raise ``ValueError`` if it is another number."""
+    value = float(text)
+    if len(text) <= _SHORT and _NORMAL_MIN <= abs(value) < math.inf:
+        return value
+    if math.isfinite(value) and _names(text, value):
+        return value
+    raise ValueError(f"a float cannot hold the number {text[:64]}: write it as a text")
+
+
+def _names(text: str, value: float) -> bool:
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # Its exponent has too many digits.
+        return False
+    is_short = len(number.as_tuple().digits) <= _SHORT and abs(value) >= _NORMAL_MIN
+    return is_short or number in (Decimal(value), Decimal(repr(value)))
+
+
+def float_or_text(text: str) -> Any:
+    """Return the float of a text, or a `msgspec.Raw` of it if it is another number."""
+    try:
+        return exact_float(text)
+    except ValueError:
+        return msgspec.Raw(text.encode())
