@@ -218,7 +218,7 @@ async def produce(context: Context) -> int:
             path="--declared",
             hint="The declaration has the journals and the key.",
         )
-    decode = _object_of if declared is None else decoder_of(declared)
+    decode = object_of if declared is None else decoder_of(declared)
     client = await context.broker()
     if isinstance(output, str):
         listed = await client.list_journals(LabelSelector.of(name=output))
@@ -277,7 +277,7 @@ class Producing:
         self._output = output
         self._key = key
         self._decode = decode
-        self._expected = "a JSON object" if decode is _object_of else "a message as declared"
+        self._expected = "a JSON object" if decode is object_of else "a message as declared"
         self._lines = 0
         self.committed = 0
 
@@ -310,7 +310,7 @@ class Producing:
             what = f"{self._place()} is not {self._expected}"
             raise Invalid(f"{what}: {error}", path="stdin") from error
         try:
-            key = self._key_of(message)
+            key = key_at(self._key, message)
             await transaction.publish(self._output, message, key=key)
         except Invalid as error:
             raise Invalid(
@@ -321,25 +321,31 @@ class Producing:
     def _place(self) -> str:
         return f"line {self._lines} (after {self.committed} messages that are committed)"
 
-    def _key_of(self, message: dict[str, Any]) -> Any:
-        if not self._key:
-            return None
-        value: Any = message
-        for name in self._key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is None:
-            raise Invalid(
-                f"it has no field {self._key}",
-                hint="Every message needs its key. Nested fields are joined by dots.",
-            )
-        return value
-
 
 _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_float).decode
 
 
-def _object_of(line: bytes) -> dict[str, Any]:
+def object_of(line: bytes) -> dict[str, Any]:
+    """Return the object that a line has. Raise one of `DECODE_ERRORS`."""
     return _exact_object(line)
+
+
+def key_at(path: str, message: dict[str, Any]) -> Any:
+    """Return the key at a path of a message, as --key names it; None for an empty path.
+
+    Raise ``Invalid`` if the message has no such field.
+    """
+    if not path:
+        return None
+    value: Any = message
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        raise Invalid(
+            f"it has no field {path}",
+            hint="Every message needs its key. Nested fields are joined by dots.",
+        )
+    return value
 
 
 # Which journals.

@@ -157,18 +157,37 @@ class TableRead(TableColumns):
 def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
     """Raise `Invalid` for types to which no part of a message converts."""
     for field in format.fields:
-        if pa.types.is_unsigned_integer(field.type) or pa.types.is_float16(field.type):
-            raise Invalid(
-                f"messages are not read as {field.type}",
-                path=field.name,
-                hint="Read it as int64, double or decimal, and cast that.",
-            )
+        for path, kind in _parts(field.name, field.type):
+            if other := _nearest(kind):
+                raise Invalid(
+                    f"messages are not read as {kind}",
+                    path=path,
+                    hint=f"Read it as {other}, and cast that.",
+                )
         if not field.nullable:
             raise Invalid("columns of journals may be null", path=field.name)
     if format.value == "json":
         JsonRow(format.fields)
     elif format.value == "protobuf":
         protobuf_row(shape.message_type(), format.fields)
+
+
+def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield a type and those within it, with their paths."""
+    yield path, kind
+    for at in range(kind.num_fields):
+        part = kind.field(at)
+        within = f"{path}.{part.name}" if pa.types.is_struct(kind) else path
+        yield from _parts(within, part.type)
+
+
+def _nearest(kind: pa.DataType) -> str:
+    """Return the type to read instead of one whose values would be others. Empty if it can be read."""
+    if pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind):
+        return "int64, double or decimal"
+    if pa.types.is_timestamp(kind) and kind.unit != "us":
+        return "a timestamp of microseconds"
+    return "a decimal of scale 0" if pa.types.is_decimal(kind) and kind.scale < 0 else ""
 
 
 def _require_known(options: TableOptions) -> None:

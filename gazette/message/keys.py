@@ -61,7 +61,10 @@ class KeyEncoding:
         """Return the key of a value, or of its text. Raise ``Invalid`` that names the value."""
         while isinstance(value, Enum):
             value = value.value
-        return self.of_text(value) if isinstance(value, str) else self.of_value(value)
+        if not isinstance(value, str):
+            return self.of_value(value)
+        # A text of a class of the user's own is the text that it has, for parsers too.
+        return self.of_text(value if type(value) is str else str.__str__(value))
 
 
 def _text(value: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gazette.errors import Corrupt, Invalid
 from gazette.message.uuid import clock_unix_ns
+from gazette.message.value_parts import shown
 from gazette.protocol.ids import JournalName, Offset
 
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
@@ -127,7 +128,7 @@ class MessageTime:
         except Exception as error:  # noqa: BLE001 - a function of the application may raise anything.
             return f"raised {type(error).__name__}: {error}"
         if isinstance(at_us, int) and not FIRST_US <= at_us <= LAST_US:
-            return f"is outside of the years 1 to 9999 ({value!r:.40})"
+            return f"is outside of the years 1 to 9999 ({shown(value)})"
         return at_us
 
     def _value_of(self, message: Any) -> Any:
@@ -152,7 +153,7 @@ class MessageTime:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"is of type {type(value).__name__}, which is no time"
         if self.unit is None:
-            return f"is a number without a unit ({value!r:.40})"
+            return f"is a number without a unit ({shown(value)})"
         if isinstance(value, int):
             return value * _UNIT_NS[self.unit] // 1000
         if not math.isfinite(value):

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ulp
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -318,7 +319,8 @@ class AppDriver(Generic[StoreT]):
             # A timer that is due, and has not fired, waits for a held commit.
             if wait_s <= 0:
                 return left_s
-            self.clock.advance(max(wait_s, _TICK_S))
+            # In a far year a float of seconds has no microseconds: a step must move the clock.
+            self.clock.advance(max(wait_s, _TICK_S, ulp(self.clock.now())))
             life.inbox.wake()
             self.run()
 

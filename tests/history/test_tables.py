@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +388,38 @@ def test_names_of_columns_in_a_table(tmp_path: Path) -> None:
             gazette.read_table(JOURNAL, store=store_of(tmp_path), fields=fields)
     with raises(Invalid, path="offset"):
         gazette.read_table(JOURNAL, store=store_of(tmp_path), columns=["offset", "offset"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(
+            pa.uint8(),
+            pa.uint64(),
+            pa.float16(),
+            pa.decimal128(10, -2),
+            pa.timestamp("ns", tz="UTC"),
+        ),
+        *(pa.timestamp("ms"), pa.timestamp("s", tz="UTC"), pa.time64("us"), pa.duration("us")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("path", "within"),
+    [
+        ("x", lambda kind: kind),
+        ("x", pa.list_),
+        ("x.y", lambda kind: pa.struct([("y", pa.map_(pa.string(), kind))])),
+    ],
+)
+def test_a_type_that_would_have_other_values_is_refused(
+    tmp_path: Path, kind: pa.DataType, path: str, within: Callable[[pa.DataType], pa.DataType]
+) -> None:
+    """A count of microseconds would be one of nanoseconds in such a column, and -1 no number at all."""
+    write_journal(tmp_path, STORE, JOURNAL, [b'{"x":null}\n'])
+    fields = pa.schema([("x", within(kind))])
+    with raises(Invalid, path=path):
+        gazette.read_table(JOURNAL, store=store_of(tmp_path), fields=fields)
 
 
 def test_decimals_of_all_digits_and_scales(tmp_path: Path) -> None:
