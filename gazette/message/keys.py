@@ -37,6 +37,11 @@ _BARE: Final = (bool, int, float, Decimal)
 """Types whose text stands in a tuple as it is. Others stand there as texts of JSON."""
 
 
+def plain_text(text: str) -> str:
+    """Return a text of the class ``str``: f-strings show the name of a member of a ``(str, Enum)``."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def no_key(value: object, reason: str, hint: str = "") -> Invalid:
     """Return the error of a value that cannot be a key."""
     return Invalid(
@@ -63,8 +68,7 @@ class KeyEncoding:
             value = value.value
         if not isinstance(value, str):
             return self.of_value(value)
-        # A text of a class of the user's own is the text that it has, for parsers too.
-        return self.of_text(value if type(value) is str else str.__str__(value))
+        return self.of_text(plain_text(value))
 
 
 def _text(value: str) -> str:

@@ -10,11 +10,11 @@ from gazette.consumer.application import Shard
 from gazette.consumer.timers.timer import (
     PAYLOAD_BYTES_MAX,
     TimeDomain,
-    plain_text,
     time_at,
     unix_us,
 )
 from gazette.errors import Invalid, InvalidValue
+from gazette.message.keys import plain_text
 from gazette.message.message_time import LAST_US
 from gazette.stores.sqlite.store import SQLiteStore
 

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from gazette import Source
+from gazette.errors import Invalid
+from tests.facts import raises
 from tests.fuzzing import seeds
-from tests.meaning import cluster_doors, doors, keys_and_times, message_types, places
+from tests.meaning import (
+    cluster_doors,
+    columns,
+    doors,
+    fields,
+    keys,
+    message_types,
+    places,
+    times,
+)
 from tests.meaning.values import Case, case_of
 
 Check = Callable[[Sequence[Case], Path], int]
@@ -30,9 +44,11 @@ PLACES: list[tuple[Check, int, int]] = [
     (cluster_doors.check_produced_lines, 150, 150),
     (cluster_doors.check_appended_lines, 150, 150),
     (cluster_doors.check_produced_keys, 150, 150),
-    (keys_and_times.check_keys, 850, 500),
-    (keys_and_times.check_timers, 400, 50),
-    (keys_and_times.check_columns, 400, 100),
+    (fields.check_fields, 200, 100),
+    (keys.check_keys, 700, 500),
+    (times.check_timers, 250, 50),
+    (times.check_times, 250, 250),
+    (columns.check_columns, 250, 50),
 ]
 """Functions of places, and how many cases `make test` writes there: in all, and at a time."""
 
@@ -56,3 +72,10 @@ def test_values_read_back_equal_or_are_refused(
 
 def test_make_test_writes_ten_thousand_values() -> None:
     assert sum(count for _, count, _ in PLACES) == 10_000
+
+
+@pytest.mark.parametrize("kind", times.NO_TIMES, ids=str)
+def test_a_type_without_times_is_refused_where_it_is_declared(kind: Any) -> None:
+    message: Any = msgspec.defstruct("Timed", [("at", kind), ("uuid", str, "")])
+    with raises(Invalid, path="Source('timed').time"):
+        Source("timed", message, time="at")

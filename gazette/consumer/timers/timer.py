@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gazette.errors import Invalid, InvalidValue
+from gazette.message.keys import plain_text
 from gazette.message.message_time import FIRST_US, LAST_US
 
 KEY_BYTES_MAX: Final = 1 << 10
@@ -190,11 +191,6 @@ def check_key(key: object) -> str:
             hint="Keep long values in the payload or in the store.",
         )
     return plain_text(key)
-
-
-def plain_text(text: str) -> str:
-    """Return a text of the class ``str``: f-strings show the name of a member of a ``(str, Enum)``."""
-    return text if type(text) is str else str.__str__(text)
 
 
 def check_payload(payload: object) -> bytes:
