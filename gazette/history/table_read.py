@@ -175,10 +175,12 @@ def _require_readable(format: RowFormat, shape: MessageFormat) -> None:
 def _parts(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     """Yield a type and those within it, with their paths."""
     yield path, kind
+    if pa.types.is_map(kind):
+        yield from (*_parts(path, kind.key_type), *_parts(path, kind.item_type))
+        return
     for at in range(kind.num_fields):
         part = kind.field(at)
-        within = f"{path}.{part.name}" if pa.types.is_struct(kind) else path
-        yield from _parts(within, part.type)
+        yield from _parts(f"{path}.{part.name}" if pa.types.is_struct(kind) else path, part.type)
 
 
 def _nearest(kind: pa.DataType) -> str:
