@@ -1,4 +1,4 @@
-"""Fields of messages behind many of their type, which have the short check. See `tests.meaning.places`."""
+"""Fields of messages behind others of their type. See `tests.meaning.places`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 
-from gazette.message.read_back import READ_BACK_FIRST
 from gazette.testing.app_driver import AppDriver
 from tests.meaning import values as made
 from tests.meaning.places import SOURCE, StateWriter, require_named
@@ -23,7 +22,7 @@ _TYPES: Final = (
     *(made.Color, made.Level, made.Word),
 )
 _KINDS: Final = [kind for kind in LEAVES if kind.type in _TYPES]
-"""Types whose values have no parts: what is within a container is checked in the first messages only."""
+"""Types whose values have no parts."""
 
 
 def check_fields(cases: Sequence[Case], directory: Path) -> int:
@@ -44,7 +43,7 @@ def _check_type(
     row: Any = msgspec.defstruct("Row", [*fields, ("uuid", str, "")])
     written: list[tuple[Case, list[Any]]] = []
     with AppDriver(StateWriter(cases), directory, [SOURCE]) as driver:
-        for _ in range(READ_BACK_FIRST + 1):
+        for _ in range(17):
             driver.publish("right", row(*[kind.make(rng) for kind in kinds]))
         for case in cases:
             values = _values(random.Random(case.seed), kinds)

@@ -226,35 +226,6 @@ def test_a_field_of_another_type_is_named(warm: int, values: dict[str, Any], pat
     assert kept.journals["a/journal"] == before
 
 
-ODD_ZONE = timezone(timedelta(seconds=61))
-LONDON = ZoneInfo("Europe/London")
-
-
-@pytest.mark.parametrize("warm", [0, READ_BACK_FIRST + 1])
-@pytest.mark.parametrize(
-    ("kind", "right", "wrong"),
-    [
-        (datetime, AT, AT.replace(tzinfo=ODD_ZONE)),
-        (datetime | None, AT, datetime(2026, 10, 25, 1, 30, tzinfo=LONDON, fold=1)),
-        (time, time(1), time(1, tzinfo=ODD_ZONE)),
-        (Decimal, Decimal(1), Decimal("sNaN")),
-    ],
-)
-def test_a_value_of_its_class_that_would_change_is_refused(
-    warm: int, kind: Any, right: Any, wrong: Any
-) -> None:
-    """JSON has zones of whole minutes: a time would move by a second, also behind many right messages."""
-    made: Any = msgspec.defstruct("Made", [("value", kind), ("uuid", str, "")])
-    publisher, kept = publisher_of()
-    for at in (right, *[AT.astimezone(timezone(timedelta(minutes=-90)))] * (kind is datetime)):
-        for _ in range(warm):
-            publisher.publish_committed(TO, made(at))
-    before = bytes(kept.journals["a/journal"])
-    with raises(InvalidValue):
-        publisher.publish_committed(TO, made(wrong))
-    assert kept.journals["a/journal"] == before
-
-
 def test_a_constraint_is_checked_in_each_message() -> None:
     publisher, _ = publisher_of()
     for _ in range(GOOD_FIRST + 3):
