@@ -132,9 +132,10 @@ fuzz-timers: $(DEV_STAMP)
 	GAZETTE_FUZZ_HISTORIES=$(TIMER_FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 \
 	    tests/stores/test_timer_histories.py $(ARGS)
 
-# Values of all kinds and types, written in each place (message, state, aggregate, join, row, key, timer, column) and read back: equal, or
-# refused by name. MEANING_FUZZ (20) times as much as in `make test`: 200,000 cases. They begin at FUZZ_SEED. A failure says the
-# seed of its case: repeat it by FUZZ_SEED=that MEANING_FUZZ=1.
+# Values of all kinds and types, written in each place and read back: equal, or refused by name. Places are messages of all types (flat,
+# nested, of pydantic, protobuf, CSV), states, aggregates, joins, rows, fields, keys, declared times, timers, columns, outputs, dead letters,
+# answers, stores, and lines of gazctl and HTTP. MEANING_FUZZ (20) times as much as in `make test`: 200,000 cases. They begin at
+# FUZZ_SEED. A failure says the seed of its case: repeat it by FUZZ_SEED=that MEANING_FUZZ=1.
 MEANING_FUZZ ?= 20
 fuzz-meaning: $(DEV_STAMP)
 	GAZETTE_FUZZ_HISTORIES=$(MEANING_FUZZ) GAZETTE_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 7200 \
