@@ -16,7 +16,6 @@ from gazette.net import graceful_http
 from gazette.net.http2 import frames as fr
 from gazette.net.http2 import server_connection
 from gazette.net.http_server import TlsFiles
-from gazette.net.server import HTTP2
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
@@ -37,7 +36,7 @@ async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 async def test_both_protocols_are_served_on_the_advertised_port() -> None:
-    async with Running(bound(transport=HTTP2)) as running, httpx.AsyncClient() as http:
+    async with Running(bound()) as running, httpx.AsyncClient() as http:
         for _ in range(2):
             response = await http.get(f"{running.server.endpoint}/some/path")
             assert response.text == "/some/path"
@@ -48,7 +47,7 @@ async def test_both_protocols_are_served_on_the_advertised_port() -> None:
 
 async def test_first_bytes_may_come_one_by_one() -> None:
     """The first of POST is that of HTTP/2, too."""
-    async with Running(bound(transport=HTTP2)) as running:
+    async with Running(bound()) as running:
         for content, answer in (
             (REQUEST, b"/some/path"),
             (REQUEST.replace(b"GET", b"POST"), b"Method Not Allowed"),
@@ -64,7 +63,7 @@ async def test_first_bytes_may_come_one_by_one() -> None:
 
 async def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "FIRST_FRAMES_S", 0.05)
-    async with Running(bound(transport=HTTP2)) as running:
+    async with Running(bound()) as running:
         for content in (b"", b"PR", b"PRI *"):
             reader, writer = await connect(running)
             writer.write(content)
@@ -75,7 +74,7 @@ async def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_request_that_comes_while_the_server_stops_is_answered() -> None:
     """The connection was there before. A client that says nothing does not hold the stop up for long."""
-    async with Running(bound(transport=HTTP2)) as running, TaskScope("test") as scope:
+    async with Running(bound()) as running, TaskScope("test") as scope:
         reader, writer = await connect(running)
         _, silent = await connect(running)
         while len(running.server.grpc.connections) < 2:
@@ -94,7 +93,7 @@ async def test_a_request_that_comes_while_the_server_stops_is_answered() -> None
 
 async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ConnectionLimits(grpc=10, http=1, debug=1)
-    async with Running(bound(transport=HTTP2, limits=limits)) as running:
+    async with Running(bound(limits=limits)) as running:
         # Case: an idle connection makes room.
         first, writer = await connect(running)
         writer.write(REQUEST)
@@ -118,7 +117,7 @@ async def test_http_has_its_own_limit_on_the_port_of_both(monkeypatch: pytest.Mo
 
 
 async def test_requests_for_a_server_of_http_that_has_ended_are_refused() -> None:
-    async with Running(bound(transport=HTTP2)) as running:
+    async with Running(bound()) as running:
         assert running.server._http is not None
         await running.server._http.stop(0.0)
         reader, writer = await connect(running)
@@ -133,7 +132,7 @@ async def test_with_tls_clients_that_offer_both_get_http(certificates: Path) -> 
     """A browser does, and so does curl. Clients of gRPC offer h2 only."""
     tls = TlsFiles(str(certificates / "server.pem"), str(certificates / "server.key"))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    async with Running(bound(transport=HTTP2, tls=tls)) as running:
+    async with Running(bound(tls=tls)) as running:
         async with httpx.AsyncClient(verify=context) as http:
             assert (await http.get(f"{running.server.endpoint}/x")).text == "/x"
         credentials = grpc.ssl_channel_credentials((certificates / "ca.pem").read_bytes())
@@ -154,7 +153,7 @@ async def test_tls_that_has_agreed_on_http2_gets_nothing_else(certificates: Path
     tls = TlsFiles(str(certificates / "server.pem"), str(certificates / "server.key"))
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     context.set_alpn_protocols(["h2"])
-    async with Running(bound(transport=HTTP2, tls=tls)) as running:
+    async with Running(bound(tls=tls)) as running:
         port = port_of(running)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(REQUEST)

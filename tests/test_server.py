@@ -29,7 +29,6 @@ from gazette.errors import Broken, Invalid, Unavailable
 from gazette.net import graceful_http as http_stopping
 from gazette.net import http_accept
 from gazette.net.diagnostics import diagnostic_routes
-from gazette.net.grpc_metrics import MetricsInterceptor
 from gazette.net.http_server import TlsFiles, bind_debug, bind_tcp
 from gazette.net.server import Server, ServerSettings, advertised_host, warn_of_open_server
 from gazette.net.streaming_body import StreamedBody
@@ -847,13 +846,12 @@ async def test_what_is_called_is_counted() -> None:
             assert handled("Generate", "bidi_stream", "OK") == 1
 
 
-async def test_an_unknown_method_is_unimplemented_and_not_counted() -> None:
+async def test_an_unknown_method_is_unimplemented() -> None:
     async with Running(bound()) as running:
         target, _ = grpc_target(running.server.endpoint)
         async with plain_channel(target) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
                 await channel.unary_unary(f"/{SERVICE}/Nothing")(b"")
-    assert MetricsInterceptor(SystemClock())._methods == {}
 
 
 async def test_an_http_server_that_dies_fails_its_scope() -> None:

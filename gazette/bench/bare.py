@@ -1,7 +1,7 @@
 """Baselines of `gazette bench`: the transport, the decompressor and SQLite, with nothing around.
 
-The bare service is `grpc.aio`, or our own HTTP/2, with our options and no serializers. It runs in
-its own process, as brokers do: ``python -m gazette.bench.bare PORT TRANSPORT``.
+The bare service is the package grpcio, or our own HTTP/2, without serializers. It runs in its own
+process, as brokers do: ``python -m gazette.bench.bare PORT TRANSPORT``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,29 @@ from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
 from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
-from gazette.net.server import GRPCIO, HTTP2, grpc_options
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent
 from gazette.runtime.timeouts import timeout
 
+GRPCIO: Final = "grpcio"
+"""The transport of the package `grpcio`."""
+HTTP2: Final = "http2"
+"""Our own transport: `gazette.net.http2`."""
 SERVICE: Final = "bench.Bare"
 READ_BYTES: Final = 1 << 18
 START_TIMEOUT_S: Final = 30.0
 TXN_MESSAGES: Final = 50_000
 FILE_BYTES: Final = 1 << 30
 _MESSAGE_BYTES: Final = 16 << 20
+_OPTIONS: Final = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    # A window that does not follow what the connection could carry, as ours.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 22),
+]
 
 
 async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
@@ -84,7 +94,7 @@ async def _serve(port: int, transport: str) -> None:
         server = GrpcServer(SystemClock(), max_recv_bytes=_MESSAGE_BYTES, limit=1024)
         server.listen(bind_tcp("127.0.0.1", port), None)
     else:
-        server = grpc.aio.server(options=grpc_options(_MESSAGE_BYTES, 1024))
+        server = grpc.aio.server(options=_OPTIONS)
         server.add_insecure_port(f"127.0.0.1:{port}")
     handlers = {
         "Append": grpc.stream_unary_rpc_method_handler(_append),

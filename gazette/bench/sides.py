@@ -1,4 +1,4 @@
-"""Clusters that `gazette bench` measures in turn: one for each transport, and one of the original."""
+"""Clusters that `gazette bench` measures in turn: one of ours, and one of the original."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gazette.bench.bare import BareService
+from gazette.bench.bare import HTTP2, BareService
 from gazette.bench.cluster import BROKERS, Bench
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import Invalid, Unavailable
-from gazette.net.server import GRPCIO, HTTP2
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
@@ -32,7 +31,7 @@ _BATCH: Final = 100
 
 @dataclass(slots=True)
 class Side:
-    """A running cluster, and a client of it. ``bare`` is the bare service of its transport, if any."""
+    """A running cluster, and a client of it. ``bare`` is the bare service beside one of ours."""
 
     name: str
     cluster: LocalCluster
@@ -73,7 +72,7 @@ _POLL_S: Final = 0.05
 
 @asynccontextmanager
 async def sides(bench: Bench) -> AsyncIterator[list[Side]]:
-    """Run a cluster for each transport, and one of the original if `ORIGINAL_ENV` names it.
+    """Run a cluster of ours, and one of the original if `ORIGINAL_ENV` names it.
 
     Raise ``Invalid`` if that directory has no broker, and what a start raises. The end of the block ends all.
     """
@@ -81,13 +80,12 @@ async def sides(bench: Bench) -> AsyncIterator[list[Side]]:
     original = original_directory()
     async with AsyncExitStack() as stack:
         running: list[Side] = []
-        for name in (GRPCIO, HTTP2, *((ORIGINAL,) if original is not None else ())):
+        for name in (HTTP2, *((ORIGINAL,) if original is not None else ())):
             of_original = name == ORIGINAL
             settings = ClusterSettings(
                 directory / name,
                 brokers=BROKERS,
                 zones=BROKERS,
-                broker_flags=() if of_original else (f"--broker.transport={name}",),
                 original=original if of_original else None,
             )
             cluster = LocalCluster(settings, bench.clock)

@@ -1,4 +1,4 @@
-"""`gazette bench small | large | tailers | many`: appends, many readers and many journals, on each transport.
+"""`gazette bench small | large | tailers | many`: appends, many readers and many journals.
 
 With ``GAZETTE_GO`` all rounds alternate with brokers of the original, and ratios are to these. Without it,
 small appends are compared with the bare service of our own transport.
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gazette.bench.bare import HTTP2
 from gazette.bench.cluster import Bench, journal_spec
 from gazette.bench.load import BARE_APPEND, Appended, LoadTarget, Tailed, append_for, tail_for
 from gazette.bench.messages import append_lines
@@ -29,7 +30,6 @@ from gazette.client.append.appender import AppendParams
 from gazette.dev.processes import await_ready
 from gazette.errors import Unavailable
 from gazette.net.http2.messages import prefixed
-from gazette.net.server import HTTP2
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import BlockingPool

@@ -11,10 +11,8 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.config.groups import check_directory
 from gazette.config.member import MemberFlags
 from gazette.config.schema import duration, setting
-from gazette.errors import Invalid
 from gazette.net.http2.connection import STREAMS_MAX
-from gazette.net.http2.frames import WINDOW_MAX
-from gazette.net.server import GRPCIO, HTTP2, ServerSettings
+from gazette.net.server import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +34,6 @@ class BrokerFlags(MemberFlags):
     )
     auto_suspend: bool = setting(False, "suspend journals without appends")
     spool_dir: Path | None = setting(None, "directory of spool files (empty: the temporary one)")
-    transport: str = setting(
-        HTTP2,
-        "transport of gRPC: http2 (ours: HTTP on its port, too), or grpcio, which the next release drops",
-    )
-    max_streams: int = setting(
-        0, "largest number of calls that one connection may have open (0: 2,000 more than limit)"
-    )
     drain_timeout: float = duration(
         "30s", "at exit, longest wait for a hand-off when no other broker could take over"
     )
@@ -79,20 +70,10 @@ class BrokerFlags(MemberFlags):
 
     def server_settings(self, default_host: str) -> ServerSettings:
         """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
-        if self.transport not in (GRPCIO, HTTP2):
-            raise Invalid(
-                f'unknown transport "{self.transport}" (expected {GRPCIO} or {HTTP2})',
-                path="transport",
-            )
-        if not 0 <= self.max_streams <= WINDOW_MAX:
-            raise Invalid(
-                f"the number must not be negative, and at most {WINDOW_MAX}: got {self.max_streams}",
-                path="max-streams",
-            )
         settings = MemberFlags.server_settings(self, default_host)
         # Brokers replicate each journal by a call of its own.
         streams_max = self.max_streams or STREAMS_MAX + self.limit
-        return replace(settings, transport=self.transport, streams_max=streams_max)
+        return replace(settings, streams_max=streams_max)
 
     def peer_tls(self) -> TlsSettings | None:
         return TlsSettings.of(self.peer_ca_file, self.peer_cert_file, self.peer_cert_key_file)

@@ -54,7 +54,7 @@ from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
-from gazette.net.server import HTTP2, Server
+from gazette.net.server import Server
 from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
@@ -116,8 +116,7 @@ class BrokerService:
             http_endpoint=server.http_endpoint,
         )
         self._spec.validate()
-        ours = transport is NETWORK and server.settings.transport == HTTP2
-        to_peers = None if ours else transport
+        to_peers = None if transport is NETWORK else transport
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
         self._make_pool = pools
         self._pools = Pools(

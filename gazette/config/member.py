@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from gazette.config.schema import duration, setting
 from gazette.errors import Invalid
+from gazette.net.http2.connection import STREAMS_MAX
+from gazette.net.http2.frames import WINDOW_MAX
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import ServerSettings, advertised_host
 
@@ -45,11 +47,21 @@ class MemberFlags:
         "", "base64 keys, comma separated: first signs, all verify", secret=True
     )
     max_grpc_recv_size: int = setting(4_194_304, "largest gRPC message to accept, in bytes")
+    max_streams: int = setting(
+        0,
+        "largest number of calls that one connection may have open (0: 2,000; of a broker, 2,000 more"
+        " than limit)",
+    )
     watch_delay: float = duration("30ms", "time for which changes in etcd are collected before use")
     graceful_stop: float = duration("15s", "at exit, longest time for accepted calls to end")
 
     def server_settings(self, default_host: str) -> ServerSettings:
         """Return the settings of its servers. Raise ``Invalid`` for a value that cannot be used."""
+        if not 0 <= self.max_streams <= WINDOW_MAX:
+            raise Invalid(
+                f"the number must not be negative, and at most {WINDOW_MAX}: got {self.max_streams}",
+                path="max-streams",
+            )
         return ServerSettings(
             host=self.host or advertised_host(self.bind_host, default_host),
             port=self.port,
@@ -58,6 +70,7 @@ class MemberFlags:
             tls=self._tls_files(),
             max_recv_bytes=self.max_grpc_recv_size,
             graceful_stop_s=self.graceful_stop,
+            streams_max=self.max_streams or STREAMS_MAX,
         )
 
     def _tls_files(self) -> TlsFiles | None:

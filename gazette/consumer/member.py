@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import grpc.aio
 from prometheus_client import REGISTRY
@@ -197,8 +197,7 @@ class ConsumerMember:
     @property
     def grpc_server(self) -> grpc.aio.Server:
         """See `ConsumerService.grpc_server`."""
-        grpcio: grpc.aio.Server = self.server.grpc
-        return grpcio
+        return cast("grpc.aio.Server", self.server.grpc)
 
     def add_route(
         self,

@@ -33,7 +33,9 @@ class ConsumerService(ShardCaller, Protocol):
 
     @property
     def grpc_server(self) -> grpc.aio.Server:
-        """gRPC server at which ``Application.initialize`` registers servicers."""
+        """gRPC server at which ``Application.initialize`` registers servicers, by generated code or by
+        ``add_generic_rpc_handlers``. It has nothing else of a server.
+        """
         ...
 
     @property

@@ -14,7 +14,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
@@ -102,11 +101,7 @@ class _Call:
     async def write(self, message: Any) -> None:
         """Write a message. Raise ``CancelledError`` when the caller is gone: the call is of no use then."""
         self._sent(1)
-        try:
-            await self._context.write(message)
-        except cygrpc.ExecuteBatchError as error:
-            # gRPC would log this with a traceback, as if the handler was defective.
-            raise asyncio.CancelledError("the caller is gone") from error
+        await self._context.write(message)
 
     @property
     def can_handle_each(self) -> bool:
@@ -267,35 +262,3 @@ def _code(code: Any) -> Any:
     if isinstance(code, grpc.StatusCode):
         return code
     return next((one for one in grpc.StatusCode if one.value[0] == code), code)
-
-
-class MetricsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts all calls. Install it first, so that calls which other interceptors refuse are counted, too."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._methods: dict[str, MeasuredMethod] = {}
-        self._calls: set[asyncio.Task[Any]] = set()
-
-    async def wait_idle(self) -> None:
-        """Return once all calls that have come here are over, and answered."""
-        while self._calls:
-            await asyncio.wait(self._calls)
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        task = asyncio.current_task()  # gRPC serves each call by a task, up to its status.
-        if task is not None:
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        name = handler_call_details.method
-        method = self._methods.get(name)
-        if method is None or method.inner is not handler:
-            method = self._methods[name] = MeasuredMethod(name, handler, self._clock)
-        return method.handler

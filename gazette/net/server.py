@@ -1,23 +1,18 @@
-"""A process's two servers: gRPC on one port, HTTP on another.
+"""A process's two servers: gRPC and HTTP on one port, HTTP on another.
 
-A member advertises its gRPC endpoint. The HTTP port is the next one, unless it is given. With `HTTP2`, which
-is the default of brokers, the gRPC port serves HTTP/1.1 as well. With `GRPCIO` it cannot: gRPC's core owns
-its listening socket.
+A member advertises the first, its gRPC endpoint. The HTTP port is the next one, unless it is given.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-import grpc
-import grpc.aio
 from starlette.types import ASGIApp
 
-from gazette.net.grpc_metrics import MetricsInterceptor
 from gazette.net.http2.connection import STREAMS_MAX
 from gazette.net.http2.grpc_server import Admit, GrpcServer
 from gazette.net.http2.whole_call import TakeWhole
@@ -29,8 +24,6 @@ from gazette.net.http_server import (
     TlsFiles,
     bind_tcp,
     bind_unix,
-    cannot_listen,
-    clear_stale_socket,
     port_number,
 )
 from gazette.runtime.clock import Clock
@@ -39,21 +32,6 @@ from gazette.runtime.ports import bracketed
 from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
-
-GRPCIO: Final = "grpcio"
-"""The transport of the package `grpcio`."""
-HTTP2: Final = "http2"
-"""Our own transport: `gazette.net.http2`."""
-KEEPALIVE_S: Final = 10.0
-KEEPALIVE_TIMEOUT_S: Final = 10.0
-_HANDSHAKE_S: Final = 10.0
-_IDLE_S: Final = 600.0
-_ARRIVING_S: Final = 0.1
-"""Seconds after the last call in which one that had arrived before the stop may begin."""
-STREAM_WINDOW_BYTES: Final = 1 << 22
-"""Bytes that a client may send ahead of an acknowledgement. A round trip of 1 ms then permits 4
-GB/s, one of 100 ms 40 MB/s.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +49,8 @@ class ServerSettings:
     tls: TlsFiles | None = None
     max_recv_bytes: int = 4_194_304
     graceful_stop_s: float = 15.0
-    transport: str = GRPCIO
-    """`GRPCIO` or `HTTP2`: what serves gRPC."""
     streams_max: int = STREAMS_MAX
-    """Calls that a connection of `HTTP2` may have open at a time."""
+    """Calls that one connection may have open at a time."""
     limits: ConnectionLimits | None = None
     """Connections of each port; None: as many as the limit of open files permits."""
 
@@ -107,55 +83,6 @@ def warn_of_open_server(settings: ServerSettings, group: str, what: str) -> None
     )
 
 
-def _credentials(tls: ReloadedTls) -> grpc.ServerCredentials:
-    """Return credentials that are read again when the files change.
-
-    gRPC asks for them at each connection, in a thread of its own. Whether callers must have certificates
-    cannot change while it serves.
-    """
-
-    def configuration() -> Any:
-        certificate, key, authority = tls.contents
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
-
-    def fetch() -> Any:
-        return configuration() if tls.changed() else None  # None: as before
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(),
-        fetch,
-        require_client_authentication=tls.contents[2] is not None,
-    )
-
-
-def grpc_options(max_recv_bytes: int, connections: int) -> list[tuple[str, Any]]:
-    """Return options of the gRPC server: pings find peers that are silently gone.
-
-    Beyond ``connections``, new ones are closed at once. One that does not speak HTTP/2 within
-    ``_HANDSHAKE_S``, or has no call for ``_IDLE_S``, is closed as well.
-    """
-    return [
-        ("grpc.max_allowed_incoming_connections", connections),
-        ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_S * 1000)),
-        ("grpc.max_connection_idle_ms", int(_IDLE_S * 1000)),
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", max_recv_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.http2.max_pings_without_data", 0),
-        # Clients may ping as often as they like: ours do, to notice a dead broker early.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-        ("grpc.http2.max_ping_strikes", 0),
-        # Bounds what a stream holds: bytes on their way to this server, or here and not taken yet.
-        # gRPC would let that grow with what a connection could carry. That is some hundred
-        # megabytes for an append that arrives faster than its bytes are replicated.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
-    ]
-
-
 class Server:
     """A gRPC and an HTTP server. Bind both first, so that the endpoint is known; then start them."""
 
@@ -163,22 +90,13 @@ class Server:
         self.settings = settings
         self._clock = clock
         self._limits = settings.limits or ConnectionLimits.of_process()
-        self._http2: GrpcServer | None = None
-        self._interceptor = MetricsInterceptor(clock)
-        self.grpc: Any = None
-        """The server of the transport. It takes handlers until ``start_grpc``."""
-        if settings.transport == HTTP2:
-            self.grpc = self._http2 = GrpcServer(
-                clock,
-                max_recv_bytes=settings.max_recv_bytes,
-                limit=self._limits.grpc,
-                streams_max=settings.streams_max,
-            )
-        else:
-            self.grpc = grpc.aio.server(
-                options=grpc_options(settings.max_recv_bytes, self._limits.grpc),
-                interceptors=[self._interceptor],
-            )
+        self.grpc = GrpcServer(
+            clock,
+            max_recv_bytes=settings.max_recv_bytes,
+            limit=self._limits.grpc,
+            streams_max=settings.streams_max,
+        )
+        """The gRPC server. It takes handlers until ``start_grpc``."""
         self.endpoint = ""
         """``http(s)://host:port`` or ``unix://host/path`` of the gRPC server."""
         self.http_endpoint = ""
@@ -190,7 +108,7 @@ class Server:
         if self.settings.tls is not None:
             ReloadedTls(
                 self.settings.tls
-            ).context()  # gRPC's core would only say that it cannot listen.
+            ).context()  # Files that do not fit are an error before ports are.
         scheme = "http" if self.settings.tls is None else "https"
         self._bind_http(scheme, self._bind_grpc(scheme))
 
@@ -199,38 +117,14 @@ class Server:
         settings = self.settings
         if settings.port.startswith(UNIX_PREFIX):
             path = settings.port.removeprefix(UNIX_PREFIX)
-            if self._http2 is not None:
-                self._http2.listen(bind_unix(path), None)
-            else:
-                clear_stale_socket(path)
-                self._add_port(f"unix:{path}", settings.port, None)
+            self.grpc.listen(bind_unix(path), None)
             self.endpoint = f"{UNIX_PREFIX}{settings.host}{path}"
             return -1
-        wanted = port_number(settings.port, "port")
-        if self._http2 is not None:
-            listener = bind_tcp(settings.bind_host, wanted)
-            self._http2.listen(
-                listener, None if settings.tls is None else ReloadedTls(settings.tls)
-            )
-            port = int(listener.getsockname()[1])
-            self.endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
-            return port
-        if wanted:
-            # gRPC's core reports a port in use on stderr and by an unspecific error: ask the kernel first.
-            bind_tcp(settings.bind_host, wanted).close()
-        host = settings.bind_host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
-        address = f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}"
-        port = self._add_port(address, address, settings.tls)
+        listener = bind_tcp(settings.bind_host, port_number(settings.port, "port"))
+        self.grpc.listen(listener, None if settings.tls is None else ReloadedTls(settings.tls))
+        port = int(listener.getsockname()[1])
         self.endpoint = f"{scheme}://{bracketed(settings.host)}:{port}"
         return port
-
-    def _add_port(self, address: str, name: str, tls: TlsFiles | None) -> int:
-        try:
-            if tls is None:
-                return int(self.grpc.add_insecure_port(address))
-            return int(self.grpc.add_secure_port(address, _credentials(ReloadedTls(tls))))
-        except RuntimeError as error:
-            raise cannot_listen(name, OSError(0, str(error).partition(";")[0])) from error
 
     def _bind_http(self, scheme: str, grpc_port: int) -> None:
         settings, wanted = self.settings, self.settings.http_port
@@ -259,23 +153,19 @@ class Server:
             limit=self._limits.http,
         )
         self._http.start(scope)
-        if self._http2 is not None:
-            self._http2.http1 = self._http.take
+        self.grpc.http1 = self._http.take
 
     def add_handlers(
         self, handler: Any, whole: Mapping[str, TakeWhole], admit: Admit | None = None
     ) -> None:
         """Serve the methods of a generic handler.
 
-        Our own transport offers calls that arrive as a whole to the functions of ``whole``, by path. It
-        shows the heads of others to ``admit``.
+        Calls that arrive as a whole are offered to the functions of ``whole``, by path. ``admit`` looks at
+        the heads of others.
         """
-        if self._http2 is None:
-            self.grpc.add_generic_rpc_handlers((handler,))
-        else:
-            self._http2.add_generic_rpc_handlers((handler,), admit)
-            for path, take in whole.items():
-                self._http2.take_whole_calls(path, take)
+        self.grpc.add_generic_rpc_handlers((handler,), admit)
+        for path, take in whole.items():
+            self.grpc.take_whole_calls(path, take)
 
     async def start_grpc(self) -> None:
         """Serve the servicers that were added to ``grpc``. Before, connections wait."""
@@ -286,37 +176,13 @@ class Server:
         grace = self.settings.graceful_stop_s if grace_s is None else grace_s
         scope = TaskScope("server-stop")
         async with scope:
-            stopping = self.grpc.stop(grace)
-            if self._http2 is None:
-                stopping = self._stop_grpcio(stopping)
-            scope.spawn(stopping, name="grpc")
+            scope.spawn(self.grpc.stop(grace), name="grpc")
             if self._http is not None:
                 scope.spawn(self._stop_http(self._http, grace), name="http")
             elif self._http_socket is not None:
                 self._http_socket.close()
 
-    async def _stop_grpcio(self, stopping: Coroutine[Any, Any, None]) -> None:
-        """Wait for ``stopping``. End calls early that were never served, when no others are left.
-
-        Of calls that come just when it stops, the package grpcio neither serves nor ends some. Their
-        callers, and the stop, would wait for all of the grace.
-        """
-
-        async def end_unserved() -> None:
-            await self._interceptor.wait_idle()
-            await self._clock.sleep(_ARRIVING_S)
-            await self._interceptor.wait_idle()
-            await self.grpc.stop(None)
-
-        async with TaskScope("grpcio-stop") as scope:
-            scope.spawn(end_unserved(), name="unserved")
-            try:
-                await stopping
-            finally:
-                scope.cancel()
-
     async def _stop_http(self, http: HttpServer, grace_s: float) -> None:
-        if self._http2 is not None:
-            # Before that, connections of the gRPC port may turn out to be of HTTP/1.1.
-            await self._http2.decided.wait()
+        # Before that, connections of the gRPC port may turn out to be of HTTP/1.1.
+        await self.grpc.decided.wait()
         await http.stop(grace_s)

@@ -20,7 +20,7 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd
 from gazette.etcd.lease import Lease
 from gazette.fragment.local_file import Disk
-from gazette.net.server import HTTP2, Server, ServerSettings
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
@@ -101,7 +101,7 @@ class BrokerFixture:
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"
         (file_root / "fragments").mkdir(parents=True, exist_ok=True)
-        address = ServerSettings("127.0.0.1", bind_host="127.0.0.1", transport=HTTP2)
+        address = ServerSettings("127.0.0.1", bind_host="127.0.0.1")
         listener = Server(clock, replace(address, **(server or {})))
         listener.bind()
         defaults = BrokerSettings(

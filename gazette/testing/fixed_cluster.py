@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import grpc
-import grpc.aio
 
 from gazette.allocator.model import assignment_key, item_key, member_key
 from gazette.allocator.state import State
@@ -56,7 +55,8 @@ from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
 from gazette.keyspace.key_space import KeySpace
-from gazette.net.server import grpc_options
+from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.http_server import bind_tcp
 from gazette.protocol.content import decode_append, decode_replicate
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalSpec
@@ -165,8 +165,10 @@ class FixedBroker:
         auth: KeyedAuth | NoAuth,
     ) -> None:
         self.id = ProcessId(settings.zone, name)
-        self.server = grpc.aio.server(options=grpc_options(16 << 20, 1024))
-        self.endpoint = f"http://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server = GrpcServer(SystemClock(), max_recv_bytes=16 << 20, limit=1024)
+        listener = bind_tcp("127.0.0.1", 0)
+        self.server.listen(listener, None)
+        self.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.scope = TaskScope(f"broker {name}")
         self.lagging: list[WatchResponse] | None = None
         """List that receives the changes for the broker's key space in place of it. None passes them on."""

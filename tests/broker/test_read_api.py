@@ -23,7 +23,6 @@ from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.codecs.codec import new_compressor
 from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalDisk, LocalFile
-from gazette.net.server import GRPCIO, HTTP2
 from gazette.protocol.content import Content, content_response, decode_read, encode_read
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalFlag, Suspend, SuspendLevel
@@ -41,13 +40,9 @@ from tests.facts import call_refused
 JOURNAL = "a/journal"
 
 
-@pytest.fixture(params=[GRPCIO, HTTP2])
-async def broker(
-    etcd: Etcd, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[BrokerFixture]:
-    async with await BrokerFixture.start(
-        etcd, tmp_path, server={"transport": request.param}, lease_ttl_s=60.0
-    ) as broker:
+@pytest.fixture
+async def broker(etcd: Etcd, tmp_path: Path) -> AsyncIterator[BrokerFixture]:
+    async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         yield broker
 
 

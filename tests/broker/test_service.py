@@ -35,7 +35,7 @@ from gazette.errors import Broken, GazetteError, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
 from gazette.net.http_server import bind_tcp
-from gazette.net.server import HTTP2, Server, ServerSettings
+from gazette.net.server import Server, ServerSettings
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import SystemClock
@@ -70,9 +70,7 @@ async def content(client: Client, size: int) -> bytes:
 
 async def test_http_answers_not_ready_until_the_broker_is_a_member(etcd: Etcd) -> None:
     """What waits for etcd is alive, and says that it is not ready."""
-    server = Server(
-        SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1", transport=HTTP2)
-    )
+    server = Server(SystemClock(), ServerSettings("127.0.0.1", bind_host="127.0.0.1"))
     server.bind()
     service = BrokerService(
         SystemClock(),
@@ -571,7 +569,6 @@ async def test_a_port_in_use_is_one_line_and_exit_code_one(process: Any) -> None
         (["--workers=0"], "invalid workers"),
         (["--broker.port=http"], 'invalid port "http"'),
         (["--broker.max-streams=-1"], "--broker.max-streams: the number must "),
-        (["--broker.transport=quic"], '--broker.transport: unknown transport "quic" (expected '),
         (["--log.level=loud"], "expected one of"),
         (["--debug.private"], "--debug.private requires --debug.port"),
     ],

@@ -17,19 +17,11 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd
 from gazette.net.http_server import TlsFiles
-from gazette.net.server import GRPCIO, HTTP2
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.testing.broker import BrokerFixture, journal_spec
 
 JOURNAL = "a/journal"
-
-
-@pytest.fixture(params=[GRPCIO, HTTP2])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Return each of the transports in turn."""
-    chosen: str = request.param
-    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +49,24 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def started(etcd: Etcd, tmp_path: Path, pem: Path, transport: str, **settings: Any) -> Any:
+def started(etcd: Etcd, tmp_path: Path, pem: Path, **settings: Any) -> Any:
     """Start a broker that serves with one certificate, and calls with another one of another CA."""
     serve = TlsFiles(str(pem / "server.pem"), str(pem / "server.key"), str(pem / "callers.pem"))
     call = TlsSettings(pem / "servers.pem", pem / "peer.pem", pem / "peer.key")
     return BrokerFixture.start(
         etcd,
         tmp_path,
-        server={"tls": serve, "transport": transport},
+        server={"tls": serve},
         peer_tls=call,
         lease_ttl_s=60.0,
         **settings,
     )
 
 
-async def test_everything_works_over_mutual_tls(
-    etcd: Etcd, tmp_path: Path, pem: Path, transport: str
-) -> None:
+async def test_everything_works_over_mutual_tls(etcd: Etcd, tmp_path: Path, pem: Path) -> None:
     async with (
-        await started(etcd, tmp_path, pem, transport, zone="a", id="broker-one") as one,
-        await started(etcd, tmp_path, pem, transport, zone="b", id="broker-two") as two,
+        await started(etcd, tmp_path, pem, zone="a", id="broker-one") as one,
+        await started(etcd, tmp_path, pem, zone="b", id="broker-two") as two,
     ):
         assert one.endpoint.startswith("https://127.0.0.1:")
         # Replication is between brokers; a request by way of the wrong one is proxied.
@@ -97,9 +87,9 @@ async def test_everything_works_over_mutual_tls(
 
 @pytest.mark.parametrize("certificate", ["", "intruder", "plain text"])
 async def test_callers_without_the_right_certificate_are_refused(
-    etcd: Etcd, tmp_path: Path, pem: Path, certificate: str, transport: str
+    etcd: Etcd, tmp_path: Path, pem: Path, certificate: str
 ) -> None:
-    async with await started(etcd, tmp_path, pem, transport) as broker:
+    async with await started(etcd, tmp_path, pem) as broker:
         target = broker.endpoint.removeprefix("https://")
         if certificate == "plain text":
             channel = grpc.aio.insecure_channel(target)
@@ -125,9 +115,9 @@ async def test_callers_without_the_right_certificate_are_refused(
                 await http.get(f"{url}/debug/ready")
 
 
-async def test_a_broker_on_unix_sockets(etcd: Etcd, tmp_path: Path, transport: str) -> None:
+async def test_a_broker_on_unix_sockets(etcd: Etcd, tmp_path: Path) -> None:
     socket = tmp_path / "broker.sock"
-    server = {"port": f"unix://{socket}", "transport": transport}
+    server = {"port": f"unix://{socket}"}
     async with await BrokerFixture.start(etcd, tmp_path, server=server, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(JOURNAL))
         await broker.client.append(AppendParams(JOURNAL), b"content")

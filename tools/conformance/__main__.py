@@ -23,7 +23,7 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.net.http2.grpc_client import Http2Channel
 from gazette.net.http_server import TlsFiles
-from gazette.net.server import HTTP2, Server, ServerSettings
+from gazette.net.server import Server, ServerSettings
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
@@ -82,9 +82,7 @@ async def _h2spec(program: str, directory: Path, tls: TlsFiles | None) -> bool:
         settings = EtcdSettings(endpoints=(server.endpoint,))
         async with (
             await Etcd.connect(settings, _CLOCK) as etcd,
-            await BrokerFixture.start(
-                etcd, directory, server={"transport": HTTP2, "tls": tls}
-            ) as broker,
+            await BrokerFixture.start(etcd, directory, server={"tls": tls}) as broker,
         ):
             options = () if tls is None else ("--tls", "--insecure")
             port = _port(broker.endpoint)
@@ -105,7 +103,7 @@ async def _h2spec(program: str, directory: Path, tls: TlsFiles | None) -> bool:
 async def _interop_server(tls: TlsFiles | None) -> AsyncIterator[Server]:
     server = Server(
         _CLOCK,
-        ServerSettings("127.0.0.1", bind_host="127.0.0.1", transport=HTTP2, tls=tls),
+        ServerSettings("127.0.0.1", bind_host="127.0.0.1", tls=tls),
     )
     server.bind()
     scope = TaskScope("interop")

@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from gazette.net.grpc_metrics import MeasuredMethod
 from gazette.net.http2.messages import MessageQueue
+from gazette.runtime.clock import Clock
 from tools.simulation.loop import Handle, Node, VirtualLoop
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -957,14 +959,15 @@ class SimServer:
         network: Network,
         node: Node,
         address: str,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        clock: Clock | None = None,
     ) -> None:
+        """Make a server. With a ``clock`` its calls are counted, as a `GrpcServer` counts them."""
         self.network = network
         self.node = node
         self.address = address
         self.listening = False
         self._stopped = False
-        self._interceptors = tuple(interceptors)
+        self._clock = clock
         self._handlers: list[Any] = []
         self._methods: dict[str, Any] = {}
         self._serving: dict[SimContext, asyncio.Task[None]] = {}
@@ -1023,26 +1026,20 @@ class SimServer:
         context.finish(_Code.CANCELLED, "Cancelled on the server side")
         self._idle.wake()
 
-    async def _handler(self, path: str, metadata: Metadata) -> Any:
+    def _handler(self, path: str, metadata: Metadata) -> Any:
         details: Any = _Details(path, metadata)
-
-        async def find(found: Any) -> Any:
-            for one in self._handlers:
-                handler = one.service(found)
-                if handler is not None:
-                    return handler
-            return None
-
-        continuation: Callable[[Any], Any] = find
-        for interceptor in reversed(self._interceptors):
-            continuation = _intercepted(interceptor, continuation)
-        return await continuation(details)
+        for one in self._handlers:
+            handler = one.service(details)
+            if handler is not None:
+                clock = self._clock
+                return handler if clock is None else MeasuredMethod(path, handler, clock).handler
+        return None
 
     async def _serve(self, context: SimContext) -> None:
         call = context.call
         handler = self._methods.get(call.path)
         if handler is None:
-            handler = self._methods[call.path] = await self._handler(call.path, call.metadata)
+            handler = self._methods[call.path] = self._handler(call.path, call.metadata)
         if handler is None:
             context.finish(_Code.UNIMPLEMENTED, "Method not found!")
             return
@@ -1085,20 +1082,13 @@ class SimServer:
 
 
 class _Details:
-    """What interceptors and generic handlers are asked with."""
+    """What generic handlers are asked with."""
 
     __slots__ = ("invocation_metadata", "method")
 
     def __init__(self, method: str, metadata: Metadata) -> None:
         self.method = method
         self.invocation_metadata = metadata
-
-
-def _intercepted(interceptor: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    async def continuation(details: Any) -> Any:
-        return await interceptor.intercept_service(inner, details)
-
-    return continuation
 
 
 class SimTransport:

@@ -21,7 +21,6 @@ from gazette.etcd.client import EtcdSettings
 from gazette.etcd.pb import rpc_pb2
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.set_aside import SetAside
-from gazette.net.grpc_metrics import MetricsInterceptor
 from gazette.net.server import Server
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.runtime.clock import Clock
@@ -54,7 +53,7 @@ class BrokerServer(Server):
 
     def __init__(self, network: Network, node: Node, clock: Clock) -> None:
         address = f"{node.name}:8080"
-        grpc_server: Any = SimServer(network, node, address, [MetricsInterceptor(clock)])
+        grpc_server: Any = SimServer(network, node, address, clock)
         self.grpc = grpc_server
         self.endpoint = f"http://{address}"
         self.http_endpoint = f"http://{node.name}:8081"

@@ -111,10 +111,6 @@ class ClientContent:
         except DecodeError as error:
             self._ended = True  # gRPC reads no further message.
             raise Invalid(f"not an AppendRequest: {error}") from error
-        except grpc.aio.InternalError as error:
-            # gRPC raises this for a read when the caller's connection has just ended.
-            self._ended = True
-            raise Broken(f"the caller has gone: {error}") from error
         self._ended = message is None
         return message
 

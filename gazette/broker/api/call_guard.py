@@ -60,17 +60,13 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 async def failing(call: Call) -> AsyncIterator[None]:
     """End the call with code and text of a ``GazetteError`` from the block.
 
-    A caller that is gone is no error. Then the block is left without an exception: give any answer.
+    A caller that goes cancels its handler, as `GrpcCall` says.
     """
     try:
-        try:
-            yield
-        except GazetteError as error:
-            trailing = _INVALID_REQUEST if isinstance(error, Invalid) else ()
-            await call.abort(protocol_code_of(error), str(error), trailing)
-    except grpc.aio.InternalError as error:
-        # gRPC raises this for a write or a status when the caller's connection has just ended.
-        log.debug("a caller has gone: %(error)s", {"error": error})
+        yield
+    except GazetteError as error:
+        trailing = _INVALID_REQUEST if isinstance(error, Invalid) else ()
+        await call.abort(protocol_code_of(error), str(error), trailing)
 
 
 class Expired(Exception):

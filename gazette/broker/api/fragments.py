@@ -48,7 +48,7 @@ class FragmentsApi:
                 response = await self._list(request, claims, call)
                 outcome.status = Status(response.status)
                 return response
-        return broker_pb2.FragmentsResponse()  # Its caller has gone: see `failing`.
+        raise AssertionError("unreachable: the call was aborted")
 
     async def _list(
         self, request: broker_pb2.FragmentsRequest, claims: Claims, call: Any

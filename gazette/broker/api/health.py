@@ -50,7 +50,7 @@ class HealthApi:
                     header=context.resolver.unrouted_header().to_pb(),
                     store_health_error=error,
                 )
-        return broker_pb2.FragmentStoreHealthResponse()  # Its caller has gone: see `failing`.
+        raise AssertionError("unreachable: the call was aborted")
 
     async def _check(self, request: broker_pb2.FragmentStoreHealthRequest) -> str:
         """Return the error of the store; empty if it is healthy."""

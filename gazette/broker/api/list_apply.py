@@ -257,7 +257,7 @@ class ListApplyApi:
                 if outcome.status is Status.OK and new:
                     call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
-        return broker_pb2.ApplyResponse()  # Its caller has gone: see `failing`.
+        raise AssertionError("unreachable: the call was aborted")
 
     async def _apply(self, request: broker_pb2.ApplyRequest) -> broker_pb2.ApplyResponse:
         context, changes = self._context, request.changes

@@ -8,9 +8,8 @@ streams of peers that are silently dead. Once the route has changed, an idle str
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -32,7 +31,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_replicate_request
 from gazette.protocol.status import Status
-from gazette.runtime.tasks import TaskScope, sleep_unless
+from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
 """Seconds that the present append gets to end. Until the lease is released, no other broker takes
@@ -158,14 +157,12 @@ class ReplicateApi:
                 await self._context.clock.sleep(_STOPPING_GRACE_S)
                 raise
             if known and at.replica is not replica:
-                await self._between_answers(stream)
                 raise Moved(
                     "the journal was assigned to this broker again: the stream belongs to its former replica",
                     journal=at.journal,
                 )
         primary = header.route.primary_id
         if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
-            await self._between_answers(stream)
             raise Moved("the primary of the stream has lost its lease", primary=primary)
         grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
         messages = -1
@@ -178,21 +175,6 @@ class ReplicateApi:
             revision=at.header.etcd.revision,
             grace_s=grace_s,
         )
-
-    async def _between_answers(self, stream: _Stream) -> None:
-        """Wait until no answer is being written, for a short time at most.
-
-        The server of the package grpcio cannot end a call while it writes: the call then has no status, and
-        its caller waits for ever.
-        """
-        if not stream.answered.is_set():
-            await sleep_unless(self._context.clock, _STOPPING_GRACE_S, stream.answered)
-
-
-def _set() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +195,6 @@ class _Stream:
     messages: int = 0
     has_content: bool = False
     """Content has arrived that no accepted proposal has committed yet."""
-    answered: asyncio.Event = field(default_factory=_set)
-    """Cleared while an answer is being written."""
 
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
@@ -256,11 +236,7 @@ class _Stream:
         if acknowledge:
             self.lease.check()  # Without our lease, another replica may have taken this one's place.
             header, self.header = self.header, None
-            self.answered.clear()
-            try:
-                await self.call.write(_answer(result, header))
-            finally:
-                self.answered.set()
+            await self.call.write(_answer(result, header))
         elif result.status is not Status.OK:
             # The primary would not read the answer, and all that follows is built on the proposal.
             raise Invalid(

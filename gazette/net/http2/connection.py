@@ -28,6 +28,7 @@ from gazette.net.http2.headers import (
     RequestHead,
     check_trailers,
 )
+from gazette.net.http2.peer import UNKNOWN
 
 STREAM_BYTES: Final = 1 << 22
 """Bytes that a peer may send on a stream ahead of what was consumed.
@@ -255,6 +256,8 @@ class Http2Connection:
         """Bytes that a stream of which something was consumed may be ahead; `FIRST_BYTES` at least."""
         self.is_known = False
         """True once a server has served a call of its peer."""
+        self.peer = UNKNOWN
+        """The other end, as far as it is known."""
         self.running = 0
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31

@@ -28,6 +28,8 @@ from gazette.net.http2.metadata import (
     metadata_of,
     trailers,
 )
+from gazette.net.http2.peer import Peer
+from gazette.net.http2.servicer_context import ServicerContext
 from gazette.net.http2.unfinished import Unfinished
 from gazette.net.http2.waiters import Waiters
 from gazette.net.http_accept import next_turn
@@ -37,7 +39,7 @@ _AT_HAND_MAX: Final = 1 << 20
 """Memory of messages at hand that a handler may take before the loop goes on with others."""
 
 
-class GrpcCall:
+class GrpcCall(ServicerContext):
     """A call from its head to its trailers. Loop-bound; ``task`` and ``unfinished`` are set by its server.
 
     As an iterator it gives decoded requests. One task at a time may read, and one may write.
@@ -60,7 +62,6 @@ class GrpcCall:
         "_rest",
         "_room",
         "_stream",
-        "_trailing",
         "decode",
         "encode",
         "task",
@@ -70,6 +71,7 @@ class GrpcCall:
     def __init__(
         self, stream: Http2Stream, request: RequestHead, queue: MessageQueue, memory: HeldMemory
     ) -> None:
+        super().__init__()
         self.task: asyncio.Task[None] | None = None
         self.unfinished: Unfinished | None = None
         """What watches the call until it has a message."""
@@ -94,7 +96,6 @@ class GrpcCall:
         self._head_sent = False
         self._code: grpc.StatusCode | None = None
         self._details = ""
-        self._trailing: Metadata = ()
 
     # -- what arrives
 
@@ -135,6 +136,7 @@ class GrpcCall:
         self._room.wake()
         if self.task is not None:
             self.task.cancel()
+        self._call_back()
 
     def on_room(self) -> None:
         if self._rest and not self._stream.local_ended:
@@ -311,6 +313,10 @@ class GrpcCall:
         """Return the text of the status that was set."""
         return self._details
 
+    def cancelled(self) -> bool:
+        """Return True if the caller has gone before the end."""
+        return self._fault is not None and self.is_over
+
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
     ) -> NoReturn:
@@ -320,7 +326,15 @@ class GrpcCall:
             self._trailing = tuple(trailing_metadata)
         raise grpc.aio.AbortError(details)
 
+    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+        """End the call with a status. Raise as ``abort``."""
+        await self.abort(status.code, status.details, status.trailing_metadata or ())
+
     # -- what the server uses
+
+    @property
+    def caller(self) -> Peer:
+        return self._stream.connection.peer
 
     @property
     def fault(self) -> GazetteError | None:
@@ -356,6 +370,7 @@ class GrpcCall:
             stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
         stream.release()
         self._drop()
+        self._call_back()
 
     def _trailers(self, code: grpc.StatusCode, details: str) -> bytes:
         try:

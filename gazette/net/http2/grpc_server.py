@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
@@ -146,6 +146,13 @@ class GrpcServer:
         of any call must come in time. Without, it must come in time if the method takes one message only.
         """
         self._handlers += [(one, admit) for one in handlers]
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Serve methods of a service by name. Generated code registers each servicer in both ways."""
+        table = grpc.method_handlers_generic_handler(service, dict(handlers))
+        self.add_generic_rpc_handlers((table,))
 
     def take_whole_calls(self, path: str, take: TakeWhole) -> None:
         """Offer calls of a method to ``take`` that arrive as a whole. Its handler serves all others.
@@ -474,6 +481,7 @@ class GrpcServer:
         deadline = timeout(timeout_s)
         try:
             async with deadline:
+                call.ends_at = deadline.when()
                 request = call if method.request_streaming else await _only_request(call)
                 response = await method.call(request, call)
                 if not method.response_streaming:

@@ -11,6 +11,7 @@ from gazette.errors import Closed
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection, Http2Stream, StreamListener
 from gazette.net.http2.headers import RequestHead
+from gazette.net.http2.peer import peer_of
 from gazette.net.http2.socket import Http2Socket
 from gazette.net.http2.turns import Turns
 
@@ -96,6 +97,7 @@ class ServerConnection(Http2Socket):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.connections[self] = None
+        self._connection.peer = peer_of(transport.get_extra_info)
         self._made()
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":

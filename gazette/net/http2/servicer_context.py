@@ -1,0 +1,81 @@
+"""What services of applications may ask about a call, as `grpc.aio.ServicerContext` says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gazette.net.http2.metadata import Metadata
+from gazette.net.http2.peer import Peer
+
+
+class ServicerContext:
+    """The questions and wishes of handlers that none of our own handlers has. Loop-bound.
+
+    Answers are never compressed: gRPC permits a server to ignore that wish.
+    """
+
+    __slots__ = ("_callbacks", "_trailing", "ends_at")
+
+    def __init__(self) -> None:
+        self.ends_at: float | None = None
+        """Time of the loop at which the caller gives up; None without a limit."""
+        self._trailing: Metadata = ()
+        self._callbacks: list[Callable[[Any], None]] | None = []
+        """Called at the end; None since then."""
+
+    @property
+    def caller(self) -> Peer:
+        """The caller's end of the connection."""
+        raise NotImplementedError
+
+    def peer(self) -> str:
+        """Return the caller's address: ``ipv4:1.2.3.4:5678``, ``ipv6:[::1]:5678`` or ``unix:``."""
+        return self.caller.address
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """Return what the caller's certificate says, by gRPC's names; nothing without TLS."""
+        return self.caller.properties
+
+    def peer_identity_key(self) -> str | None:
+        """Return the name in ``auth_context`` of what identifies the caller; None without a certificate."""
+        return self.caller.identity_key
+
+    def peer_identities(self) -> list[bytes] | None:
+        """Return what identifies the caller; None without a certificate."""
+        key = self.caller.identity_key
+        return None if key is None else self.caller.properties[key]
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the caller gives up; None without a limit."""
+        if self.ends_at is None:
+            return None
+        return max(0.0, self.ends_at - asyncio.get_running_loop().time())
+
+    def set_compression(self, compression: Any) -> None:
+        """Do nothing: answers are not compressed."""
+
+    def disable_next_message_compression(self) -> None:
+        """Do nothing: answers are not compressed."""
+
+    def trailing_metadata(self) -> Metadata:
+        """Return what ``set_trailing_metadata`` was given."""
+        return self._trailing
+
+    def done(self) -> bool:
+        """Return True once the call has ended, or its caller has gone."""
+        return self._callbacks is None
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback`` with this context once the call has ended, now if it has."""
+        if self._callbacks is None:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def _call_back(self) -> None:
+        """Call what waits for the end. May be repeated."""
+        callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            callback(self)
