@@ -38,6 +38,7 @@ from gazette.labels import (
     MESSAGE_UUID,
 )
 from gazette.message.key_rule import KeyRule
+from gazette.message.labelled_time import label_of_time
 from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.text.duration import MICROSECOND
@@ -167,9 +168,14 @@ def _plain(declared: Source[Any] | Output[Any], application: str) -> DeclaredJou
         retention // timedelta(microseconds=1) * MICROSECOND,
         _uuid_label(declared),
         bool(declared_place(declared.message_type, declared.uuid)),
-        "" if declared.message_time is None else declared.message_time.text,
+        _time_label(declared),
         _slug(application),
     )
+
+
+def _time_label(declared: Source[Any] | Output[Any]) -> str:
+    time = declared.message_time
+    return "" if time is None else label_of_time(time, declared.message_types)
 
 
 def _check_whole(

@@ -1,38 +1,23 @@
-"""Types of declared messages: their classes, fields and framing, and mappings that know them."""
+"""Types of declared messages: their classes, fields and framing, and partitions that know them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
-from gazette.message.mapping import Mapping, Partition, Partitions, PartitionsFunc
+from gazette.message.mapping import Partition, Partitions, PartitionsFunc
 from gazette.message.message import CSVRecord
-from gazette.message.message_time import MessageTime
-
-M = TypeVar("M")
 
 
-def with_times(mapping: Mapping[M], time: MessageTime) -> Mapping[M]:
-    """Return a mapping that raises ``Invalid`` for a message without its declared time."""
+def with_declared(
+    partitions: PartitionsFunc, declared: Callable[[Partition], Partition]
+) -> PartitionsFunc:
+    """Return the same partitions, each with what a declaration adds to it.
 
-    def timed(message: M) -> Partition:
-        partition = mapping(message)
-        found = time.read(message)
-        if isinstance(found, str):
-            # A message of another type has no such field: say that first.
-            partition.require_type(type(message))
-            raise time.invalid(found, partition.journal)
-        return partition
-
-    return timed
-
-
-def with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) -> PartitionsFunc:
-    """Return the same partitions with types of their messages, and the place of their UUID, if it is given.
-
-    Any thread may call the function. It raises ``Invalid`` if the label of a journal names another place.
+    Any thread may call the function. It raises what ``declared`` raises.
     """
     known = Partitions(()), Partitions(())
 
@@ -40,17 +25,10 @@ def with_types(partitions: PartitionsFunc, types: tuple[type, ...], uuid: str) -
         nonlocal known
         current = partitions()
         if known[0] is not current:
-            known = (
-                current,
-                Partitions((_declared_as(one, types, uuid) for one in current.all), current.labels),
-            )
+            known = current, Partitions(map(declared, current.all), current.labels)
         return known[1]
 
     return typed
-
-
-def _declared_as(partition: Partition, types: tuple[type, ...], uuid: str) -> Partition:
-    return partition.with_uuid(uuid)._replace(message_types=types)
 
 
 def classes_of(message_type: Any) -> tuple[type, ...]:

@@ -26,8 +26,7 @@ from gazette.declare.message_types import (
     content_type_of,
     fields_of,
     type_name,
-    with_times,
-    with_types,
+    with_declared,
 )
 from gazette.errors import Invalid
 from gazette.message.framing.framing import framing_of
@@ -184,7 +183,7 @@ class _Declared(Generic[M]):
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
             return self._mapping(lambda: declared, rng)
-        return self._mapping(with_types(partitions, self.message_types, self.uuid), rng)
+        return self._mapping(with_declared(partitions, self._declared), rng)
 
     def __call__(self, message: M) -> Partition:
         """Return the declared partition for a message: a source or an output is a mapping itself."""
@@ -195,10 +194,6 @@ class _Declared(Generic[M]):
         return self.mapping()
 
     def _mapping(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
-        mapping, time = self._mapping_by_key(partitions, rng), self.message_time
-        return mapping if time is None else with_times(mapping, time)
-
-    def _mapping_by_key(self, partitions: PartitionsFunc, rng: random.Random | None) -> Mapping[M]:
         if self.key is None:
             return random_mapping(partitions, random.SystemRandom() if rng is None else rng)
         field = self._key_field
@@ -209,7 +204,15 @@ class _Declared(Generic[M]):
         return modulo_mapping(partitions, key, field.encoding)
 
     def _partition(self, journal: str) -> Partition:
-        return Partition(journal, self.content_type, self.message_types, self.uuid)
+        return self._declared(Partition(journal, self.content_type))
+
+    def _declared(self, partition: Partition) -> Partition:
+        """Return a partition with the types, the UUIDs and the time that are declared for its messages.
+
+        Raise ``Invalid`` if the label of its journal names another place of UUIDs.
+        """
+        time = self.message_time or partition.time
+        return partition.with_uuid(self.uuid)._replace(message_types=self.message_types, time=time)
 
     def __set_name__(self, owner: type, _name: str) -> None:
         if getattr(owner, "uuid_place_of", None) is Application.uuid_place_of:

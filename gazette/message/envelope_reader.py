@@ -21,6 +21,7 @@ from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
 from gazette.message.framing.framing import framing_of
+from gazette.message.labelled_time import labelled_time
 from gazette.message.message_time import MessageTime, TimeReader
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import SourceCheckpoint
@@ -81,7 +82,7 @@ class MessageForm(NamedTuple, Generic[M]):
             )
             time, label = MessageTime.of(self.time), labels.value_of(MESSAGE_TIME)
             if time is None and label:
-                time = MessageTime.of_label(label)
+                time = labelled_time(label).unbounded
         except Invalid as error:
             raise error.within(journal) from error
         return framing, None if time is None else TimeReader(time, client.clock.now)

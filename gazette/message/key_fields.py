@@ -109,7 +109,7 @@ def foreign_field(message_type: Any, name: str) -> Callable[[Any], Any]:
         return _csv_field(message_type, name).get
     if issubclass(message_type, dict):
         return lambda message: _item(message, name)
-    for attribute, wire_name in _names_of(message_type):
+    for attribute, wire_name in wire_names_of(message_type):
         if name == wire_name:
             return attrgetter(attribute)
     raise Invalid(
@@ -129,8 +129,8 @@ def _item(message: dict[str, Any], name: str) -> Any:
     return message[name]
 
 
-def _names_of(message_type: Any) -> list[tuple[str, str]]:
-    """Return pairs of attribute and name within a message."""
+def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
+    """Return pairs of attribute and name within a message. Empty if the type does not say."""
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return [(field.name, field.name) for field in descriptor.fields]
     if (models := getattr(message_type, "model_fields", None)) is not None:

@@ -15,13 +15,16 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from gazette.errors import Invalid, NotFound
-from gazette.labels import CONTENT_TYPE, MESSAGE_KEY, MESSAGE_UUID
+from gazette.labels import CONTENT_TYPE, MESSAGE_KEY, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.key_hash import fnv32a, hash_of_key
 from gazette.message.key_rule import LabelledKeys, one_rule
 from gazette.message.keys import ANY, CanonicalKey, KeyEncoding
+from gazette.message.labelled_time import labelled_time
+from gazette.message.message_time import MessageTime
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
+from gazette.protocol.text.validation import within
 
 M = TypeVar("M")
 
@@ -37,6 +40,16 @@ class Partition(NamedTuple):
     """Types that its messages may have, if a declaration says so. Empty: any."""
     uuid: str = ""
     """Place of the UUID in its messages. Empty: as their type says, or else the field ``uuid``."""
+    time: MessageTime | str = ""
+    """Time of its messages: as declared, or the text of the journal's label. Empty: publishers' clocks."""
+
+    @property
+    def message_time(self) -> MessageTime | None:
+        """Time of its messages. Raises ``Invalid`` for a label that is no time."""
+        if not isinstance(self.time, str):
+            return self.time
+        with within(self.journal):
+            return labelled_time(self.time) if self.time else None
 
     def require_type(self, kind: type) -> None:
         """Raise ``Invalid`` if messages of a type do not belong here.
@@ -70,8 +83,13 @@ class Partition(NamedTuple):
 
 
 def _partition_of(spec: JournalSpec) -> Partition:
-    content_type = spec.labels.value_of(CONTENT_TYPE) or ""
-    return Partition(spec.name, content_type, uuid=spec.labels.value_of(MESSAGE_UUID) or "")
+    labels = spec.labels
+    return Partition(
+        spec.name,
+        labels.value_of(CONTENT_TYPE) or "",
+        uuid=labels.value_of(MESSAGE_UUID) or "",
+        time=labels.value_of(MESSAGE_TIME) or "",
+    )
 
 
 class Partitions:
@@ -214,9 +232,10 @@ def fixed_mapping(
     content_type: str,
     message_types: tuple[type, ...] = (),
     uuid: str = "",
+    time: MessageTime | str = "",
 ) -> Mapping[Any]:
-    """Map every message to one journal."""
-    partition = Partition(journal, content_type, message_types, uuid)
+    """Map every message to one journal. ``time`` is that of its messages, or the journal's label of it."""
+    partition = Partition(journal, content_type, message_types, uuid, time)
     return lambda _message: partition
 
 

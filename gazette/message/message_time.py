@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
 from gazette.errors import Corrupt, Invalid
@@ -28,8 +29,9 @@ FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Last microsecond of the year 9999 in UTC."""
 _UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_FUNCTION: Final = "--"
+FUNCTION: Final = "--"
 """End of the name of a function in the text of a time: no field has it."""
+_AHEAD: Final = timedelta(days=1)
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
 
@@ -59,7 +61,7 @@ class MessageTime:
     _: KW_ONLY
     unit: TimeUnit | None = None
     """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None: values are no numbers."""
-    ahead: timedelta = timedelta(days=1)
+    ahead: timedelta = _AHEAD
     """Most by which a time may lie after its message was published. One beyond is an error of its
     message, since it would move the watermark there for ever."""
 
@@ -82,21 +84,14 @@ class MessageTime:
                 hint="Give a timedelta that is not negative, such as timedelta(days=1).",
             )
 
+    def __hash__(self) -> int:
+        """Return a hash that takes little time: each published message needs that of its partition."""
+        return hash(self.field)
+
     @classmethod
     def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
         """Return what an argument ``time`` declares: a field, a function, or all of it. None stays None."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
-
-    @classmethod
-    def of_label(cls, text: str) -> MessageTime:
-        """Return what the label of a journal says. A reader has no watermark, so times have no bound.
-
-        A label names the function of an application and does not hold it. Then no message has a time.
-        """
-        name, _, unit = text.partition("/")
-        is_function = name.endswith(_FUNCTION)
-        field = _function_of_others(name.removesuffix(_FUNCTION)) if is_function else name
-        return cls(field, unit=unit or None, ahead=timedelta.max)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
@@ -108,17 +103,52 @@ class MessageTime:
     @property
     def text(self) -> str:
         """Field or function, and unit, as a label has it: equal for declarations of equal meaning."""
-        name = self.name if isinstance(self.field, str) else f"{self.name}{_FUNCTION}"
-        text = re.sub(r"[^\w\-+/.]", "-", name)
+        text = _clean(self.name) if isinstance(self.field, str) else self.text_of_function
         return text if self.unit is None else f"{text}/{self.unit}"
 
-    def invalid(self, reason: str, journal: JournalName) -> Invalid:
-        """Return the error of a message that is to be published, for a reason of `read`."""
-        return Invalid(
-            f"the time of the message ({self.name}) {reason}, and journal {journal} declares it",
-            path="message",
-            hint=f"Set {self.name} before publishing.",
-        )
+    @property
+    def text_of_function(self) -> str:
+        """Name as a label has that of a function."""
+        return _clean(f"{self.name}{FUNCTION}")
+
+    @property
+    def has_default_ahead(self) -> bool:
+        """True if the declaration gives no ``ahead`` of its own."""
+        return self.ahead == _AHEAD
+
+    def require(self, message: Any, journal: JournalName, published_us: int) -> None:
+        """Raise ``Invalid`` for a message that is to be published now, and whose time readers cannot use.
+
+        ``published_us`` is the time of the clock in its UUID, in Unix microseconds.
+        """
+        found = self.read_bounded(message, published_us)
+        if isinstance(found, str):
+            raise Invalid(
+                f"the time of the message ({self.name}) {found}, and journal {journal} declares it",
+                path=self._path,
+                hint=self._hint,
+                journal=journal,
+            )
+
+    @property
+    def _path(self) -> str:
+        return f"message.{self.field}" if isinstance(self.field, str) else "message"
+
+    @property
+    def _hint(self) -> str:
+        return f"Set {self.name} before publishing."
+
+    def read_bounded(self, message: Any, published_us: int) -> int | str:
+        """Return what `read` returns, and a reason for a time too far after its publication."""
+        at_us = self.read(message)
+        if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
+            by = timedelta(microseconds=at_us - published_us)
+            return f"lies ahead of the message's publication by {by}, and may by {self.ahead}"
+        return at_us
+
+    @cached_property
+    def _ahead_us(self) -> int:
+        return self.ahead // _MICROSECOND
 
     def read(self, message: Any) -> int | str:
         """Return the time of a message in Unix microseconds, or the reason for which it has none."""
@@ -135,11 +165,8 @@ class MessageTime:
         if not isinstance(self.field, str):
             return self.field(message)
         value = getattr(message, self.field)
-        has_field = getattr(message, "HasField", None)
-        # A Timestamp that is not set reads as 1970.
-        if has_field is not None and _is_timestamp(value) and not has_field(self.field):
-            return None
-        return value
+        is_proto = getattr(message, "HasField", None) is not None
+        return value_if_set(message, self.field) if is_proto else value
 
     def _unix_us(self, value: Any) -> int | str:
         if value is None:
@@ -181,24 +208,24 @@ class TimeReader:
         return [self._bounded(*one) for one in zip(messages, clocks, strict=True)]
 
     def _bounded(self, message: Any, clock: int) -> int | str:
+        # As `MessageTime.read_bounded` does it: there is one per message.
         at_us = self.time.read(message)
         if isinstance(at_us, str):
             return at_us
         published_us = clock_unix_ns(clock) // 1000 if clock else int(self._now() * 1e6)
         if at_us > published_us + self._ahead_us:
-            by = timedelta(microseconds=at_us - published_us)
-            return f"lies ahead of the message's publication by {by}, and may by {self.time.ahead}"
+            return self.time.read_bounded(message, published_us)
         return at_us
 
 
-def _function_of_others(name: str) -> Callable[[Any], Any]:
-    """Return a function that stands for one of an application, which only its name is known of."""
+def value_if_set(message: Any, attribute: str) -> Any:
+    """Return a field of a protobuf message. None for a Timestamp that is not set: it reads as 1970."""
+    value = getattr(message, attribute)
+    return None if _is_timestamp(value) and not message.HasField(attribute) else value
 
-    def unknown(_message: Any) -> Any:
-        raise Invalid("only its application has this function: give the reader time=…")
 
-    unknown.__qualname__ = name
-    return unknown
+def _clean(name: str) -> str:
+    return re.sub(r"[^\w\-+/.]", "-", name)
 
 
 def _is_timestamp(value: Any) -> bool:

@@ -20,6 +20,7 @@ from gazette.message.codec import has_validate, no_uuid
 from gazette.message.framing.frames import FRAME_BYTES_MAX, Framing, Stamper
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Mapping, Partition
+from gazette.message.message_time import MessageTime
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
@@ -27,6 +28,7 @@ from gazette.message.uuid import (
     Entropy,
     ProducerId,
     UuidMint,
+    clock_unix_ns,
     new_producer_id,
 )
 from gazette.message.uuid import Clock as MessageClock
@@ -100,11 +102,15 @@ class _Route:
         "_stamp",
         "form",
         "line",
+        "time",
     )
 
-    def __init__(self, publisher: Publisher, form: _Form, line: _Line) -> None:
+    def __init__(
+        self, publisher: Publisher, form: _Form, line: _Line, time: MessageTime | None
+    ) -> None:
         self.form = form
         self.line = line
+        self.time = time
         # What `commit` uses, since each further attribute takes time.
         self._appends = line.appends
         self._buffer = line.buffer
@@ -222,8 +228,9 @@ class Publisher:
         A retry of the append service may write the message twice. Readers drop the second copy.
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
-        message does not fit its type, and if a declaration gives the journal another type. Raise
-        ``Closed``, and what ``validate()`` of the message raises. After an error nothing is published.
+        message does not fit its type, if a declaration gives the journal another type, and if the time that
+        the journal declares cannot be used. Raise ``Closed``, and what ``validate()`` of the message raises.
+        After an error nothing is published.
 
         May wait for brokers that are behind, but on the event loop.
         """
@@ -237,6 +244,8 @@ class Publisher:
         route = kind.routes.get(partition)
         if route is None:
             route = self._new_route(kind, partition)
+        if route.time is not None:
+            self._require_time(route.time, message, partition.journal)
         return route.commit(message)
 
     def publish_committed_batch(
@@ -473,8 +482,17 @@ class Publisher:
         if kind.validates:
             message.validate()  # type: ignore[attr-defined]
         partition = mapping(message)
-        route = kind.routes.get(partition)
-        return self._new_route(kind, partition) if route is None else route
+        route = kind.routes.get(partition) or self._new_route(kind, partition)
+        if route.time is not None:
+            self._require_time(route.time, message, partition.journal)
+        return route
+
+    def _require_time(self, time: MessageTime, message: Any, journal: JournalName) -> None:
+        """Raise ``Invalid`` for a message whose time its readers could not use."""
+        published_us = clock_unix_ns(self.clock.value) // 1000
+        if self._now is not None:
+            published_us = max(published_us, int(self._now() * 1e6))
+        time.require(message, journal, published_us)
 
     def _require_outside(self) -> None:
         """Raise ``Invalid`` in code that runs under the lock: it would wait for ever."""
@@ -522,7 +540,7 @@ class Publisher:
         if line is None:
             line = _Line(journal, self._appends.journal(AppendParams(journal)))
             line = self._lines.setdefault(name, line)
-        return kind.routes.setdefault(partition, _Route(self, form, line))
+        return kind.routes.setdefault(partition, _Route(self, form, line, partition.message_time))
 
     def _observe_time(self) -> None:
         """Move the clock to the wall time, if it is too far behind. The caller holds the lock."""

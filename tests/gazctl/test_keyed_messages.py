@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gazette.gazctl.journals.append import KEYED_NOTE
-from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TIME, MESSAGE_TYPE
 from gazette.message.key_hash import fnv32a
 from gazette.message.key_rule import KeyRule
 from gazette.message.keys import FLOAT
@@ -113,3 +113,35 @@ async def test_raw_bytes_are_appended_with_a_warning(gazctl: Runner) -> None:
     assert KEYED_NOTE in result.err
     keyed = ["--mapping=modulo", "--framing=lines", "-l", "name:prefix=sales/"]
     assert KEYED_NOTE not in (await gazctl.ok("journals", "append", *keyed, stdin=b"1\n{}\n")).err
+
+
+@pytest.mark.parametrize(
+    ("label", "line", "says"),
+    [
+        ("at", '{"shop":1}', "missing"),
+        ("at", '{"shop":1,"at":null}', "missing"),
+        ("at", '{"shop":1,"at":"2026-01-01T00:00:00"}', "zone"),
+        ("at", '{"shop":1,"at":"soon"}', "RFC3339"),
+        ("at", '{"shop":1,"at":7}', "unit"),
+        ("at", '{"shop":1,"at":"9000-01-01T00:00:00Z"}', "ahead"),
+        ("at/ms", '{"shop":1,"at":"2026-01-01T00:00:00Z"}', "number"),
+        ("at/ms", '{"shop":1,"at":true}', "bool"),
+        ("at/days", '{"shop":1,"at":1}', "days"),
+        ("time_of--/ms", '{"shop":1,"at":1}', "--declared"),
+    ],
+)
+async def test_a_line_without_the_time_of_its_journal_is_refused(
+    gazctl: Runner, broker: BrokerFixture, label: str, line: str, says: str
+) -> None:
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TIME, label))
+    await broker.create(journal_spec("timed/part-000", labels=labels))
+    good = b'{"shop":1,"at":1}' if label == "at/ms" else b'{"shop":1,"at":"2026-01-01T00:00:00Z"}'
+    for argv in (["timed/part-000"], ["-l", "name:prefix=timed/"]):
+        result = await gazctl("produce", *argv, stdin=line.encode())
+        assert result.code
+        assert "line 1" in result.err
+        assert says in result.err
+        if label in ("at", "at/ms"):
+            await gazctl.ok("produce", *argv, stdin=good)
+    if label != "at/days":
+        assert len(await shops(gazctl, "timed/part-000")) == 2 * (label in ("at", "at/ms"))

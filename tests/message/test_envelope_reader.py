@@ -376,6 +376,8 @@ async def test_the_label_of_a_journal_says_the_time_of_its_messages(
     list_with(broker, (MESSAGE_TIME, MessageTime("at", unit="s").text))
     envelope = await only(kind(client, ReadParams(JOURNAL), Order))
     assert (envelope.time, envelope.message) == (PLACED, order)
+    envelope = await only(kind(client, ReadParams(JOURNAL), dict))
+    assert (envelope.time, envelope.message["at"]) == (PLACED, order.at)
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -395,7 +397,7 @@ async def test_a_reader_may_say_the_time_of_messages(
         (MessageTime(lambda m: m.at, unit="s").text, Order, "time="),
         ("ordered_at", Order, "ordered_at"),
         ("at", Order, "unit"),
-        ("at/s", dict, "at"),
+        ("placed/s", dict, "placed"),
     ],
 )
 async def test_the_clock_of_a_publisher_is_not_taken_for_another_time(

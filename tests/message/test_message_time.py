@@ -278,13 +278,3 @@ def test_the_label_says_field_and_unit() -> None:
     assert found[3] == ""
     MessageTime("at", ahead=timedelta(days=9))
     assert MessageTime("at", ahead=timedelta(days=9)).text == "at"
-
-
-def test_a_message_without_its_declared_time_is_not_published() -> None:
-    output = Output("orders", Any_, time="at", key=lambda message: "k")
-    assert output.mapping()(Any_(at=EPOCH)).journal == "orders/part-000"
-    with raises(Invalid, path="message", says="orders/part-000", advises="at"):
-        output.mapping()(Any_())
-    wrong: Any = CSVRecord(["", "x"])
-    with raises(Invalid, path="message", says="Any_"):
-        output.mapping()(wrong)

@@ -26,7 +26,13 @@ from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
-from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
+from gazette.labels import (
+    CONTENT_CSV,
+    CONTENT_JSON_LINES,
+    CONTENT_PROTO_FIXED,
+    CONTENT_TYPE,
+    MESSAGE_TIME,
+)
 from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, uuid_text
@@ -128,6 +134,37 @@ async def test_a_task_that_fails_rolls_back(broker: BrokerFixture) -> None:
         with pytest.raises(RuntimeError, match="the task"):
             one.write(batches())
         assert words(broker) == ([], 0)
+
+    await asyncio.to_thread(play)
+
+
+async def test_rows_without_the_time_of_their_journal_are_refused(broker: BrokerFixture) -> None:
+    """Whichever option names the journal, and before anything of the task becomes visible."""
+    await broker.create(
+        journal_spec("timed/a", labels=JSON.with_value(MESSAGE_TIME, "at")),
+        journal_spec("timed/b", labels=JSON.with_value(MESSAGE_TIME, "sent/ms")),
+    )
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+    def play() -> None:
+        good = batch(at=[at, at], sent=[7, 7.5], to=["timed/a", "timed/b"])
+        to_each: dict[str, Any] = {"selector": "prefix=timed/", "journalColumn": "to"}
+        one = writer(broker, good.schema, **to_each)
+        one.commit([one.write(iter([good]))])
+        for journal, name, value in (
+            ("timed/a", "at", None), ("timed/b", "sent", None), ("timed/b", "sent", math.nan),
+        ):  # fmt: skip
+            bad = good.slice(0, 1).to_pylist()[0] | {"to": journal, name: value}
+            rows = [good, pa.RecordBatch.from_pylist([bad], good.schema)]
+            for options in (to_each, {"journal": journal}):
+                with raises(Invalid, path=f"message.{name}", says=journal, advises=name):
+                    writer(broker, good.schema, **options).write(iter(rows))
+        lacks = batch(other=["x"])
+        with raises(Invalid, path="message.at"):
+            writer(broker, lacks.schema, journal="timed/a").write(iter([lacks]))
+        for journal in ("timed/a", "timed/b"):
+            found, pending = committed(broker, dict, journal)
+            assert (len(found), pending) == (1, 0)
 
     await asyncio.to_thread(play)
 

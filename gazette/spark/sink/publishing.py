@@ -32,6 +32,7 @@ from gazette.labels import (
     CONTENT_JSON_LINES,
     CONTENT_PROTO_FIXED,
     CONTENT_TYPE,
+    MESSAGE_TIME,
     MESSAGE_UUID,
 )
 from gazette.message import mapping as mappings
@@ -124,8 +125,8 @@ async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
                 path="option value",
                 hint=_OTHER_VALUES.get(content_type, "Choose another journal."),
             )
-        label = spec.labels.value_of(MESSAGE_UUID) or ""
-        partition = Partition(spec.name, content_type, uuid=label)
+        uuid, time = (spec.labels.value_of(name) or "" for name in (MESSAGE_UUID, MESSAGE_TIME))
+        partition = Partition(spec.name, content_type, uuid=uuid, time=time)
         with within("option uuidField"):
             found.append(partition.with_uuid(options.shape.uuid_field))
     return Partitions(found, [spec.labels for spec in ordered])
