@@ -116,6 +116,21 @@ def lists(token: str) -> Iterator[bytes]:
         at += 500
 
 
+def appends(token: str) -> Iterator[bytes]:
+    """Append a few bytes to a journal, as fast as the connection carries it."""
+    block, at = head("Append", token), 0
+    content = (
+        OPENING + message(broker_pb2.AppendRequest(content=b"x").SerializeToString()) + message(b"")
+    )
+    yield hello(INITIAL_WINDOW_SIZE=fr.WINDOW_MAX) + fr.window_update(0, 1 << 30)
+    while True:
+        streams = range(at, at + 500)
+        yield b"".join(
+            begun(2 * n + 1, block) + data(2 * n + 1, content, ended=True) for n in streams
+        )
+        at += 500
+
+
 def resets(token: str) -> Iterator[bytes]:
     """Begin calls, send a byte, and take them back."""
     block, at = head("Append", token), 0
@@ -189,6 +204,7 @@ ATTACKS: Final[dict[str, tuple[Attack, int]]] = {
     "updates": (updates, 2),
     "bombs": (bombs, 4),
     "lists": (lists, 2),
+    "appends": (appends, 2),
     "resets": (resets, 2),
     "made_resets": (made_resets, 2),
     "tables": (tables, 2),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,14 +17,17 @@ import pytest
 from gazette.errors import Invalid
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection
+from gazette.net.http2.grpc_client import Http2Channel
 from gazette.net.http2.grpc_server import Admit, GrpcServer
 from gazette.net.http2.headers import encode_fields
 from gazette.net.http2.held_memory import HELD_MAX
 from gazette.net.http2.messages import prefixed
 from gazette.net.http2.server_connection import ServerConnection
-from gazette.net.http_server import bind_tcp
+from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.testing.instant_clock import eventually
+from tests.conftest import make_certificate
 
 LARGEST = 4 << 20
 METHOD = "/test.Service/"
@@ -113,7 +118,11 @@ class Served:
     """A server, its handlers, and a client."""
 
     def __init__(
-        self, limit: int = 100, admit: Admit | None = None, held_max: int = HELD_MAX
+        self,
+        limit: int = 100,
+        admit: Admit | None = None,
+        held_max: int = HELD_MAX,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.handlers = Handlers()
         self.server = GrpcServer(
@@ -122,7 +131,7 @@ class Served:
         self.server.add_generic_rpc_handlers((self.handlers.table(),), admit)
         listener = bind_tcp("127.0.0.1", 0)
         self.port = int(listener.getsockname()[1])
-        self.server.listen(listener, None)
+        self.server.listen(listener, None if tls is None else ReloadedTls(tls))
         self.channel: Any = self.connect()
 
     def connect(self, **options: Any) -> Any:
@@ -190,6 +199,45 @@ async def test_streams_of_requests_and_responses(served: Served) -> None:
 async def test_many_calls_at_once_on_one_connection(served: Served) -> None:
     calls = [served.unary("Double")(b"%d" % number) for number in range(300)]
     assert await asyncio.gather(*calls) == [b"%d%d" % (number, number) for number in range(300)]
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
+async def test_calls_that_arrive_at_once_wait_for_their_turn(secure: bool, tmp_path: Path) -> None:
+    """Their connection is not read meanwhile, and calls of another one are answered in between."""
+    chain, key = make_certificate(tmp_path)
+    served = Served(tls=TlsFiles(str(chain), str(key)) if secure else None)
+    context = ssl.create_default_context(cafile=str(chain)) if secure else None
+    if context is not None:
+        context.set_alpn_protocols(["h2"])
+    await served.server.start()
+    many, (reader, writer) = (
+        1_500,
+        await asyncio.open_connection(
+            "127.0.0.1", served.port, ssl=context, server_hostname="localhost" if secure else None
+        ),
+    )
+    head = b"\x83\x86\x44\x14/test.Service/Double\x41\x04here\x5f\x10application/grpc"
+    again = b"\x83\x86\xc0\xbf\xbe"
+    writer.write(fr.PREFACE + fr.settings({}) + fr.frame(fr.HEADERS, 0x5, 1, head))
+    writer.write(
+        b"".join(
+            fr.frame(fr.HEADERS, fr.END_HEADERS, n, again) + fr.frame(fr.DATA, 1, n, prefixed(b"a"))
+            for n in range(3, 2 * many + 3, 2)
+        )
+    )
+    await eventually(lambda: any(one.has_backlog for one in served.server.connections))
+    async with Http2Channel(
+        f"localhost:{served.port}", None if context is None else lambda: context
+    ) as channel:
+        assert await channel.unary_unary(f"{METHOD}Double")(b"x") == b"xx"
+        assert any(one.has_backlog for one in served.server.connections)
+    seen = b""
+    while seen.count(prefixed(b"aa")) < many:
+        seen += await reader.read(1 << 16)
+    assert not any(one.has_backlog for one in served.server.connections)
+    writer.close()
+    await served.channel.close()
+    await served.server.stop(0)
 
 
 async def test_compressed_requests(served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,7 +36,7 @@ def admit(path: str, metadata: Metadata) -> None:
 class Strict(Served):
     """A server that looks at the heads of calls."""
 
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, **bounds: Any) -> None:
         super().__init__(admit=admit, **bounds)
 
 
@@ -200,6 +201,30 @@ async def test_announced_messages_count_as_if_they_were_there() -> None:
     assert 3 not in raw.ends
     raw.writer.close()
     await eventually(lambda: served.server._memory.total == 0)
+    await served.channel.close()
+    await served.server.stop(0)
+
+
+async def test_answers_that_their_callers_do_not_take_make_room_for_others() -> None:
+    """Those that have waited for the longest time are given up."""
+    served = Strict(held_max=1 << 20)
+    await served.server.start()
+    raw = await Raw(served).connect()
+    raw.writer.write(fr.settings({fr.INITIAL_WINDOW_SIZE: 100}))
+    streams = range(1, 41, 2)
+    for stream in streams:
+        raw.call(stream, "Count", TOKEN)
+        raw.send(stream, prefixed(b"1"), ended=True)
+    await eventually(lambda: len(served.server._calls) == 10)
+    assert served.server._memory.total <= 1 << 20
+    raw.writer.write(fr.settings({fr.INITIAL_WINDOW_SIZE: 1 << 20}) + fr.window_update(0, 1 << 24))
+    ends = [await raw.status(stream) for stream in streams]
+    assert Counter(ends) == {grpc.StatusCode.OK: 10, grpc.StatusCode.UNAVAILABLE: 10}
+    assert ends[0] is grpc.StatusCode.UNAVAILABLE
+    assert ends[-1] is grpc.StatusCode.OK
+    await eventually(lambda: not served.server._calls)
+    assert served.server._memory.total == 0
+    raw.writer.close()
     await served.channel.close()
     await served.server.stop(0)
 

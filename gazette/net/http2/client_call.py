@@ -114,7 +114,7 @@ class ClientCall(StreamListener):
         self._request = request
         """The only request, encoded; None if requests are written, and once it is not needed any more."""
         self._rest = memoryview(b"")
-        """The part of the only request that has not been sent."""
+        """The part of the only request, or of the one that is written, that has not been sent."""
         self._repeats = request is not None
         """True if the call may be begun a second time."""
         self._opener = opener
@@ -161,8 +161,9 @@ class ClientCall(StreamListener):
 
     def on_room(self) -> None:
         if self._rest:
-            self._rest = self._send(self._rest, ended=True)
-        self._room.wake()
+            self._rest = self._send(self._rest, ended=self._half_closed)
+        if not self._rest:
+            self._room.wake()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         assert self._carrier is not None
@@ -338,10 +339,9 @@ class ClientCall(StreamListener):
         content = memoryview(prefixed(request if encode is None else encode(request)))
         with self._cancelling():
             await self._until_opened()
-            while self._status is None:
-                content = self._send(content, ended=False)
-                if not content:
-                    break
+            if self._status is None:
+                self._rest = self._send(content, ended=False)
+            while self._rest:
                 await self._room.wait()
         self._raise_for_status()
 

@@ -172,6 +172,8 @@ class Http2Stream:
         if not self._released:
             self._released = True
             self._connection.released(self)
+            if self.over:  # No cycle keeps what has ended.
+                self.listener = _NO_LISTENER
 
 
 class _NoListener:

@@ -18,7 +18,7 @@ from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream
 from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.held_memory import HeldMemory
-from gazette.net.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
+from gazette.net.http2.messages import MessageQueue, prefixed
 from gazette.net.http2.metadata import (
     EOF,
     HEAD_BLOCK,
@@ -36,7 +36,13 @@ from gazette.net.http_accept import next_turn
 from gazette.runtime.tasks import TaskScope, begin_now
 
 _AT_HAND_MAX: Final = 1 << 20
-"""Memory of messages at hand that a handler may take before the loop goes on with others."""
+"""Bytes that a handler may take of what is at hand before the loop goes on with others."""
+_MESSAGE_AT_HAND: Final = 1 << 8
+"""Bytes as which a message counts that was not compressed."""
+_DECODED: Final = 4
+"""Memory of a response that is no bytes, for each of its bytes: its handler has it, too, as objects."""
+_MANY: Final = 32
+"""Messages that wait, and that are one work more for each frame that comes."""
 
 
 class GrpcCall(ServicerContext):
@@ -55,6 +61,7 @@ class GrpcCall(ServicerContext):
         "_handling",
         "_head_sent",
         "_held",
+        "_kept",
         "_memory",
         "_metadata",
         "_queue",
@@ -84,12 +91,14 @@ class GrpcCall(ServicerContext):
         self._held = 0
         """Memory that was counted."""
         self._at_hand = 0
-        """Memory of the messages that were taken since the last wait."""
+        """Bytes of the messages that were taken since the last wait."""
         self._metadata: Metadata | None = None
         self._arrived = Waiters()
         self._room = Waiters()
         self._rest = memoryview(b"")
         """The part of a response for which there was no room yet."""
+        self._kept = 0
+        """Memory of that response."""
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
         self._handling: _Handling | None = None
@@ -105,24 +114,26 @@ class GrpcCall(ServicerContext):
             self._end()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
-        length = len(content)
+        length, queue = len(content), self._queue
         if self._fault is None and length:
-            waited = len(self._queue)
             try:
-                consumed = self._queue.feed(memoryview(content))
+                consumed = queue.feed(memoryview(content))
             except GazetteError as error:
                 self._fail(error)
                 consumed = length
             if consumed:
                 self._stream.consume(consumed)
-            fresh = len(self._queue) - waited
-            if fresh > 1:
-                self._stream.charge(fresh)
-            if self.unfinished is not None and fresh:
+            waiting = len(queue)
+            if waiting > _MANY:
+                self._stream.charge(waiting // _MANY)
+            if waiting and self.unfinished is not None:
                 self._stream.connection.is_known = True
                 self._watch_no_more()
-            self._wake()
-            if self._queue.held != self._held:
+            if self._handling is not None:
+                self._handling.arrived()
+            else:
+                self._arrived.wake()
+            if queue.held + self._kept != self._held:
                 self._count()
         elif length:
             self._stream.consume(length)
@@ -168,7 +179,7 @@ class GrpcCall(ServicerContext):
             self._count()
 
     def _count(self) -> None:
-        self._held = self._queue.held
+        self._held = self._queue.held + self._kept
         self._memory.hold(self, self._held)
         self._stream.connection.ahead_bytes = self._memory.ahead_bytes
 
@@ -178,10 +189,14 @@ class GrpcCall(ServicerContext):
             self.unfinished = None
 
     def give_up_messages(self) -> None:
-        """Drop the requests that were not taken: others need the memory."""
-        self._held = 0
-        self._fail(Unavailable("the server holds too many messages: try again later"))
-        self._wake()
+        """Drop the requests that were not taken, and a response that was not: others need the memory."""
+        self._held = self._kept = 0
+        error = Unavailable("the server holds too many messages: try again later")
+        if self._rest:
+            self.give_up(status_of_fault(error), error.message)
+        else:
+            self._fail(error)
+            self._wake()
 
     # -- what the handler uses
 
@@ -201,16 +216,12 @@ class GrpcCall(ServicerContext):
             self._at_hand = 0
             await next_turn(asyncio.get_running_loop())
             return await self.read()
-        message = self._take()
-        self._at_hand += len(message) + MESSAGE_BYTES
-        return message if self.decode is None else self.decode(message)
+        request = self.take()
+        self._at_hand += _MESSAGE_AT_HAND + self._queue.inflated
+        return request
 
     def take(self) -> Any:
         """Return the next request, which must have arrived. Raise as ``read``."""
-        message = self._take()
-        return message if self.decode is None else self.decode(message)
-
-    def _take(self) -> bytes:
         queue = self._queue
         try:
             message, consumed = queue.take()
@@ -219,9 +230,9 @@ class GrpcCall(ServicerContext):
             raise
         if consumed:
             self._stream.consume(consumed)
-        if (self._held or queue.inflates) and queue.held != self._held:
+        if (self._held or queue.inflated) and queue.held + self._kept != self._held:
             self._count()
-        return message
+        return message if self.decode is None else self.decode(message)
 
     async def each(
         self,
@@ -262,17 +273,20 @@ class GrpcCall(ServicerContext):
         except Closed as error:
             raise asyncio.CancelledError("the caller is gone") from error
         if sent < content.nbytes:
-            await self._send_rest(content[sent:])
+            plain = isinstance(response, bytes)
+            await self._send_rest(content[sent:], len(content) * (1 if plain else _DECODED))
 
-    async def _send_rest(self, content: memoryview) -> None:
-        self._rest = content
+    async def _send_rest(self, content: memoryview, kept: int) -> None:
+        self._rest, self._kept = content, kept
+        self._count()
         try:
             while self._rest:
                 await self._room.wait()
                 if self._stream.local_ended:
                     raise asyncio.CancelledError("the caller is gone")
         finally:
-            self._rest = content[:0]
+            self._rest, self._kept = content[:0], 0
+            self._count()
 
     def send_now(self, content: bytes) -> bool:
         """Send encoded and `prefixed` responses if the caller and the socket take all of them at once.

@@ -1,4 +1,5 @@
-"""Memory of messages that have arrived, or are announced, and that no handler has taken yet.
+"""Memory of messages that have arrived, or are announced, and that no handler has taken yet. And memory of
+responses that wait for room at their caller.
 
 A message counts from its announcement on, with all of its length: that is what it will take. One that was
 compressed counts with its whole length once it is taken, until the next one is.

@@ -17,6 +17,8 @@ _LARGE: Final = 1 << 18
 """A message of more bytes is consumed as it arrives, if no other waits to be taken: it need not fit
 into the window.
 """
+_SMALL: Final = 1 << 10
+"""A part of a message of fewer bytes is joined with others."""
 _WINDOW_BITS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 ENCODINGS: Final = ("identity", *_WINDOW_BITS)
 
@@ -34,14 +36,17 @@ class MessageQueue:
     """
 
     __slots__ = (
+        "_compressed",
         "_encoding",
-        "_inflated",
+        "_head",
         "_max",
         "_messages",
+        "_missing",
         "_need",
-        "_part",
+        "_parts",
         "_reported",
         "held",
+        "inflated",
     )
 
     def __init__(self, bytes_max: int, encoding: str = "identity") -> None:
@@ -49,13 +54,18 @@ class MessageQueue:
         self._encoding = encoding
         self._messages: deque[tuple[bytes, int, bool]] = deque()
         """Each message, the number of bytes that are consumed once it is taken, and if it is compressed."""
-        self._part = bytearray()
-        """The message under way. Parts are copied: each is a view of all that one reading has brought."""
-        self._need = PREFIX_BYTES
-        """Bytes of it, with its prefix; only the prefix until that has arrived."""
+        self._head = b""
+        """A part of a prefix."""
+        self._parts: list[bytes | bytearray] = []
+        """The message under way, copied: each part arrives as a view of all that one reading has brought."""
+        self._need = 0
+        """Length of the message under way, with its prefix; 0 without one."""
+        self._missing = 0
+        """Bytes of it that have not arrived."""
+        self._compressed = False
         self._reported = 0
         """Bytes of it that were reported as consumed."""
-        self._inflated = 0
+        self.inflated = 0
         """Length of the last message that was taken, if it was compressed."""
         self.held = 0
         """Memory of what waits, of the message that is announced, and of the last one that was inflated."""
@@ -64,28 +74,22 @@ class MessageQueue:
         return len(self._messages)
 
     @property
-    def inflates(self) -> bool:
-        """Return True if messages may be compressed."""
-        return self._encoding != "identity"
-
-    @property
     def is_cut(self) -> bool:
         """Return True if a part of a message has arrived."""
-        return bool(self._part)
+        return self._need > 0 or bool(self._head)
 
     def feed(self, content: memoryview) -> int:
         """Take content. Return how many bytes are consumed by that.
 
         Raise ``TooLarge`` for a message that is not taken: the stream is of no use then.
         """
-        part = self._part
-        if not part:
+        if self._need:
+            content = self._go_on(content)  # It is of no use if the message has not ended.
+        elif self._head:
+            content, self._head = memoryview(self._head + content), b""
+        if not self._need:
             self._split(content)
-        else:
-            part += content
-            if len(part) >= self._need:
-                self._split(memoryview(part))
-        return self._consumed_early()
+        return self._consumed_early() if self._need > _LARGE else 0
 
     def take(self) -> tuple[bytes, int]:
         """Return the next message, and the bytes that are consumed by that. There must be one.
@@ -93,52 +97,81 @@ class MessageQueue:
         Raise ``TooLarge`` or ``Invalid`` for one that cannot be decompressed: the stream is of no use then.
         """
         message, consumed, compressed = self._messages.popleft()
-        self.held -= len(message) + MESSAGE_BYTES + self._inflated
-        self._inflated = 0
+        self.held -= len(message) + MESSAGE_BYTES + self.inflated
+        self.inflated = 0
         if compressed:
             message = self._decompressed(message)
-            self._inflated = len(message)
-            self.held += self._inflated
-        return message, consumed + self._consumed_early()
+            self.inflated = len(message)
+            self.held += self.inflated
+        if self._need > _LARGE:
+            consumed += self._consumed_early()
+        return message, consumed
 
     def clear(self) -> None:
         """Drop all that was not taken. The stream is of no use then."""
         self._messages.clear()
-        self._part = bytearray()
-        self._need = PREFIX_BYTES
-        self._inflated = self.held = 0
+        self._head, self._parts = b"", []
+        self._need = self._missing = self._reported = self.inflated = self.held = 0
 
     def _consumed_early(self) -> int:
         """Return the bytes of a large message under way that its peer may replace by later ones.
 
         While other messages wait, there are none: what is not taken must not grow.
         """
-        if self._need <= _LARGE or self._messages:
+        if self._messages:
             return 0
-        have = len(self._part)
+        have = self._need - self._missing
         consumed, self._reported = have - self._reported, have
         return consumed
 
+    def _go_on(self, content: memoryview) -> memoryview:
+        """Take what belongs to the message under way, and return the rest."""
+        missing, length = self._missing, content.nbytes
+        if length < missing:
+            self._missing = missing - length
+            if length >= _SMALL:
+                self._parts.append(bytes(content))
+            else:
+                self._keep(content)
+            return content
+        self._keep(content[:missing])
+        message = b"".join(self._parts)
+        self._messages.append((message, self._need - self._reported, self._compressed))
+        self.held += MESSAGE_BYTES - PREFIX_BYTES
+        self._parts = []
+        self._need = self._missing = self._reported = 0
+        return content[missing:]
+
+    def _keep(self, part: memoryview) -> None:
+        """Copy a part of the message under way. Small ones are joined: each costs more than its bytes."""
+        parts = self._parts
+        if part.nbytes >= _SMALL:
+            parts.append(bytes(part))
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += part
+        else:
+            parts.append(bytearray(part))
+
     def _split(self, data: memoryview) -> None:
         at, end = 0, data.nbytes
-        if self._need > PREFIX_BYTES:
-            self.held -= self._need
-            self._need = PREFIX_BYTES
         while end - at >= PREFIX_BYTES:
-            length = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
+            begin = at + PREFIX_BYTES
+            length = int.from_bytes(data[at + 1 : begin], "big")
             if length > self._max:
                 raise TooLarge(f"a message is larger than {self._max} bytes", bytes=length)
-            stop = at + PREFIX_BYTES + length
+            stop = begin + length
+            compressed = data[at] != 0
             if stop > end:
-                self._need = PREFIX_BYTES + length
+                self._need, self._missing = PREFIX_BYTES + length, stop - end
+                self._compressed = compressed
                 self.held += self._need
-                break
-            message = bytes(data[at + PREFIX_BYTES : stop])
-            self._messages.append((message, stop - at - self._reported, data[at] != 0))
+                self._keep(data[begin:])
+                return
+            self._messages.append((bytes(data[begin:stop]), stop - at, compressed))
             self.held += length + MESSAGE_BYTES
-            self._reported = 0
             at = stop
-        self._part = bytearray(data[at:])
+        if at < end:
+            self._head = bytes(data[at:])
 
     def _decompressed(self, message: bytes) -> bytes:
         bits = _WINDOW_BITS.get(self._encoding)
