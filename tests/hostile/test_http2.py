@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -11,6 +12,7 @@ import pytest
 
 from gazette.auth import Claims
 from gazette.client.append.appender import AppendParams
+from gazette.client.journals import JournalChange
 from gazette.net.http2 import frames as fr
 from gazette.net.http2 import server_connection
 from gazette.net.http2 import socket as http2_socket
@@ -18,7 +20,8 @@ from gazette.net.http2.frames import FaultCode
 from gazette.net.http2.headers import encode_fields
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.broker import BrokerFixture
+from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.instant_clock import eventually
 from tests.hostile.conftest import Matrix
 from tests.test_authorization import ALL, AUTH, JOURNAL, broker
 
@@ -211,6 +214,36 @@ async def test_windows_that_take_nothing(
     writer.transport.abort()
     await nothing_is_left(broker)
     assert len(log_lines()) <= LOG_LINES_MAX, log_lines()
+
+
+async def test_lists_that_are_not_taken_share_what_they_list(
+    broker: BrokerFixture, matrix: Callable[[str], Matrix]
+) -> None:
+    """Their answers wait, and each holds a page of its own, but the journals only once."""
+    results = matrix("HTTP/2 x lists that are not taken")
+    calls = 300
+    names = [f"listed/{n:03}" for n in range(100)]
+    specs = [JournalChange(upsert=journal_spec(name, replication=1)) for name in names]
+    await broker.client.apply_journals(specs)
+    await broker.settled(names[-1])
+    _, writer = await connect(broker)
+    tracemalloc.start()
+    try:
+        writer.write(fr.PREFACE + fr.settings({fr.INITIAL_WINDOW_SIZE: 0}))
+        for n in range(calls):
+            stream = 2 * n + 1
+            writer.write(begun(stream, CALL) + fr.frame(fr.DATA, fr.END_STREAM, stream, REQUEST))
+        server = broker.service.server.grpc
+        await eventually(lambda: len(server._memory._held) >= calls)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < calls * 28_000
+    results.count("held", calls)
+    await others_are_served(broker)
+    writer.transport.abort()
+    await nothing_is_left(broker)
+    assert server._memory.total == 0
 
 
 @pytest.mark.parametrize("kind", ["nothing", "preface", "half a block", "half a frame"])

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _MATCHES_PER_SLICE: Final = 500
 """Journals that are matched before other tasks get the loop: a few milliseconds."""
+_KEPT_MAX: Final = 8
 
 
 def with_prefix_as_name(selector: LabelSelector) -> LabelSelector:
@@ -90,10 +91,13 @@ class ListApplyApi:
         self._stopped = False
         self._version_at = -1
         self._version = (0, 0)
+        self._kept: dict[tuple[LabelSelector, LabelSelector], _Matched] = {}
+        """What was matched at the present revision, by selectors: many lists may wait for their callers."""
 
     def updated(self) -> None:
         """Wake the watches: the key space has changed."""
         changed, self._changed = self._changed, asyncio.Event()
+        self._kept.clear()
         changed.set()
 
     def stop(self) -> None:
@@ -178,6 +182,19 @@ class ListApplyApi:
         return self._version
 
     async def _match(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
+        """Match the journals as of now. Lists of the same at one revision share what matches."""
+        kept = self._kept.get((selector, allowed))
+        if kept is not None:
+            return kept
+        changed = self._changed
+        matched = await self._match_now(selector, allowed)
+        if changed is self._changed:  # Nothing has changed meanwhile.
+            if len(self._kept) >= _KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[selector, allowed] = matched
+        return matched
+
+    async def _match_now(self, selector: LabelSelector, allowed: LabelSelector) -> _Matched:
         """Match the journals as of now. Other tasks run on the loop meanwhile. Their changes are
         not in the snapshot.
         """

@@ -39,6 +39,8 @@ _AT_HAND_MAX: Final = 1 << 20
 """Bytes that a handler may take of what is at hand before the loop goes on with others."""
 _MESSAGE_AT_HAND: Final = 1 << 8
 """Bytes as which a message counts that was not compressed."""
+_CALL_BYTES: Final = 1 << 14
+"""Memory of a call whose response waits for room, beside that response: its task and its handler's."""
 _DECODED: Final = 4
 """Memory of a response that is no bytes, for each of its bytes: its handler has it, too, as objects."""
 _MANY: Final = 32
@@ -273,8 +275,8 @@ class GrpcCall(ServicerContext):
         except Closed as error:
             raise asyncio.CancelledError("the caller is gone") from error
         if sent < content.nbytes:
-            plain = isinstance(response, bytes)
-            await self._send_rest(content[sent:], len(content) * (1 if plain else _DECODED))
+            copies = 1 if isinstance(response, bytes) else _DECODED
+            await self._send_rest(content[sent:], _CALL_BYTES + copies * len(content))
 
     async def _send_rest(self, content: memoryview, kept: int) -> None:
         self._rest, self._kept = content, kept
@@ -383,6 +385,8 @@ class GrpcCall(ServicerContext):
         if not stream.remote_ended:
             stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
         stream.release()
+        if self._fault is None:
+            self._fault = Closed("the call has ended")
         self._drop()
         self._call_back()
 
