@@ -39,7 +39,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
 from gazette.runtime.mutex import Mutex
-from gazette.runtime.tasks import TaskScope, sleep_unless
+from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_REFRESH_RETRY_MIN_S: Final = 1.0
 _REFRESH_FIRST_MAX_S: Final = 4.0
 _REFRESH_HOLE_S: Final = 10.0
 _HEAD_WRITE_S: Final = 2.0
@@ -109,7 +108,6 @@ class Replica:
         self.emptied_stores: list[EmptiedStore] = []
         """Stores that the last listing found without any of their former fragments."""
         self._former = EmptiedStores(context.clock)
-        self._other_stores = asyncio.Event()
         self._context = context
         self.head = KnownHead(context, journal, life)
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
@@ -119,7 +117,7 @@ class Replica:
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         self._pulse = pulse
-        self._daemons: tuple[asyncio.Task[None], ...] = ()
+        self._pulsing: asyncio.Task[None] | None = None
         spool = Spool(
             journal,
             _SpoolEvents(self.index, self._upload_gate, self.first_commit),
@@ -279,11 +277,15 @@ class Replica:
             ) from None
 
     def start(self, scope: TaskScope) -> None:
-        """Start the daemons, as children of ``scope``."""
-        self._daemons = (
-            scope.daemon(self._refresh_forever(), name=f"refresh {self.journal}"),
-            scope.daemon(self._pulse(self), name=f"pulse {self.journal}"),
-        )
+        """Start the pulse, as a child of ``scope``, and the listings."""
+        self._context.refresher.add(self)
+        self._pulsing = scope.daemon(self._pulse(self), name=f"pulse {self.journal}")
+
+    def stop_daemons(self) -> None:
+        """Begin neither a pulse nor a listing from now on. Cancel those that run."""
+        self._context.refresher.remove(self)
+        if self._pulsing is not None:
+            self._pulsing.cancel()
 
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
         """Give the spool back, without what is pending in it. Cancellation: it is given back."""
@@ -334,8 +336,7 @@ class Replica:
         Waits without bound for the present holders: their appends and streams end, as the route has changed.
         Cancellation: the spool may not have been handed over.
         """
-        for daemon in self._daemons:
-            daemon.cancel()
+        self.stop_daemons()
         pipeline = await self.pipeline.take()
         self.pipeline.close()
         if pipeline is not None:
@@ -360,67 +361,32 @@ class Replica:
         """List the blob stores now: the journal has others. A listing that still runs is given up: its
         store may have been taken out because it hangs.
         """
-        self._other_stores.set()
+        self._context.refresher.list_again(self)
 
-    async def _refresh_forever(self) -> None:
-        """List the blob stores now, and at each refresh interval. A failed listing keeps the previous index.
+    @property
+    def is_listed(self) -> bool:
+        """True once the blob stores were listed."""
+        return self.index.first_refreshed
 
-        A failed listing is repeated as soon as a store of the journal is healthy again. Until the first
-        success it is repeated every few seconds, because appends wait for it.
+    def refresh_interval_s(self, soon_s: float) -> float:
+        """Return the seconds until the next listing, of which a new replica wants ``soon_s`` at most.
 
-        A new replica lists more often, at intervals that double. What a former owner held has just been
-        uploaded, or soon will be, and readers wait for it. The same holds for an index that has a hole.
+        What a former owner held has just been uploaded, or soon will be, and readers wait for it. The same
+        holds for an index that has a hole. Until the first success appends wait for it.
         """
-        soon_s = _REFRESH_RETRY_MIN_S
-        while True:
-            spec = self.spec
-            interval_s = soon_s
-            if spec is not None:
-                interval_s = spec.fragment.refresh_interval_ns / _SECOND_NS
-                await self._refresh_unless_changed(spec)
-                if self.index.has_hole or self.index.undecided():
-                    interval_s = min(interval_s, _REFRESH_HOLE_S)
-                interval_s = min(interval_s, soon_s)
-            if not self.index.first_refreshed:
-                interval_s = min(interval_s, _REFRESH_FIRST_MAX_S)
-            soon_s *= 2
-            stores = spec.fragment.stores if spec is not None and self.refresh_error else ()
-            if await self._recovered(stores, interval_s):
-                soon_s = _REFRESH_RETRY_MIN_S
+        interval_s = soon_s
+        spec = self.spec
+        if spec is not None:
+            interval_s = min(interval_s, spec.fragment.refresh_interval_ns / _SECOND_NS)
+            if self.index.has_hole or self.index.undecided():
+                interval_s = min(interval_s, _REFRESH_HOLE_S)
+        return interval_s if self.is_listed else min(interval_s, _REFRESH_FIRST_MAX_S)
 
-    async def _refresh_unless_changed(self, spec: JournalSpec) -> None:
-        """List the blob stores of a specification, for as long as the journal has these."""
-        self._other_stores.clear()
-        async with TaskScope(f"listing of {self.journal}") as scope:
-            listing = scope.spawn(self._refresh(spec), name="list")
-            changed = scope.spawn(self._other_stores.wait(), name="other stores")
-            await asyncio.wait({listing, changed}, return_when=asyncio.FIRST_COMPLETED)
-            scope.cancel()
-
-    async def _recovered(self, stores: Sequence[str], seconds: float) -> bool:
-        """Sleep for ``seconds``. Return True early if an unhealthy one of ``stores`` recovers, or if
-        the journal gets other stores.
-        """
-        unhealthy = [
-            active for active in map(self._context.blob_stores.get, stores) if active.health.error
-        ]
-        recovered = asyncio.Event()
-
-        async def wait(active: ActiveStore) -> None:
-            await active.wait_healthy()
-            recovered.set()
-
-        async def changed() -> None:
-            await self._other_stores.wait()
-            recovered.set()
-
-        async with TaskScope(f"stores of {self.journal}") as scope:
-            scope.spawn(changed(), name="other stores")
-            for active in unhealthy:
-                scope.spawn(wait(active), name=active.url)
-            early = await sleep_unless(self._context.clock, seconds, recovered)
-            scope.cancel()
-        return early
+    def unhealthy_stores(self) -> list[ActiveStore]:
+        """Return the stores for whose recovery a failed listing waits."""
+        spec = self.spec if self.refresh_error else None
+        stores = () if spec is None else spec.fragment.stores
+        return [one for one in map(self._context.blob_stores.get, stores) if one.health.error]
 
     @property
     def unlisted_reason(self) -> str:
@@ -449,7 +415,11 @@ class Replica:
             )
         return self.refresh_error or self.undecided_reason
 
-    async def _refresh(self, spec: JournalSpec) -> bool:
+    async def refresh(self) -> None:
+        """List the blob stores once. A failed listing is noted, and keeps the previous index."""
+        spec = self.spec
+        if spec is None:
+            return
         try:
             if not self.head.loaded:
                 await self.load_head()
@@ -464,9 +434,8 @@ class Replica:
                 # them, every few seconds.
                 extra={"cause": f"listing {stores}: {type(error).__name__}"},
             )
-            return False
-        self.refresh_error = None
-        return True
+        else:
+            self.refresh_error = None
 
     async def _list(self, spec: JournalSpec) -> None:
         """List the stores of ``spec``, and adopt the listing."""

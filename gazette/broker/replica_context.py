@@ -13,6 +13,7 @@ from gazette.runtime.tasks import Pool, TaskScope
 if TYPE_CHECKING:
     from gazette.allocator.state import State
     from gazette.blobs.registry import BlobStores
+    from gazette.broker.refresher import Refresher
     from gazette.client.rpc.channel import Channels
     from gazette.etcd.client import Etcd
     from gazette.fragment.disk_pace import DiskPace
@@ -58,4 +59,5 @@ class ReplicaContext:
     """The disk of spool files."""
     disk_pace: DiskPace
     kept_files: KeptFiles
+    refresher: Refresher
     scope: TaskScope

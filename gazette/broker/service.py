@@ -39,6 +39,7 @@ from gazette.broker.key_space import broker_decoder, is_consistent, progress, sp
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.pulse import pulse_forever
+from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
@@ -184,6 +185,7 @@ class BrokerService:
         parts.membership.follow()
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
+        self._daemons.daemon(context.refresher.run(), name="refresher")
         parts.membership.allocate(self._solver_pool)
         whole = {APPEND: parts.append.take_whole}
         self.server.add_handlers(parts.handler, whole, admission(self._auth))
@@ -254,6 +256,7 @@ class BrokerService:
             disk=self._disk,
             disk_pace=self._disk_pace,
             kept_files=KeptFiles(settings.kept_spools),
+            refresher=Refresher(clock, self._replicas),
             scope=self._replicas,
         )
         drain = Drain(

@@ -30,6 +30,7 @@ from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.pulse import pulse_forever
+from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
 from gazette.broker.resolver import Resolver
@@ -214,6 +215,7 @@ class FixedBroker:
             disk=LocalDisk(settings.spool_dir),
             disk_pace=DiskPace(clock.monotonic),
             kept_files=KeptFiles(settings.kept_spools),
+            refresher=Refresher(clock, self.scope),
             scope=self.scope,
         )
         key_space.observers += [
@@ -230,6 +232,7 @@ class FixedBroker:
         return self.context.resolver._held[journal].replica
 
     async def start(self) -> None:
+        self.scope.daemon(self.context.refresher.run(), name="refresher")
         append, replicate = AppendApi(self.context), ReplicateApi(self.context)
         handlers: dict[str, Any] = {
             "Append": grpc.stream_unary_rpc_method_handler(

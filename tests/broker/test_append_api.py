@@ -855,8 +855,9 @@ async def test_a_replica_with_other_bytes_goes_on_behind_them(
 
 async def test_a_primary_without_a_lease_shows_its_readers_nothing_new(ready: FixedCluster) -> None:
     """One that was paused beyond its lease, and finds a whole append when it wakes up."""
-    for daemon in ready["b"].replica(JOURNAL)._daemons:
-        daemon.cancel()  # A pulse would meet the end of the lease as well, and break the pipeline.
+    ready["b"].replica(
+        JOURNAL
+    ).stop_daemons()  # A pulse would meet the end of the lease as well, and break the pipeline.
     await append(ready["b"], b"before")
     pipeline = await pipeline_of(ready["b"])
     one = Append(ready["b"])

@@ -183,8 +183,7 @@ async def test_an_empty_store_does_not_restart_a_journal(
         await append(cluster["a"], b"content")
         await until(lambda: stored(tmp_path))
     else:
-        for daemon in cluster["a"].replica(JOURNAL)._daemons:
-            daemon.cancel()  # No pulse completes the fragment.
+        cluster["a"].replica(JOURNAL).stop_daemons()  # No pulse completes the fragment.
         cluster["a"].replica(JOURNAL).index.replace_remote(CoverSet())
         await append(cluster["a"], b"content")
     await lose_all(cluster, "a")
@@ -334,8 +333,7 @@ async def test_a_survivor_of_three_lists_stores_if_another_follower_has_gone(
         await append(cluster["a"], b"first")
         await until(lambda: stored(tmp_path))
         survivor = cluster["b"].replica(JOURNAL)
-        for daemon in survivor._daemons:
-            daemon.cancel()  # The next listing is a while away.
+        survivor.stop_daemons()  # The next listing is a while away.
         (stored(tmp_path)[0].parent / name_of(5, b"sent to c only")).write_bytes(b"sent to c only")
         cluster.expire("a")
         if not stays:
@@ -435,8 +433,7 @@ async def test_an_upload_between_listing_and_first_append_is_not_hidden(
     await pause_with_content(cluster, tmp_path)
     cluster.assign(JOURNAL, "b")
     assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
-    for daemon in cluster["b"].replica(JOURNAL)._daemons:
-        daemon.cancel()  # The next listing is a while away.
+    cluster["b"].replica(JOURNAL).stop_daemons()  # The next listing is a while away.
     assert cluster["b"].replica(JOURNAL).index.end_offset == 5
     cluster["a"].catch_up()
     await cluster["a"].context.resolver.wait_torn_down(10.0)
@@ -462,8 +459,7 @@ async def test_what_a_broker_that_wakes_up_saves_is_not_given_out_again(
     confirm: dict[str, Any] = {"offset": 5, "suspend": SuspendControl.KEEP}
     assert (await append(cluster["b"], **confirm)).ending is Ending.COMMITTED
     replica = cluster["b"].replica(JOURNAL)
-    for daemon in replica._daemons:
-        daemon.cancel()  # The next listing is a while away.
+    replica.stop_daemons()  # The next listing is a while away.
     # As if b had followed a primary that appended nothing either.
     replica.others.follow(frozenset())
     cluster["a"].catch_up()
@@ -484,8 +480,7 @@ async def test_a_primary_answers_no_append_at_offsets_that_were_acknowledged(
     await append(cluster["b"])
     await append(cluster["b"], offset=5, suspend=SuspendControl.KEEP)
     replica = cluster["b"].replica(JOURNAL)
-    for daemon in replica._daemons:
-        daemon.cancel()
+    replica.stop_daemons()
     replica.others.clear()
     cluster["a"].catch_up()
     await cluster["a"].context.resolver.wait_torn_down(10.0)

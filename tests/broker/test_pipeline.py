@@ -130,6 +130,7 @@ class Bench:
             disk=absent,
             disk_pace=absent,
             kept_files=absent,
+            refresher=absent,
             scope=self.scope,
         )
         self.spool = Spool(
@@ -572,8 +573,7 @@ async def test_real_replicas_end_up_equal(tmp_path: Path) -> None:
             await cluster["b"].context.key_space.next_change()
         pipeline = await replica.pipeline.take()
         assert pipeline is not None
-        for daemon in replica._daemons:
-            daemon.cancel()  # No pulse takes the spools again, to complete the first fragment.
+        replica.stop_daemons()  # No pulse takes the spools again, to complete the first fragment.
         await pipeline.content(b"never", 0)
         spool = pipeline.spool
         await pipeline.propose(spool.fragment, spool.registers, acknowledge=True)

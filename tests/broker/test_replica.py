@@ -398,9 +398,8 @@ async def test_kept_files_are_bounded(tmp_path: Path) -> None:
         for journal in journals:
             cluster.create(journal_spec(journal, length=1024), "a")
         broker = cluster["a"]
-        for daemon in [one for j in journals for one in broker.replica(j)._daemons]:
-            daemon.cancel()  # No listing lets them go.
         for journal in journals:
+            broker.replica(journal).stop_daemons()  # No listing lets them go.
             broker.replica(journal).index.replace_remote(CoverSet())
         before = len(os.listdir("/proc/self/fd"))
         for number in range(8):
@@ -597,8 +596,7 @@ async def test_nothing_is_acknowledged_without_a_lease(
     await append(
         cluster["a"]
     )  # The first fragment is complete behind it, and no pulse is under way.
-    for daemon in cluster["a"].replica(JOURNAL)._daemons:
-        daemon.cancel()  # No pulse finds it out before.
+    cluster["a"].replica(JOURNAL).stop_daemons()  # No pulse finds it out before.
     cluster["a"].lease.remaining_s = 0.0
     outcome = await append(cluster["a"], b"second")
     assert outcome.ending is Ending.FAILED
@@ -639,8 +637,7 @@ async def test_spools_change_hands_without_what_is_pending(cluster: FixedCluster
     cluster.create(journal_spec(JOURNAL), "a")
     replica = cluster["a"].replica(JOURNAL)
     await append(cluster["a"], b"content")
-    for daemon in replica._daemons:
-        daemon.cancel()
+    replica.stop_daemons()
     # Case: a pipeline is torn down in the middle of an append.
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
@@ -699,8 +696,7 @@ async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await until(lambda: cluster.consistent(JOURNAL))
         replica = cluster["a"].replica(JOURNAL)
-        for daemon in replica._daemons:
-            daemon.cancel()  # No pulse, either.
+        replica.stop_daemons()  # No pulse, either.
         pipeline = await replica.pipeline.take()
         assert pipeline is not None
         peer = pipeline._peers[0]
@@ -724,8 +720,7 @@ async def test_primary_uploads_what_all_replicas_have(
     await append(cluster["a"], b"agreed")
     cluster.put_spec(journal_spec(JOURNAL))
     replica = cluster["a"].replica(JOURNAL)
-    for daemon in replica._daemons:
-        daemon.cancel()  # No pulse comes in between.
+    replica.stop_daemons()  # No pulse comes in between.
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
     await pipeline.content(b"-lost", 0)

@@ -1,0 +1,188 @@
+"""The listings of blob stores for all replicas of a broker, each at its interval, within a bound of work.
+
+One daemon begins them, in the order in which they are due. With thousands of journals, a daemon for each
+would take most of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope, sleep_unless
+from gazette.runtime.timeouts import timeout
+
+if TYPE_CHECKING:
+    from gazette.blobs.registry import ActiveStore
+
+AGAIN_PER_S: Final = 100.0
+"""Repeated listings that begin in a second. First listings are not counted: appends wait for them."""
+_TICK_S: Final = 0.05
+_IDLE_S: Final = 3600.0
+_SOON_S: Final = 1.0
+_RECOVERY_S: Final = 300.0
+
+
+class Refreshed(Protocol):
+    """A replica, as far as its listings go."""
+
+    async def refresh(self) -> None:
+        """List the blob stores of the journal once. Failures are noted, and not raised."""
+        ...
+
+    def refresh_interval_s(self, soon_s: float) -> float:
+        """Return the seconds until the next listing, of which a new replica wants ``soon_s`` at most."""
+        ...
+
+    def unhealthy_stores(self) -> Sequence[ActiveStore]:
+        """Return the stores for whose recovery a failed listing waits."""
+        ...
+
+    @property
+    def is_listed(self) -> bool:
+        """True once a listing has succeeded."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    replica: Refreshed
+    soon_s: float = _SOON_S
+    due_at: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+
+class _Queue:
+    """Entries by the time at which they are due."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _Entry]] = []
+        self._order = itertools.count()
+
+    def push(self, entry: _Entry) -> None:
+        heapq.heappush(self._heap, (entry.due_at, next(self._order), entry))
+
+    def first(self) -> _Entry | None:
+        """Return the entry that is due first. Drop those that were scheduled again since, or have begun."""
+        while self._heap:
+            at, _, entry = self._heap[0]
+            if at == entry.due_at and entry.task is None:
+                return entry
+            heapq.heappop(self._heap)
+        return None
+
+
+class Refresher:
+    """Begins listings for the replicas that were added. Run ``run`` as a daemon. Loop-bound.
+
+    A new replica lists more often, at intervals that double. If more listings are due than may begin, each
+    journal is listed less often than its interval says.
+    """
+
+    def __init__(self, clock: Clock, scope: TaskScope) -> None:
+        self._clock = clock
+        self._scope = scope
+        self._entries: dict[Refreshed, _Entry] = {}
+        self._first, self._again = _Queue(), _Queue()
+        self._allowed = AGAIN_PER_S
+        self._allowed_at = clock.monotonic()
+        self._waiting: dict[ActiveStore, set[_Entry]] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, replica: Refreshed) -> None:
+        """List the stores of a replica now, and then at its intervals, until ``remove``."""
+        entry = self._entries[replica] = _Entry(replica)
+        self._begin(entry)
+
+    def remove(self, replica: Refreshed) -> None:
+        """Give up the listing of a replica, and list for it no more. May be repeated."""
+        entry = self._entries.pop(replica, None)
+        if entry is None:
+            return
+        entry.due_at = math.inf  # Queues drop it.
+        if entry.task is not None:
+            entry.task.cancel()
+
+    def list_again(self, replica: Refreshed) -> None:
+        """List the stores of a replica now, and soon again. Give up a listing of it that still runs."""
+        entry = self._entries.get(replica)
+        if entry is None:
+            return
+        entry.soon_s = _SOON_S
+        if entry.task is None:
+            self._schedule(entry, 0.0)
+        else:
+            entry.task.cancel()  # Its end schedules the next one.
+
+    async def run(self) -> NoReturn:
+        """Begin listings when they are due, for ever."""
+        while True:
+            self._changed.clear()
+            next_s = self._begin_due(self._clock.monotonic())
+            await sleep_unless(self._clock, next_s, self._changed)
+
+    def _schedule(self, entry: _Entry, after_s: float) -> None:
+        entry.due_at = self._clock.monotonic() + after_s
+        queue = self._again if entry.replica.is_listed else self._first
+        queue.push(entry)
+        if queue.first() is entry:
+            self._changed.set()
+
+    def _begin_due(self, now: float) -> float:
+        """Begin what is due, as far as it may. Return the seconds until the next look."""
+        while (first := self._first.first()) is not None and first.due_at <= now:
+            self._begin(first)
+        self._allowed += (now - self._allowed_at) * AGAIN_PER_S
+        self._allowed = min(self._allowed, AGAIN_PER_S)
+        self._allowed_at = now
+        while (again := self._again.first()) is not None and again.due_at <= now:
+            if self._allowed < 1:
+                return _TICK_S
+            self._allowed -= 1
+            self._begin(again)
+        due_at = min(
+            (one.due_at for one in (first, again) if one is not None), default=now + _IDLE_S
+        )
+        return max(due_at - now, _TICK_S)
+
+    def _begin(self, entry: _Entry) -> None:
+        entry.task = self._scope.spawn(entry.replica.refresh(), name="refresh")
+        entry.task.add_done_callback(partial(self._ended, entry))
+
+    def _ended(self, entry: _Entry, task: asyncio.Task[None]) -> None:
+        entry.task = None
+        if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
+            return
+        if task.cancelled():
+            self._schedule(entry, 0.0)
+            return
+        for active in entry.replica.unhealthy_stores():
+            self._await_healthy(active, entry)
+        self._schedule(entry, entry.replica.refresh_interval_s(entry.soon_s))
+        entry.soon_s *= 2
+
+    def _await_healthy(self, active: ActiveStore, entry: _Entry) -> None:
+        if active not in self._waiting:
+            self._waiting[active] = set()
+            self._scope.spawn(self._on_healthy(active), name=f"wait for {active.url}")
+        self._waiting[active].add(entry)
+
+    async def _on_healthy(self, active: ActiveStore) -> None:
+        """List again for all journals of a store once it is healthy. Forget a store that takes long:
+        their next listings ask for it again.
+        """
+        try:
+            async with timeout(_RECOVERY_S):
+                await active.wait_healthy()
+        except TimeoutError:
+            del self._waiting[active]
+            return
+        for entry in self._waiting.pop(active):
+            self.list_again(entry.replica)
