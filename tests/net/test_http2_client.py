@@ -268,35 +268,42 @@ async def test_a_server_that_drains_ends_old_calls_and_gets_no_new_ones(served: 
         assert await hanging == b"done"
 
 
-async def test_more_calls_than_a_server_takes_wait_for_each_other() -> None:
-    """Calls that end meanwhile never reach the server."""
-    begun = 0
+async def test_more_calls_than_a_connection_takes_use_others_and_then_wait() -> None:
+    """Calls that end meanwhile never reach the server. Connections that are not needed are closed."""
+    begun = connections = 0
 
     async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal begun
+        nonlocal begun, connections
+        connections, stream = connections + 1, 1
+        most.append(connections)
         writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
         while data := await reader.read(1 << 16):
             if b"/test.Service/" not in data:
                 continue
             assert data.count(b"/test.Service/") == 1
-            answer = (
-                fr.frame(fr.HEADERS, 4, 2 * begun + 1, HEAD),
-                fr.frame(fr.DATA, 0, 2 * begun + 1, b"\0\0\0\0\1x"),
-                fr.frame(fr.HEADERS, 5, 2 * begun + 1, OK),
-            )
             begun += 1
-            if begun == 1:
-                await late.wait()
+            await late.wait()
+            answer = (
+                fr.frame(fr.HEADERS, 4, stream, HEAD),
+                fr.frame(fr.DATA, 0, stream, b"\0\0\0\0\1x"),
+                fr.frame(fr.HEADERS, 5, stream, OK),
+            )
+            stream += 2
             writer.write(b"".join(answer))
+        connections -= 1
 
     late = asyncio.Event()
+    most: list[int] = []
     async with answering(one_at_a_time) as channel:
-        calls = [double(channel)(b"") for _ in range(5)]
+        calls = [double(channel)(b"") for _ in range(40)]
+        await eventually(lambda: begun == 16)
         error = await failure(double(channel)(b"x", timeout=0.1))
         assert error.code() is CODE.DEADLINE_EXCEEDED
         late.set()
-        assert [await call for call in calls] == [b"x"] * 5
-    assert begun == 5
+        assert [await call for call in calls] == [b"x"] * 40
+        await eventually(lambda: connections == 1)
+    assert begun == 40
+    assert max(most) == 16
 
 
 async def test_a_call_that_a_server_refused_unseen_is_made_once_more() -> None:

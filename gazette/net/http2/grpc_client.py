@@ -49,6 +49,8 @@ _ADDRESSES_AT_ONCE: Final = 4
 """Addresses of a host among which one attempt divides its time."""
 _SOON_S: Final = 10.0
 """Seconds from its beginning in which a connection must have been of use, or else have lasted."""
+_CONNECTIONS_MAX: Final = 16
+"""Connections of a channel: another one is made when the server takes no more calls on the others."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a server of gRPC gives if it refuses pings as too many."""
@@ -209,8 +211,18 @@ class Http2Channel:
             )
         else:
             self._waiting[call] = None
-            if connection is None and self._retry is None:
-                self._connect()
+            self._find_room()
+
+    def _find_room(self) -> None:
+        """Let calls that wait use another connection with room, or make one."""
+        for one in self._connections:
+            if one.has_room:
+                self._connection = one
+                self.room(one)
+                return
+        is_wanted = self._connection is None or len(self._connections) < _CONNECTIONS_MAX
+        if is_wanted and self._retry is None:
+            self._connect()
 
     def ended(self, call: ClientCall) -> None:
         """Forget a call."""
@@ -326,6 +338,8 @@ class Http2Channel:
         self._backoff_s = min(self._backoff_s * _GROWTH, self._options.backoff_max_s)
         self._retry = asyncio.get_running_loop().call_later(delay_s, self._connect)
         self._changed.wake()
+        if self._connection is not None:
+            return  # What waits for room there goes on to wait.
         for call in list(self._waiting):
             if not call.wait_for_ready:
                 call.finish(grpc.StatusCode.UNAVAILABLE, self._failure())
@@ -335,10 +349,16 @@ class Http2Channel:
 
     def room(self, connection: ClientConnection) -> None:
         """Open the streams of calls that wait, as far as the server takes them."""
-        while connection is self._connection and self._waiting and connection.has_room:
+        while self._waiting and connection.has_room:
             call = next(iter(self._waiting))
             del self._waiting[call]
             connection.open(call)
+        if self._waiting and connection is self._connection:
+            self._find_room()
+
+    def is_spare(self, connection: ClientConnection) -> bool:
+        """Return True for a connection that was needed for more calls than another one takes."""
+        return not self._connecting and self._connection not in (None, connection)
 
     @property
     def keepalive_s(self) -> float:
@@ -367,7 +387,7 @@ class Http2Channel:
             return
         self._changed.wake()
         if self._waiting:
-            self._connect()
+            self._find_room()
 
     def lost(self, connection: ClientConnection) -> None:
         """Forget a connection whose socket is closed."""
@@ -432,6 +452,7 @@ class ClientConnection(Http2Socket):
         connection = self._connection
         return (
             not self._closing
+            and connection.settled
             and not connection.draining
             and connection.streams < connection.peer_streams_max
         )
@@ -476,8 +497,10 @@ class ClientConnection(Http2Socket):
             self._channel.drained(self)
             if not connection.streams:
                 self._loop.call_soon(self.close)
-        else:
-            self._channel.room(self)
+            return
+        self._channel.room(self)
+        if not connection.streams and self._channel.is_spare(self):
+            self._loop.call_soon(self.close)
 
     def _check(self) -> None:
         """Give up a server that is silent although calls wait for it."""
