@@ -401,7 +401,9 @@ async def test_a_broker_that_wakes_up_after_its_lease_acknowledges_nothing(
     )
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"before")
-    # A pulse would meet the end of the lease first, and break the pipeline.
+    await append(broker, b"")
+    # The first fragment is complete, and no pulse is under way. A pulse would meet the end of the
+    # lease first, and break the pipeline.
     broker.service.context.resolver._held[JOURNAL].replica.stop_daemons()
     stub = broker.client.channels.journal(broker.endpoint)
     call: Any = stub.Append()
