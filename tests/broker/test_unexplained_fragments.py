@@ -195,7 +195,8 @@ async def test_a_deleted_journal_does_not_stop_the_one_above(broker: BrokerFixtu
     for begin in (0, 12):
         params = AppendParams(below.name, offset=begin)  # Its former life has left fragments.
         await broker.client.append(params, b"of the lower")
-        while broker.service.context.persister.unpersisted:
+        directory = broker.file_root / "fragments" / below.name
+        while not any(directory.glob("*.raw")):
             await SystemClock().sleep(0.02)
         await broker.client.apply_journals(
             [JournalChange(delete=below.name, expect_mod_revision=-1)]
