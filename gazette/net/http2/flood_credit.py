@@ -14,7 +14,7 @@ from gazette.net.http2.frames import ConnectionFault, FaultCode
 
 CREDIT_MAX: Final = 24_000
 """A client may begin as many calls as a connection has streams, and take all of them back at once."""
-CREDIT_PER_S: Final = 500
+CREDIT_PER_S: Final = 1_000
 BYTES_PER_CREDIT: Final = 64
 
 
