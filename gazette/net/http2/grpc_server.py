@@ -394,6 +394,11 @@ class GrpcServer:
         now = self._clock.monotonic()
         while self._gathering:
             call = next(iter(self._gathering))
+            if (
+                call.stream.remote_ended
+            ):  # It is complete, and taken in this turn: those behind it wait.
+                del self._gathering[call]
+                continue
             left = call.began + GATHER_S - now
             if left > 0 or handed == _HANDED_MAX:
                 loop = asyncio.get_running_loop()
