@@ -10,6 +10,7 @@ from gazette.client.rpc.addresses import Addresses
 from gazette.client.rpc.channel import BytePath, Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.route_cache import RouteCache
+from gazette.client.waits import Waits
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.route import Route
@@ -89,6 +90,8 @@ class BrokerAccess(ClusterAccess):
             clock=clock,
         )
         self.fragments = FragmentAccess() if fragments is None else fragments
+        self.waits = Waits()
+        """What brokers said last to calls that are repeated."""
 
     async def close(self) -> None:
         """Close the client's channels and fragments. See `ClusterAccess.close`."""

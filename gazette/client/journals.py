@@ -18,6 +18,7 @@ from gazette.client.rpc.credentials import (
     list_claims,
 )
 from gazette.client.rpc.errors import END_OF_STREAM, answered, map_errors, status_error
+from gazette.client.rpc.problems import PROBLEMS_ASKED, problems_in
 from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision, split_journal_meta
@@ -129,12 +130,6 @@ class FragmentsParams:
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
 """Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
-PROBLEMS_ASKED: Final = "gazette-problems"
-"""Metadata of a List call that asks a broker for the problems of journals that it serves, and not for the
-journals.
-"""
-PROBLEM_KEY: Final = "gazette-journal-problem"
-"""Trailing metadata of its answer: a journal and its problem, percent-encoded."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
 """Trailing metadata of Apply: what the caller should know of a new journal, percent-encoded."""
 
@@ -400,21 +395,16 @@ async def journal_problems(
     """
     request = broker_pb2.ListRequest(selector=selector.to_pb())
     metadata = client.credentials.metadata(list_claims(selector), SHORT_LIFETIME_S)
-    found: dict[str, str] = {}
     with map_errors("List", client.channels, endpoint=endpoint):
         stub = client.channels.journal(endpoint)
-        call: Any = stub.List(request, metadata=(*metadata, (PROBLEMS_ASKED, "1")))
+        call: Any = stub.List(request, metadata=(*metadata, *PROBLEMS_ASKED))
         try:
             while await call.read() is not END_OF_STREAM:
                 pass  # A broker of another version lists its journals.
             trailing = await call.trailing_metadata()
         finally:
             call.cancel()
-    for key, value in trailing:
-        if key == PROBLEM_KEY:
-            journal, _, problem = unquote(str(value)).partition(" ")
-            found[journal] = problem
-    return found
+    return problems_in(trailing)
 
 
 async def fragment_store_health(

@@ -16,6 +16,7 @@ from gazette.client.rpc.credentials import (
     shard_claims,
 )
 from gazette.client.rpc.errors import answered, map_errors, shard_status_error
+from gazette.client.rpc.problems import PROBLEMS_ASKED, problems_in
 from gazette.errors import GazetteError, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
@@ -165,6 +166,21 @@ class ShardClient(ClusterAccess):
         for shard in shards:
             self._routes.put(shard.spec.id, shard.route, self.clock.monotonic())
         return ShardList(Header.from_pb(response.header), shards, response.extension)
+
+    async def shard_problems(
+        self, endpoint: str, selector: LabelSelector = EVERYTHING
+    ) -> dict[ShardId, str]:
+        """Return what the shards of one member wait for, by id, of those that match.
+
+        An answer names some of them, if there are many. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        """
+        request = consumer_pb2.ListRequest(selector=selector.to_pb())
+        metadata = self._metadata(list_claims(selector))
+        with map_errors("List", self.channels, endpoint=endpoint):
+            stub: Any = self.channels.shard(endpoint)
+            call = stub.List(request, metadata=(*metadata, *PROBLEMS_ASKED))
+            await call
+            return problems_in(await call.trailing_metadata())
 
     async def apply_shards(
         self, changes: Sequence[ShardChange], *, batch_size: int = 0, extension: bytes = b""

@@ -51,6 +51,7 @@ def describe(shard: Shard) -> dict[str, Any]:
         "publish_at": dict(sorted(shard.progress.publish_at.items())),
         "append_backlog_bytes": shard.append_backlog_bytes,
         "recovery_horizon_bytes": shard.horizon_bytes,
+        "waits_for": shard.waits_for or None,
         "play_back": None if play_back is None else str(play_back),
         "standby_lag_bytes": None if lag is None else lag[0],
         "standby_lag_seconds": None if lag is None else round(lag[1], 3),

@@ -115,18 +115,25 @@ class Context:
         return f" This one is that of the context {self._in_use} (`gazctl context list`)."
 
     @asynccontextmanager
-    async def answering(self, address: str, seconds: float | None = None) -> AsyncIterator[None]:
+    async def answering(
+        self,
+        address: str,
+        seconds: float | None = None,
+        reason: Callable[[], Awaitable[str]] | None = None,
+    ) -> AsyncIterator[None]:
         """Bound calls that would wait without end by ``--timeout``.
 
-        Raise ``Unavailable`` that names the address.
+        Raise ``Unavailable`` that names the address, and the ``reason`` of the wait if that is known.
         """
         limit_s = self.timeout_s if seconds is None else seconds
         try:
             async with timeout(limit_s):
                 yield
         except TimeoutError as error:
+            because = "" if reason is None else await reason()
             raise Unavailable(
-                f"no answer from {address} within {limit_s:g} s",
+                f"no answer from {address} within {limit_s:g} s"
+                + (f": {because}" if because else ""),
                 hint="Look at its log; --timeout sets how long to wait.",
             ) from error
 

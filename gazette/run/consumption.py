@@ -41,6 +41,8 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
     """Errors of failed shards, by id."""
     recoveries: Mapping[str, str] = {}
     """Progress of primaries that are being recovered, by id."""
+    waits: Mapping[str, str] = {}
+    """What primaries wait for, by id."""
 
 
 class ConsumptionReport:
@@ -64,6 +66,7 @@ class ConsumptionReport:
         self._seen_at = clock.monotonic()
         self._state: tuple[int, int | None] | None = None
         self._said: dict[str, str] = {}
+        self._waited: Mapping[str, str] = {}
         self._silent: dict[str, tuple[float, float]] = {}
         """Members that do not answer: since when, and when to say so next."""
 
@@ -79,6 +82,12 @@ class ConsumptionReport:
         lines += [
             f"{one} is being recovered: {how}" for one, how in sorted(seen.recoveries.items())
         ]
+        lines += [
+            f"{one} waits for {what}"
+            for one, what in sorted(seen.waits.items())
+            if self._waited.get(one) != what
+        ]
+        self._waited = seen.waits
         read = 0.0 if self._seen is None else messages_between(self._seen, seen)
         state = (seen.primaries, lag)
         if read or state != self._state:
@@ -133,6 +142,7 @@ def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
     offsets: dict[str, int] = {}
     errors: dict[str, str] = {}
     recoveries: dict[str, str] = {}
+    waits: dict[str, str] = {}
     primaries = 0
     for address, (metrics, debug) in answers.items():
         for shard, count in _MESSAGES.findall(metrics):
@@ -144,9 +154,11 @@ def seen_in(answers: Mapping[str, tuple[bytes, bytes]]) -> ConsumptionSeen:
             elif shard["slot"] == 0 and shard["status"] == _PRIMARY:
                 primaries += 1
                 offsets.update(shard["read_through"])
-            elif shard["slot"] == 0 and shard["play_back"] is not None:
+            elif shard["slot"] == 0 and shard["play_back"] and not shard["waits_for"]:
                 recoveries[shard["id"]] = shard["play_back"]
-    return ConsumptionSeen(messages, offsets, primaries, errors, recoveries)
+            if shard["slot"] == 0 and shard["waits_for"]:
+                waits[shard["id"]] = shard["waits_for"]
+    return ConsumptionSeen(messages, offsets, primaries, errors, recoveries, waits)
 
 
 def messages_between(before: ConsumptionSeen, after: ConsumptionSeen) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from gazette.client.journals import ListedJournal
 from gazette.client.read.reader import ReadParams
+from gazette.client.waits import Waits
 from gazette.consumer.transaction import source_reader as source_reading
 from gazette.consumer.transaction.inbox import Inbox, SourceFailed
 from gazette.consumer.transaction.source_reader import check_source, read_source
@@ -89,6 +90,8 @@ async def test_a_source_that_is_created_again_while_it_is_read_fails_the_shard(
 
     class Brokers:
         """They do not know the journal for a moment, and then one of another life."""
+
+        waits = Waits()
 
         def reader(self, params: ReadParams) -> Reader:
             return Reader(self, params)

@@ -205,6 +205,7 @@ def _shard(name: str, slot: int, status: str, **more: Any) -> dict[str, Any]:
         "read_through": {},
         "errors": [],
         "play_back": None,
+        "waits_for": None,
         **more,
     }
 
@@ -216,6 +217,7 @@ def test_members_say_what_they_consumed() -> None:
         _shard("shard-002", 0, "FAILED", errors=["ValueError: no"]),
         _shard("shard-003", 0, "BACKFILL", play_back="playing x at 1 of 2, 1.0 MB/s, 0 s left"),
         _shard("shard-004", 1, "BACKFILL", play_back="of a standby"),
+        _shard("shard-005", 0, "BACKFILL", play_back="at 0 of 0", waits_for="a/log: no broker"),
     ]
     seen = seen_in({"http://a": (METRICS, msgspec.json.encode({"shards": shards}))})
     assert seen.messages == {
@@ -226,6 +228,7 @@ def test_members_say_what_they_consumed() -> None:
     assert seen.primaries == 1
     assert seen.errors == {"shard-002": "ValueError: no"}
     assert seen.recoveries == {"shard-003": "playing x at 1 of 2, 1.0 MB/s, 0 s left"}
+    assert seen.waits == {"shard-005": "a/log: no broker"}
 
 
 async def test_a_process_that_does_not_answer_is_named_once_a_minute() -> None:

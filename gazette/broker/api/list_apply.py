@@ -16,7 +16,7 @@ from gazette.allocator.routes import route_of
 from gazette.auth import Capability, Claims
 from gazette.blobs.path_limits import longest_path
 from gazette.broker.api.call_guard import Expired, Expiry, authorize, counted, failing
-from gazette.broker.api.problems import asks_for_problems, problems_of
+from gazette.broker.api.problems import problems_of
 from gazette.broker.context import BrokerContext
 from gazette.broker.deleted_journals import note_deletions
 from gazette.broker.key_space import decode_journal
@@ -24,6 +24,7 @@ from gazette.broker.known_head import head_key
 from gazette.broker.left_overs import left_overs
 from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS
+from gazette.client.rpc.problems import asks_for_problems
 from gazette.errors import GazetteError, Invalid
 from gazette.etcd.client import Compare, Op, Operation
 from gazette.labels import META_NAME, META_PREFIX

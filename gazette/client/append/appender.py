@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from gazette.auth import Capability
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import answered, map_errors, status_error, status_of, was_too_slow
+from gazette.client.waits import RepeatedCall
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.content import CHUNK_BYTES, COMMIT, BytesLike, append_content
@@ -281,17 +282,24 @@ async def append(
     Cancellation: it may have been appended.
     """
     params.validate()
-    attempt = 0
+    attempt, call = 0, RepeatedCall()
     once = isinstance(content, AsyncIterator | Iterator)
-    while True:
-        try:
-            return await append_once(client, params, content() if callable(content) else content)
-        except GazetteError as error:
-            held_up = was_too_slow(error) and isinstance(content, bytes | bytearray | memoryview)
-            if once or not (held_up or _is_retried(error)):
-                raise
-        await client.clock.sleep(backoff_s(attempt))
-        attempt += 1
+    try:
+        while True:
+            try:
+                once_more = content() if callable(content) else content
+                return await append_once(client, params, once_more)
+            except GazetteError as error:
+                held_up = was_too_slow(error) and isinstance(
+                    content, bytes | bytearray | memoryview
+                )
+                if once or not (held_up or _is_retried(error)):
+                    raise
+                client.waits.note(call, params.journal, error)
+            await client.clock.sleep(backoff_s(attempt))
+            attempt += 1
+    finally:
+        client.waits.end(call)
 
 
 def _is_retried(error: GazetteError) -> bool:

@@ -40,6 +40,7 @@ from gazette.client.append.queue import Batch, JournalQueue
 from gazette.client.append.txn import AppendTxn
 from gazette.client.rpc.credentials import FRESH_S
 from gazette.client.rpc.errors import is_refusal_of_rights, status_of
+from gazette.client.waits import reason_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
 from gazette.protocol.ids import Revision
@@ -308,9 +309,11 @@ class AppendService:
                 if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
                     raise
                 queue.flowing = False
-                queue.trouble = str(error)
-                # Retry at once if only the introduction to a new primary of the journal failed.
-                delay_s = backoff_s(attempt - 1 if _is_introduced(queue, error) else attempt)
+                # Retry at once if only the introduction to a new primary of the journal failed. That is no
+                # reason to wait: what the next attempt waits for is.
+                introduced = _is_introduced(queue, error)
+                queue.trouble = "" if introduced else reason_of(error)
+                delay_s = backoff_s(attempt - 1 if introduced else attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
                     "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",

@@ -156,6 +156,8 @@ class RetryReader:
                 raise
             self._note(reader)
             if piece:
+                if self._attempt >= 0:
+                    self._client.waits.end(self)
                 self._attempt = -1
                 if reader.direct is not None:
                     self._direct_failures = 0
@@ -206,6 +208,7 @@ class RetryReader:
             self._reader = None
 
     def _drop(self) -> None:
+        self._client.waits.end(self)
         self._scope.cancel()
         for reader in (self._reader, self._next):
             if reader is not None:
@@ -236,6 +239,7 @@ class RetryReader:
             return  # `set_block` or `close` closed the reader.
         self._attempt += 1
         if isinstance(error, NotYet) and not reader.params.block:
+            self._client.waits.end(self)
             self._attempt = -1
             if self.params.block:
                 return  # ``block`` was changed meanwhile: ask again, and wait.
@@ -257,6 +261,7 @@ class RetryReader:
         if isinstance(error, NotFound | NotAllowed) and self._attempt >= _ATTEMPTS_MAX:
             self._attempt = -1
             raise error
+        self._client.waits.note(self, self.params.journal, error)
         log.debug(
             "read of %(journal)s failed and is retried: %(error)s",
             {"journal": self.params.journal, "error": error},

@@ -14,6 +14,7 @@ from gazette.allocator.state import State
 from gazette.auth import Capability, Claims, Verifier, authorization_of
 from gazette.client.rpc.channel import Channels
 from gazette.client.rpc.errors import open_channel
+from gazette.client.rpc.problems import asks_for_problems, problems_metadata
 from gazette.consumer.hint_keys import HintKeys
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.shard.hints_store import read_hints
@@ -106,6 +107,8 @@ class ShardApi:
             claims = self._verifier.verify(
                 authorization_of(context.invocation_metadata()), capability
             )
+            if name == "list" and asks_for_problems(context):
+                return self._problems(message, claims, context)
             return await getattr(self, name)(message, claims)
         except NotAllowed as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
@@ -178,6 +181,20 @@ class ShardApi:
             )
             shard.status.extend(kv.decoded.value.to_pb() for kv in assignments)
         return response
+
+    def _problems(self, request: pb.ListRequest, claims: Claims, context: Any) -> pb.ListResponse:
+        """Answer with no shard, and with what those of this member wait for that match."""
+        validate_shard_list_request(request)
+        selector = LabelSelector.from_pb(request.selector)
+        found = []
+        for shard in self._resolver.local_shards.values():
+            labels = shard.spec.labels_with_id()
+            if not (selector.matches(labels) and claims.selector.matches(labels)):
+                continue
+            if reason := shard.waits_for:
+                found.append((shard.id, f"waits for {reason}"))
+        context.set_trailing_metadata(problems_metadata(found))
+        return pb.ListResponse(header=self._resolver.unrouted_header().to_pb())
 
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from gazette.client.client import Client
 from gazette.client.journals import ListedJournal
+from gazette.client.waits import RepeatedCall
 from gazette.consumer.broker_watch import RetryLog
 from gazette.errors import Invalid, NotFound, Retryable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -77,12 +78,22 @@ class ShardJournals:
             )
 
     async def _found(self, name: str, what: str, hint: str) -> ListedJournal:
-        unknown = 0
-        client = self._client
+        unknown, call = 0, RepeatedCall()
+
+        async def look_up() -> ListedJournal:
+            waits = self._client.waits
+            try:
+                journal = await self._client.get_journal(name)
+            except Retryable as error:
+                waits.note(call, name, error)
+                raise
+            waits.end(call)
+            return journal
+
         while True:
             try:
                 return await retried(
-                    lambda: client.get_journal(name),
+                    look_up,
                     f"looking up {name}",
                     self._shard_id,
                     self._clock,

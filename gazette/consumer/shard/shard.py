@@ -35,6 +35,7 @@ from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.primary import Primary
 from gazette.consumer.shard.progress import Progress
 from gazette.consumer.shard.restarts import RestartDecision, reason_of
+from gazette.consumer.shard.shard_waits import ShardWaits
 from gazette.consumer.shard.status import update_status
 from gazette.consumer.timers.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.consumer.transaction.error_cause import error_text
@@ -94,6 +95,9 @@ class Shard(WithTimers):
             context.etcd, context.clock, self.id, lambda: self.assignment, self.ended
         )
         self._primary: Primary | None = None
+        self._waits = ShardWaits(
+            context.client, context.clock, lambda: self._spec, self._pending_appends
+        )
         self._player: Player | None = None
         self._reads: StandbyReads | None = None
         self._recovered: asyncio.Future[RecoveredState]
@@ -385,6 +389,7 @@ class Shard(WithTimers):
         began = context.clock.monotonic()
         async with TaskScope(f"recovery of shard {self.id}") as scope:
             scope.daemon(self._report_recovery(), name="progress")
+            scope.daemon(self._waits.watch(self._played_bytes), name="waits")
             recovered = await self._take_over()
             scope.cancel()
         played = context.clock.monotonic()
@@ -413,11 +418,22 @@ class Shard(WithTimers):
     async def _report_recovery(self) -> None:
         while True:
             await self._context.clock.sleep(_RECOVERY_REPORT_S)
+            if reason := self.waits_for:
+                log.info(
+                    "shard %(shard)s waits for %(reason)s", {"shard": self.id, "reason": reason}
+                )
+                continue
             progress = self.play_back
             log.info(
                 "shard %(shard)s is being recovered: %(progress)s",
                 {"shard": self.id, "progress": progress or "its hints are read"},
             )
+
+    def _played_bytes(self) -> int:
+        return 0 if self._player is None else self._player.progress.bytes_read
+
+    def _pending_appends(self) -> Mapping[str, str]:
+        return {} if self._primary is None else self._primary.appends.waiting()
 
     async def _take_over(self) -> RecoveredState | None:
         """Finish play-back as the log's new owner. Return None for a shard without a log."""
@@ -447,6 +463,11 @@ class Shard(WithTimers):
     @property
     def append_backlog_bytes(self) -> int:
         return 0 if self._primary is None else self._primary.appends.backlog_bytes
+
+    @property
+    def waits_for(self) -> str:
+        """The journal for which the shard waits, and what its brokers said; empty if it does not wait."""
+        return "" if self.ended.is_set() else self._waits.reason
 
     @property
     def horizon_bytes(self) -> int | None:

@@ -10,6 +10,7 @@ from gazette.client.client import Client
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
+from gazette.client.waits import RepeatedCall
 from gazette.consumer.query.standby_lag import journal_head
 from gazette.consumer.shard.source_lives import another_life
 from gazette.consumer.transaction.inbox import Chunk, Inbox, Jump, SourceFailed
@@ -97,7 +98,7 @@ async def _watch_missing(
     The reader does not jump to the head: a store that is not mounted looks the same, and its messages must
     not be skipped. It jumps when something behind the gap is stored.
     """
-    journal, first = reader.params.journal, reader.offset
+    journal, first, question = reader.params.journal, reader.offset, RepeatedCall()
     seen = done = suspected = -1
     try:
         while True:
@@ -105,7 +106,7 @@ async def _watch_missing(
             before, seen = seen, reader.offset
             if seen == done:
                 continue
-            head = None if seen != before else await _missing_to(client, journal, seen)
+            head = None if seen != before else await _missing_to(client, journal, seen, question)
             if head is not None and head <= seen == first:
                 # No byte was read since the reader began: perhaps nothing is left of the journal.
                 head = await _confirmed_head(client, journal, head)
@@ -130,15 +131,23 @@ async def _watch_missing(
         missing.pop(journal, None)
 
 
-async def _missing_to(client: Client, journal: str, offset: int) -> int | None:
-    """Return the head of a journal if its broker has nothing to read from ``offset`` on, else None."""
+async def _missing_to(
+    client: Client, journal: str, offset: int, question: RepeatedCall
+) -> int | None:
+    """Return the head of a journal if its broker has nothing to read from ``offset`` on, else None.
+
+    Note why the broker cannot answer: it does not tell a read that waits.
+    """
     reader = client.reader(ReadParams(journal, offset, block=False, metadata_only=True))
+    client.waits.end(question)
     try:
         await reader.read()
     except NotYet:
         return reader.write_head
-    except GazetteError:
-        return None  # This error decides nothing here: `_read` gets it as well, and handles it.
+    except GazetteError as error:
+        # This error decides nothing here: `_read` gets it as well, and handles it.
+        client.waits.note(question, journal, error)
+        return None
     finally:
         reader.close()
     return None

@@ -15,6 +15,7 @@ from gazette.client.journals import JournalList, ListedJournal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
+from gazette.client.wait_question import ask_reason
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, NotYet
 from gazette.gazctl.context import CALLS_MAX, Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ReadFlags
@@ -31,6 +32,9 @@ from gazette.runtime.tasks import TaskScope
 
 READ_BYTES: Final = 1 << 18
 PREVIOUS: Final = ".previous"
+_NOTE_S: Final = 5.0
+"""Seconds between looks for journals that have given nothing."""
+_ASK_MAX: Final = 16
 
 
 async def run(context: Context) -> int:
@@ -98,13 +102,13 @@ class Reading:
                 if not self.stopping.is_set() and (pump := await self._open(journal)) is not None:
                     await self._pump(journal.spec.name, pump)
 
-        async with self._showing_progress(), TaskScope("read") as scope:
+        async with self._noting_waits(), self._showing_progress(), TaskScope("read") as scope:
             for journal in listed.journals:
                 scope.spawn(one(journal), name=journal.spec.name)
 
     async def follow(self, selector: LabelSelector) -> None:
         """Read without end from the journals that match, including those that match later."""
-        async with TaskScope("read") as scope:
+        async with self._noting_waits(), TaskScope("read") as scope:
             watch = scope.daemon(self._watch(selector, scope), name="watch")
             scope.spawn(self._end_of(watch, scope), name="end")
 
@@ -208,12 +212,42 @@ class Reading:
     async def _read(self, reader: RetryReader) -> bytes:
         if self.flags.block:
             return await reader.read(READ_BYTES)
-        async with self.context.answering(self.client.address):
+        journal = reader.params.journal
+
+        async def reason() -> str:
+            return await self._reason(journal)
+
+        async with self.context.answering(self.client.address, reason=reason):
             return await reader.read(READ_BYTES)
+
+    async def _reason(self, journal: str) -> str:
+        reason = self.client.waits.reason(journal) or await ask_reason(self.client, journal)
+        return f"{journal}: {reason}" if reason else ""
+
+    async def _note_waits(self) -> None:
+        """Say now and then for what journals are waited that have given nothing, each reason once."""
+        noted: set[str] = set()
+        while True:
+            await self.context.clock.sleep(_NOTE_S)
+            silent = [name for name, pump in self._pumps.items() if pump.reader.header is None]
+            for name in silent[:_ASK_MAX]:
+                reason = await self._reason(name)
+                if reason and reason not in noted:
+                    self.context.terminal.note(f"waiting for {reason}")
+                    noted.add(reason)
 
     def _note_offset(self, name: str, pump: _Pump) -> None:
         if pump.reader.offset >= 0:
             self.offsets[name] = pump.reader.offset - pump.stream.held_bytes
+
+    @asynccontextmanager
+    async def _noting_waits(self) -> AsyncIterator[None]:
+        async with TaskScope("waits") as scope:
+            scope.daemon(self._note_waits(), name="notes")
+            try:
+                yield
+            finally:
+                scope.cancel()
 
     @asynccontextmanager
     async def _showing_progress(self) -> AsyncIterator[None]:

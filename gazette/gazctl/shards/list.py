@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from gazette.client.client import Client
 from gazette.client.shards import ListedShard, ShardClient, ShardList
-from gazette.errors import GazetteError, NotFound, printable
+from gazette.errors import GazetteError, NotFound, Unavailable, printable
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import ShardsListFlags
 from gazette.gazctl.io.output import NONE, Table, proto_json, proto_text
@@ -21,6 +21,8 @@ from gazette.runtime.numbers import bytes_text
 
 UNKNOWN = "?"
 _STAT_TIMEOUT_S = 10.0
+_ASK_S = 5.0
+"""Seconds for which a member is waited for to say what its shards wait for."""
 
 
 async def run(context: Context) -> int:
@@ -32,7 +34,10 @@ async def run(context: Context) -> int:
         context.terminal.note("no shard matches")
     match flags.format:
         case "table":
-            await _write_table(context, consumer, listed.shards, flags)
+            problems = await _problems(context, consumer, listed.shards, selector)
+            await _write_table(context, consumer, listed.shards, flags, problems)
+            for shard, problem in sorted(problems.items()):
+                context.terminal.note(f"{shard}: {problem}")
         case "yaml":
             context.terminal.write(shards_yaml(listed.shards))
         case "json":
@@ -40,6 +45,28 @@ async def run(context: Context) -> int:
         case _:
             context.terminal.write(proto_text(list_response(listed)))
     return 0
+
+
+async def _problems(
+    context: Context,
+    consumer: ShardClient,
+    shards: Sequence[ListedShard],
+    selector: LabelSelector,
+) -> dict[str, str]:
+    """Return what shards wait for, which their members say, by id."""
+
+    async def ask(endpoint: str) -> dict[str, str]:
+        async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
+            return await consumer.shard_problems(endpoint, selector)
+
+    endpoints = sorted({endpoint for one in shards for endpoint in one.route.endpoints if endpoint})
+    problems: dict[str, str] = {}
+    for endpoint, result in zip(endpoints, await each("ask", endpoints, ask), strict=True):
+        if isinstance(result, GazetteError):
+            context.terminal.note(f"cannot ask {endpoint} what its shards wait for: {result}")
+        else:
+            problems |= result
+    return problems
 
 
 async def list_shards(
@@ -81,7 +108,11 @@ def list_response(listed: ShardList) -> consumer_pb2.ListResponse:
 
 
 async def _write_table(
-    context: Context, consumer: ShardClient, shards: Sequence[ListedShard], flags: ShardsListFlags
+    context: Context,
+    consumer: ShardClient,
+    shards: Sequence[ListedShard],
+    flags: ShardsListFlags,
+    problems: Mapping[str, str],
 ) -> None:
     columns = {
         "Primary": flags.primary,
@@ -92,7 +123,7 @@ async def _write_table(
     shown = [name for name, wanted in columns.items() if wanted]
     lags, reasons = [""] * len(shards), ""
     if flags.lag:
-        lags, reasons = await _lags(context, consumer, shards)
+        lags, reasons = await _lags(context, consumer, shards, problems)
     table = Table(["ID", "Status", *shown, *flags.label_columns], numbers=frozenset({"RF"}))
     for shard, lag in zip(shards, lags, strict=True):
         spec, route = shard.spec, shard.route
@@ -132,7 +163,10 @@ def errors_text(shards: Sequence[ListedShard]) -> str:
 
 
 async def _lags(
-    context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
+    context: Context,
+    consumer: ShardClient,
+    shards: Sequence[ListedShard],
+    problems: Mapping[str, str],
 ) -> tuple[list[str], str]:
     """Return the lag of each shard as text, and why it is unknown for some."""
     broker = await context.broker()
@@ -148,6 +182,9 @@ async def _lags(
     )
 
     async def one(shard: ListedShard) -> str:
+        problem = problems.get(shard.spec.id)
+        if problem and status_text(shard) != ReplicaCode.PRIMARY.name:
+            raise Unavailable(f"it {problem}")  # It would answer only after that.
         return await _lag(context, consumer, shard, heads)
 
     results = await each("lag", shards, one)

@@ -22,6 +22,7 @@ from typing import Any, Final
 from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.client.append.service import AppendService, AppendServiceSettings
 from gazette.client.client import Client
+from gazette.client.wait_question import ask_reason
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import Partition, fixed_mapping
@@ -365,17 +366,21 @@ class PublishingService:
             async with asyncio.timeout_at(deadline):
                 yield
         except TimeoutError as error:
-            waits = [
-                f"{name}: {reason or 'no answer'}"
-                for name, reason in sorted(self._appends.waiting().items())
-            ]
-            reasons = f": {'; '.join(waits)}" if waits else ""
+            reasons = await self._reasons()
             raise Unavailable(
                 f"{problem} within {self._timeout_s:g} s{reasons}",
                 hint="Check that brokers run at the address, and that the journals have a primary "
                 "(`gazctl journals list --primary`).",
                 address=self._client.address,
             ) from error
+
+    async def _reasons(self) -> str:
+        """Return what appends wait for. Ask for the first that had no answer: others have that reason too."""
+        waits = sorted(self._appends.waiting().items())
+        silent = next((name for name, reason in waits if not reason), "")
+        asked = await ask_reason(self._client, silent) if silent else ""
+        texts = [f"{name}: {reason or asked or 'no answer'}" for name, reason in waits]
+        return f": {'; '.join(texts)}" if texts else ""
 
     # Its end.
 

@@ -51,8 +51,10 @@ class PlayProgress:
         return self.bytes_read / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        eta = self.lag_bytes / self.bytes_per_second if self.bytes_per_second else float("inf")
-        return (
-            f"{self.state.value} {self.log} at {self.offset} of {self.read_through},"
-            f" {self.bytes_per_second / 1e6:.1f} MB/s, {eta:.0f} s left"
-        )
+        if not self.read_through:
+            return f"{self.state.value} {self.log}, its brokers are asked where it ends"
+        text = f"{self.state.value} {self.log} at {self.offset} of {self.read_through}"
+        if not self.bytes_per_second:
+            return f"{text}, no bytes yet"
+        eta = self.lag_bytes / self.bytes_per_second
+        return f"{text}, {self.bytes_per_second / 1e6:.1f} MB/s, {eta:.0f} s left"

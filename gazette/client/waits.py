@@ -1,0 +1,45 @@
+"""The reasons for which calls of a client wait: what brokers answered to the attempts before."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from gazette.client.rpc.errors import status_of
+from gazette.errors import GazetteError
+from gazette.protocol.ids import split_journal_meta
+
+
+class Waits:
+    """The calls that a client repeats, each with its journal and the last answer. Loop-bound.
+
+    A call that ends without ``end`` is forgotten with its object.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: WeakKeyDictionary[object, tuple[str, str]] = WeakKeyDictionary()
+
+    def note(self, call: object, journal: str, error: Exception) -> None:
+        """Note that ``call`` about ``journal`` failed and is repeated."""
+        self._reasons[call] = (split_journal_meta(journal)[0], reason_of(error))
+
+    def end(self, call: object) -> None:
+        """Forget ``call``: it has an answer, or was given up."""
+        self._reasons.pop(call, None)
+
+    def reason(self, journal: str) -> str:
+        """Return what the last repeated call about ``journal`` was answered; empty if none waits."""
+        waiting = [reason for name, reason in self._reasons.values() if name == journal]
+        return waiting[-1] if waiting else ""
+
+
+class RepeatedCall:
+    """The key of a call in `Waits`, for a call without an object of its own."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as the reason of a wait: the broker's status first, and what to do about it."""
+    if not isinstance(error, GazetteError):
+        return str(error)
+    status = status_of(error)
+    text = f"{status}: {error.message}" if status else error.message
+    return text if error.hint == error.default_hint else f"{text}. {error.hint}"

@@ -1,0 +1,68 @@
+"""The reason for which a shard waits, for its status and the commands that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from gazette.client.client import Client
+from gazette.client.wait_question import ask_reason
+from gazette.protocol.ids import JournalName, split_journal_meta
+from gazette.protocol.shard import ShardSpec
+from gazette.runtime.clock import Clock
+
+LOOK_S: Final = 2.0
+"""Seconds without progress of a recovery after which its brokers are asked."""
+
+
+class ShardWaits:
+    """What brokers said last to those calls of one shard that wait. Loop-bound.
+
+    ``spec`` returns the shard's specification. ``pending`` returns its journals with appends that wait,
+    each with the last error.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        clock: Clock,
+        spec: Callable[[], ShardSpec],
+        pending: Callable[[], Mapping[JournalName, str]],
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._spec = spec
+        self._pending = pending
+        self._asked = ""
+        """The answer to the question of `watch`; empty if nothing is wrong."""
+
+    @property
+    def reason(self) -> str:
+        """The journal that the shard waits for, and why; empty if no call of it waits."""
+        return self._heard() or self._asked
+
+    async def watch(self, progress: Callable[[], int]) -> NoReturn:
+        """Ask for the recovery log while ``progress`` returns the same number. Cancel it after a recovery.
+
+        A broker answers some calls only when its store can be listed again.
+        """
+        log = self._spec().recovery_log
+        try:
+            while True:
+                before = progress()
+                await self._clock.sleep(LOOK_S)
+                self._asked = ""
+                if log and progress() == before and not self._heard():
+                    reason = await ask_reason(self._client, log)
+                    self._asked = f"{log}: {reason}" if reason else ""
+        finally:
+            self._asked = ""
+
+    def _heard(self) -> str:
+        """Return the last answer to a call that is repeated."""
+        spec, pending = self._spec(), self._pending()
+        sources = [split_journal_meta(source.journal)[0] for source in spec.sources]
+        for journal in (spec.recovery_log, *sources):
+            if reason := self._client.waits.reason(journal):
+                return f"{journal}: {reason}"
+        return next((f"{name}: {reason}" for name, reason in pending.items() if reason), "")
