@@ -305,7 +305,7 @@ class _ItemPlan:
         self.loads.move(assignment.member_id, assignment.slot, slot)
 
     def _add(self, adds: list[MemberId]) -> int:
-        """Add assignments for the members that have capacity. The first one of all is the primary."""
+        """Add assignments for members that stay and have room. The first one of all is the primary."""
         if not self.current:
             adds = sorted(
                 adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)
@@ -314,7 +314,7 @@ class _ItemPlan:
         added = 0
         for member in adds:
             kv = self.round.members.get(member)
-            if kv is None or not self.loads.has_room(member):
+            if kv is None or kv.decoded.value.exiting() or not self.loads.has_room(member):
                 continue
             key = assignment_key(self.round.root, self.item.decoded.id, *member, slot)
             self.compares.append(_unchanged(kv))

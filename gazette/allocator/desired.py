@@ -36,16 +36,22 @@ class SolverInput:
             index = index_of.get(kv.decoded.member_id)
             if index is not None:
                 current.setdefault(kv.decoded.item_id, set()).add(index)
+        kept: dict[str, set[int]] = {}
+        for member, held in demand.kept.items():
+            for item in held if member in index_of else ():
+                kept.setdefault(item, set()).add(index_of[member])
         items = tuple(item for item, wanted in demand.replication.items() if wanted > 0)
         problem = Problem(
             tuple(
-                FlowMember(
-                    zones[member[0]], demand.limits[member], demand.needed_from.get(member, 0)
-                )
+                FlowMember(zones[member[0]], demand.limits[member], member in demand.kept)
                 for member in members
             ),
             tuple(
-                FlowItem(demand.replication[item], tuple(sorted(current.get(item, ()))))
+                FlowItem(
+                    demand.replication[item],
+                    tuple(sorted(current.get(item, ()))),
+                    tuple(sorted(kept.get(item, ()))),
+                )
                 for item in items
             ),
         )

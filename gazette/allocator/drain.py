@@ -36,8 +36,11 @@ class Announces(Protocol):
 class Drain:
     """Drain of one member, begun by ``run``. Loop-bound.
 
-    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds a wait without
-    progress for items that no other member can take. That is time for a replacement to start.
+    ``timeout_s`` bounds the drain from its start. ``alone_timeout_s`` bounds the time in which items
+    wait that no other member can take. That is time for a replacement to start.
+
+    Progress starts that time again: a change of an item that the member held when it announced that it
+    leaves, or of the members that stay. Items that come later are no progress.
     """
 
     def __init__(
@@ -58,9 +61,9 @@ class Drain:
         self._timeout_s = timeout_s
         self.is_running = False
         self._begun = clock.monotonic()
-        self._stuck_since: float | None = None
+        self._stuck = _StuckTime()
+        self._held: frozenset[tuple[str, int]] | None = None
         self._seen: tuple[Sequence[DecodedKV], ...] | None = None
-        self._progress: object = None
         self._reported_at: float | None = None
         self._reported: DrainStatus | None = None
         self.status = DrainStatus()
@@ -139,8 +142,9 @@ class Drain:
 
     def _left_s(self, now: float) -> float:
         left_s = self._begun + self._timeout_s - now
-        if self._stuck_since is not None:
-            left_s = min(left_s, self._stuck_since + self._alone_timeout_s - now)
+        stuck_s = self._stuck.seconds(now)
+        if self.status.is_stuck or stuck_s > self._alone_timeout_s:
+            left_s = min(left_s, self._alone_timeout_s - stuck_s)
         return left_s
 
     def _look(self) -> None:
@@ -151,21 +155,30 @@ class Drain:
             return
         self._seen = seen
         # Before the announcement is in etcd, other members do not take over anything.
-        found = drain_status(state) if self._is_announced() else DrainStatus()
-        progress = [
-            (kv.key, kv.raw.mod_revision) for one in state.local_items for kv in one.assignments
-        ]
-        if not found.is_stuck:
-            self._stuck_since = None
-        elif self._stuck_since is None or progress != self._progress:
-            self._stuck_since = self._clock.monotonic()
-        self._progress, self.status = progress, found
+        self.status = drain_status(state) if self._is_announced() else DrainStatus()
+        progress = (self._progress(), self.status.staying)
+        self._stuck.look(self._clock.monotonic(), progress, is_stuck=self.status.is_stuck)
+        found = self.status
         for waits_for, count in (
             ("members", len(found.needing_members)),
             ("room", found.needing_room),
             ("hand_over", len(found.moving) - found.needing_room),
         ):
             metrics.DRAINING_ITEMS.labels(waits_for).set(count)
+
+    def _progress(self) -> Sequence[tuple[str, int]]:
+        """Return the assignments of the items that were held when the announcement was in etcd."""
+        local_items = self._state.local_items
+        if self._held is None:
+            if not self._is_announced():
+                return ()
+            self._held = frozenset(_life(one.item) for one in local_items)
+        return [
+            (kv.key, kv.raw.mod_revision)
+            for one in local_items
+            if _life(one.item) in self._held
+            for kv in one.assignments
+        ]
 
     def _report(self, now: float, left_s: float) -> None:
         """Log the remaining items: at once if their kind has changed, else at intervals."""
@@ -200,3 +213,26 @@ class Drain:
         """Return True if the state has our announcement, or our key is gone."""
         ours = self._state.local_member
         return ours is None or ours.decoded.value.exiting()
+
+
+class _StuckTime:
+    """Seconds in which a drain was stuck since its last progress."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._since: float | None = None
+        self._progress: object = None
+
+    def seconds(self, now: float) -> float:
+        return self._before_s + (now - self._since if self._since is not None else 0.0)
+
+    def look(self, now: float, progress: object, *, is_stuck: bool) -> None:
+        """Note the present state. A ``progress`` that differs from the last one starts from zero."""
+        self._before_s = self.seconds(now) if progress == self._progress else 0.0
+        self._since = now if is_stuck else None
+        self._progress = progress
+
+
+def _life(item: DecodedKV) -> tuple[str, int]:
+    """Return what tells an item from a later one of the same name."""
+    return item.key, item.raw.create_revision

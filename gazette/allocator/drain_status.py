@@ -98,7 +98,7 @@ def drain_status(state: State) -> DrainStatus:
     local = state.local_member
     member: MemberId = ("", "") if local is None else local.decoded.id
     # Until etcd has the announcement, and when this member serves nothing, count what others could hold.
-    needed_from = demand.needed_from.get(member, len(staying) + 1)
+    needed = demand.needed.get(member)
     needing: list[str] = []
     moving: list[str] = []
     replicas: list[int] = []
@@ -106,7 +106,7 @@ def drain_status(state: State) -> DrainStatus:
         item_id: str = one.item.decoded.id
         # An item that was created after the last observation is not assigned here yet.
         wanted = demand.replication.get(item_id, 0)
-        if wanted >= needed_from:
+        if item_id in needed if needed is not None else wanted > len(staying):
             needing.append(item_id)
             replicas.append(wanted)
         else:

@@ -88,8 +88,9 @@ class Exchange:
         zones = int(self._zone.max(initial=0)) + 1
         self._in_zone = (np.arange(zones)[:, None] == self._zone).astype(np.int64)
         self._bounds = np.array(bounds, dtype=np.int64)
-        needed_from = np.array([member.needed_from for member in members], dtype=np.int64)
-        self._allowed = replication >= needed_from[:, None]
+        self._allowed = np.ones((size, count), dtype=np.bool_)
+        self._allowed[[member.leaves for member in members]] = False
+        self._allowed[_cells(item.kept for item in items)] = True
         self._move = np.full((size, count), weights.move, dtype=np.int64)
         self._move[_cells(item.current for item in items)] = 0
 

@@ -39,20 +39,22 @@ FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
 class FlowMember:
     """A member of the network. ``zone`` counts from zero, without gaps. ``limit`` > 0.
 
-    Items that want fewer than ``needed_from`` replicas do not use this member.
+    Of a member that ``leaves``, only the items use it that list it in ``kept``.
     """
 
     zone: int
     limit: int
-    needed_from: int = 0
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FlowItem:
-    """An item of the network. ``current`` are distinct indices into the members."""
+    """An item of the network. ``current`` and ``kept`` are distinct indices into the members."""
 
     replication: int
     current: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    """Members that leave, and may keep this item."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ which the resolver needs, is built at once. Facts that only the leader needs are
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
+from gazette.allocator.demand import Demand
 from gazette.allocator.loads import Loads
 from gazette.allocator.model import (
     ASSIGNMENTS,
@@ -49,103 +48,6 @@ class LocalItem:
     @property
     def assignment(self) -> DecodedKV:
         return self.assignments[self.index]
-
-
-class Demand:
-    """Capacity and demand of one snapshot of members and items. Costs O(members + items).
-
-    Invariants: ``limits[m] == item limit - shed.get(m, 0) >= 0``. ``member_slots`` is their sum.
-    """
-
-    def __init__(self, members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> None:
-        self.replication = _replication(members, items)
-        """Number of replicas of every item: the desired number, or fewer while members leave."""
-        self.item_slots = sum(self.replication.values())
-        self.limits: dict[MemberId, int] = {
-            kv.decoded.id: max(0, kv.decoded.value.item_limit()) for kv in members
-        }
-        self.needed_from: dict[MemberId, int] = {}
-        """Items that cannot do without a leaving member: by member, the least replication among
-        them. The member serves no other items. Members that keep items because others are full are
-        left out.
-        """
-        self.crowded: dict[MemberId, int] = {}
-        """By leaving member, the number of assignments that it keeps because the other members are full."""
-        self.shed = self._shed(members)
-        for member, granted in self.shed.items():
-            self.limits[member] -= granted
-        self.member_slots = sum(self.limits.values())
-        self.zone_slots: dict[str, int] = {}
-        for (zone, _), limit in sorted(self.limits.items()):
-            if limit > 0:
-                self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
-
-    def _shed(self, members: Sequence[DecodedKV]) -> dict[MemberId, int]:
-        """Return the capacity that exiting members need not offer any more, the oldest member first.
-
-        The result never exceeds what the other members can absorb. An item may need a member that exits, to
-        have its replicas on distinct members. Then capacity for that item remains, at the members that leave
-        last. Those still hand over the rest. ``limits`` must be those of the keys.
-        """
-        useful = sum(limit > 0 for limit in self.limits.values())
-        wanted = sorted(self.replication.values())
-        excess = sum(self.limits.values()) - self.item_slots
-        granted: dict[MemberId, int] = {}
-        exiting = [
-            kv for kv in members if kv.decoded.value.exiting() and self.limits[kv.decoded.id] > 0
-        ]
-        exiting.sort(key=lambda kv: kv.raw.create_revision)
-        for gone_before, kv in enumerate(exiting):
-            member: MemberId = kv.decoded.id
-            needed_from = useful - gone_before
-            needing = len(wanted) - bisect_left(wanted, needed_from)
-            spare = self.limits[member] - min(self.limits[member], needing)
-            grant = max(0, min(spare, excess))
-            if grant:
-                granted[member] = grant
-                excess -= grant
-            if grant == spare:
-                self.needed_from[member] = needed_from
-            else:
-                self.crowded[member] = spare - grant
-        return granted
-
-    @cached_property
-    def network_hash(self) -> int:
-        """Hash of what the cluster needs and offers.
-
-        These are the limits of members, the replication of items, and the part of their capacity
-        that leaving members need not offer.
-        """
-        digest = hashlib.blake2b(digest_size=8)
-        for table in (self.limits, self.replication, self.shed, self.needed_from):
-            parts = (f"{key}\0{number}" for key, number in table.items())
-            digest.update("\0".join(parts).encode())
-            digest.update(b"\1")
-        return int.from_bytes(digest.digest(), "big")
-
-
-def _replication(members: Sequence[DecodedKV], items: Sequence[DecodedKV]) -> dict[str, int]:
-    """Return the number of replicas of each item.
-
-    While members leave, items may have as few replicas as ``least_replication`` allows, if the
-    members that stay cannot hold more. So a hand-off need not wait for a replacement to start.
-    """
-    desired = {kv.decoded.id: max(0, kv.decoded.value.desired_replication()) for kv in items}
-    if not any(kv.decoded.value.exiting() for kv in members):
-        return desired
-    least = {kv.decoded.id: max(0, kv.decoded.value.least_replication()) for kv in items}
-    staying = [
-        limit
-        for kv in members
-        if not kv.decoded.value.exiting() and (limit := max(0, kv.decoded.value.item_limit()))
-    ]
-    room = sum(staying)
-    for cap in range(len(staying), 0, -1):
-        reduced = {item: min(wanted, max(least[item], cap)) for item, wanted in desired.items()}
-        if sum(reduced.values()) <= room:
-            return reduced
-    return {item: min(wanted, max(least[item], 1)) for item, wanted in desired.items()}
 
 
 class State:
@@ -253,14 +155,14 @@ class State:
     @property
     def demand(self) -> Demand:
         if self._demand is None:
-            self._demand = Demand(self.members, self.items)
+            self._demand = Demand(self.members, self.items, self.assignments)
         return self._demand
 
     @property
     def network_hash(self) -> int:
         """Hash that changes whenever other assignments may become desirable.
 
-        It does not depend on the present assignments.
+        It does not depend on the present assignments, except on those that a leaving member keeps.
         """
         return self.demand.network_hash
 

@@ -88,9 +88,10 @@ class FlowNetwork:
             zones = np.array([member.zone for member in self.members], dtype=np.int64)
             tail = (self._zone_nodes()[:, None] + zones[None, :]).ravel()
         head = np.tile(np.arange(members, dtype=np.int64) + self._first_member, items)
-        replication = np.array([item.replication for item in self.items], dtype=np.int64)
-        needed_from = np.array([member.needed_from for member in self.members], dtype=np.int64)
-        allowed = (replication[:, None] >= needed_from[None, :]).astype(np.int64)
+        allowed = np.zeros((items, members), dtype=np.int64)
+        for column, member in enumerate(self.members):
+            for row, item in enumerate(self.items):
+                allowed[row, column] = not member.leaves or column in item.kept
         return tail, head, allowed.ravel(), cost.ravel()
 
     def _zone_nodes(self) -> Ints:

@@ -55,9 +55,13 @@ def act(cluster: Any, steps: Sequence[Any]) -> None:
         before = consistent(cluster, step.item_id)
         wanted = replication(cluster, step.item_id)
         primaries = primary_count(cluster, step.item_id)
+        had = cluster.placed().get(step.item_id, set())
         if not cluster.txn(step.compares, step.operations):
             continue
         after = consistent(cluster, step.item_id)
+        for member in cluster.placed().get(step.item_id, set()) - had:
+            kv = cluster.kvs[f"/root/members/{member}"]
+            assert b"exiting" not in kv.value, "a member that leaves got a new item"
         if wanted is not None:
             assert after >= min(before, wanted), "a consistent replica was given away"
             if step.removed:

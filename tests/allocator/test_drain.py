@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,10 +45,10 @@ def test_what_is_left_is_described_by_what_it_waits_for(three: Any) -> None:
         "other brokers, and 2 stay (b#2, b#3): all; 2 journals are being handed over: one, two"
     )
 
-    # Case: another one that leaves does not stay; we were first, so only ``all`` needs us.
+    # Case: another one that leaves does not stay, and gets nothing of ours.
     three.put("members/b#3", "9 exiting")
     left = drain_status(three.state("a#1"))
-    assert (left.needing_members, left.staying) == (("all",), ("b#2",))
+    assert (left.needing_members, left.staying) == (("all", "two"), ("b#2",))
     assert drain_status(three.state("b#3")).needing_members == ("all",)
     assert drain_status(three.state("b#3")).moving == ()
 
@@ -176,6 +177,40 @@ async def test_what_moves_is_waited_for_although_something_is_stuck(three: Any) 
         45.0: lambda: three.put("assign/two#b#3#2"),
     }
     assert await Leaving(three, changes).run() == pytest.approx(45.0 + ALONE_S, abs=0.6)
+
+
+async def test_items_that_come_later_do_not_hold_up_a_drain(three: Any) -> None:
+    """A leader of an earlier version gives a leaving member one new item a second."""
+
+    def create(name: str) -> None:
+        three.put(f"items/{name}", "3")
+        for slot, member in enumerate(("a#1", "b#2", "b#3")):
+            three.put(f"assign/{name}#{member}#{slot}", "consistent")
+
+    def again() -> None:
+        three.delete("items/all")
+        three.put("items/all", "3")
+
+    changes: dict[float, Callable[[], object]]
+    changes = {float(n): partial(create, f"new-{n}") for n in range(1, 200)}
+    assert await Leaving(three, changes).run() == pytest.approx(ALONE_S, abs=0.6)
+
+    # Case: an item of ours that is deleted and created again is a new item.
+    changes = {float(n): again for n in range(1, 200)}
+    assert await Leaving(three, changes).run() == pytest.approx(1.0 + ALONE_S, abs=0.6)
+
+
+async def test_room_that_comes_and_goes_does_not_hold_up_a_drain(paper: Any) -> None:
+    """Half of each second the others are full, and the leader moves nothing to them in the other half."""
+    cluster = paper([("members/a#1", "9"), ("members/a#2", "3")])
+    for item, member in (("mine-1", "a#1"), ("mine-2", "a#1"), ("p", "a#2")):
+        cluster.put(f"items/{item}", 1)
+        cluster.put(f"assign/{item}#{member}#0", "consistent")
+    changes: dict[float, Callable[[], object]] = {}
+    for n in range(1, 200):
+        changes[float(n)] = partial(cluster.put, f"items/new-{n}", 1)
+        changes[n + 0.5] = partial(cluster.delete, f"items/new-{n}")
+    assert await Leaving(cluster, changes).run() == pytest.approx(2 * ALONE_S, abs=3.0)
 
 
 async def test_a_replacement_that_comes_in_time_is_waited_for(three: Any) -> None:

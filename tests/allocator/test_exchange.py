@@ -30,19 +30,34 @@ def networks(draw: st.DrawFn) -> Network:
     limit = draw(st.integers(1, 12))
     members = [
         FlowMember(
-            gapless[zone], draw(st.integers(1, limit)), draw(st.sampled_from([0, 0, 0, 2, 3]))
+            gapless[zone], draw(st.integers(1, limit)), draw(st.sampled_from([False, False, True]))
         )
         for zone in zones
     ]
     current = st.sets(st.sampled_from(range(len(members)))).map(sorted).map(tuple)
     replication = st.integers(1, draw(st.integers(1, 5)))
-    items = draw(st.lists(st.builds(FlowItem, replication, current), min_size=1, max_size=30))
+    items = draw(
+        st.lists(st.builds(FlowItem, replication, current, current), min_size=1, max_size=30)
+    )
     return network_of(members, items)
 
 
 def crossing(zones: str, members: Sequence[tuple[int, int]], items: Sequence[FlowItem]) -> Network:
-    """Make a network in which a negative cycle needs the same item twice. ``members``: limit, needed_from."""
-    return network_of([FlowMember(int(z), *m) for z, m in zip(zones, members, strict=True)], items)
+    """Make a network in which a negative cycle needs the same item twice.
+
+    ``members`` are pairs of a limit, and the least replication of the items that may use the member.
+    """
+    kept = [
+        tuple(m for m, (_, least) in enumerate(members) if item.replication >= least)
+        for item in items
+    ]
+    return network_of(
+        [
+            FlowMember(int(z), limit, least > 0)
+            for z, (limit, least) in zip(zones, members, strict=True)
+        ],
+        [FlowItem(i.replication, i.current, k) for i, k in zip(items, kept, strict=True)],
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,8 +94,8 @@ def test_solutions_cost_as_much_as_those_of_a_general_solver(
 
 
 def test_present_assignments_beyond_a_limit_are_left_out() -> None:
-    members = [FlowMember(0, 2), FlowMember(0, 9, needed_from=2)]
-    items = [FlowItem(1, (0,)), FlowItem(1, (0, 1)), FlowItem(1, (0,)), FlowItem(2, (0, 1))]
+    members = [FlowMember(0, 2), FlowMember(0, 9, leaves=True)]
+    items = [FlowItem(1, (0,)), FlowItem(1, (0, 1)), FlowItem(1, (0,)), FlowItem(2, (0, 1), (1,))]
     network = network_of(members, items)
     exchange = Exchange(*network, [item.current for item in items], ranked=False)
     assert exchange.solution() == [(0,), (0,), (), (1,)]

@@ -344,6 +344,36 @@ def test_items_that_need_everybody_do_not_keep_the_others(paper: Any, per_networ
     assert all(len(members) == items[item] for item, members in cluster.placed().items())
 
 
+def test_a_member_that_leaves_gets_no_new_items(paper: Any) -> None:
+    """Items are created all the time: those of any replication, with and without room elsewhere."""
+    members = {"a#1": 30, "b#1": 30, "b#2": 30}
+    cluster = cluster_of(paper, members, many(12, 2) | {"all": 3}).settle()
+    held = {item for item, where in cluster.placed().items() if "a#1" in where}
+    cluster.put("members/a#1", "30 exiting")
+    for n in range(50):
+        cluster.put(f"items/new-{n:02}", n % 4)
+        cluster.round()
+        assert {i for i, where in cluster.placed().items() if "a#1" in where} <= held
+    # Only what no other member could hold is left, and it waits for another member.
+    cluster.settle()
+    assert {i for i, where in cluster.placed().items() if "a#1" in where} == {"all"}
+    cluster.put("members/c#1", 90)
+    cluster.settle()
+    assert cluster.state("a#1").should_exit()
+    assert cluster.placed()["new-03"] == {"b#1", "b#2", "c#1"}
+
+
+def test_members_that_leave_together_hand_nothing_to_each_other(paper: Any) -> None:
+    """A cluster is shut down: no member takes over what another one is about to lose, too."""
+    cluster = cluster_of(paper, {"a#1": 30, "a#2": 30, "a#3": 30}, many(12, 2)).settle()
+    for member in ("a#1", "a#2", "a#3"):
+        cluster.put(f"members/{member}", "30 exiting")
+    cluster.reset_counts()
+    cluster.put("items/new", 1)
+    cluster.settle()
+    assert cluster.counts["added"] == cluster.counts["removed"] == 0
+
+
 def test_exiting_members_are_drained_at_the_same_time(paper: Any) -> None:
     """A rolling replacement of all members, new ones first."""
     old = {f"{zone}#{n}": 30 for zone in "ab" for n in (1, 2)}

@@ -233,9 +233,9 @@ def test_a_child_process_that_takes_too_long_is_given_up() -> None:
 @pytest.mark.parametrize("per_network", [100, 10_000])
 def test_a_member_that_leaves_keeps_its_room_for_items_that_need_it(per_network: int) -> None:
     """Its last slots are not taken by items of an earlier network which could go elsewhere."""
-    members = (FlowMember(0, 100), FlowMember(1, 100), FlowMember(0, 20, needed_from=3))
+    members = (FlowMember(0, 100), FlowMember(1, 100), FlowMember(0, 20, leaves=True))
     single = [FlowItem(1, (2,)) for _ in range(20)] + [FlowItem(1) for _ in range(80)]
-    needing = [FlowItem(3, (0, 1, 2)) for _ in range(20)]
+    needing = [FlowItem(3, (0, 1, 2), (2,)) for _ in range(20)]
     solution = solve(Problem(members, tuple(single + needing)), per_network)
     assert all(2 not in chosen for chosen in solution[:100])
     assert solution[100:] == [(0, 1, 2)] * 20

@@ -141,15 +141,20 @@ def test_the_network_hash_is_of_demand_only(cluster: Any) -> None:
         before = after
 
 
-def exiting(paper: Any, items: dict[str, int], *members: str) -> Any:
-    keys = [(f"members/{m.split()[0]}", m.split(maxsplit=1)[1]) for m in members]
-    return paper([*keys, *((f"items/{item}", str(r)) for item, r in items.items())]).state()
+def exiting(paper: Any, items: dict[str, str], *members: str) -> Any:
+    """Return the state of ``items``, each with its replication and the members that hold it."""
+    cluster = paper((f"members/{m.split()[0]}", m.split(maxsplit=1)[1]) for m in members)
+    for item, text in items.items():
+        wanted, *holders = text.split()
+        cluster.put(f"items/{item}", wanted)
+        for slot, holder in enumerate(holders):
+            cluster.put(f"assign/{item}#z#{holder}#{slot}", "consistent")
+    return cluster.state()
 
 
 def test_shedding_all_at_once(paper: Any) -> None:
     """What the others can absorb need not be offered any more."""
-    state = exiting(paper, {"x": 1}, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
-    assert state.demand.shed == {("z", "a"): 5, ("z", "c"): 5}
+    state = exiting(paper, {"x": "1 a", "y": "1 c"}, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
     assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 0}
     assert state.demand.member_slots == 5
 
@@ -157,43 +162,63 @@ def test_shedding_all_at_once(paper: Any) -> None:
 def test_shedding_is_bounded_by_replication(paper: Any) -> None:
     """R distinct members must be left: the oldest of the exiting ones go first."""
     members = ("z#c 5 exiting", "z#a 5 exiting", "z#b 5", "z#d 5")
-    state = exiting(paper, {"x": 3, "y": 1}, *members)
-    assert state.demand.shed == {("z", "c"): 5, ("z", "a"): 4}
-    assert state.demand.needed_from == {("z", "c"): 4, ("z", "a"): 3}
+    state = exiting(paper, {"x": "3 c a b", "y": "1 a"}, *members)
+    assert limits(state) == {"z#a": 1, "z#b": 5, "z#c": 0, "z#d": 5}
+    assert state.demand.needed == {("z", "c"): frozenset(), ("z", "a"): frozenset({"x"})}
+    # Case: the younger one does not hold the item, and gets nothing, so the older one stays.
+    state = exiting(paper, {"x": "3 c b d", "y": "1 a"}, *members)
+    assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 1, "z#d": 5}
     # Case: no member can leave while R members are needed, but they offer no more than that.
     for wanted in (4, 5):
-        state = exiting(paper, {"x": wanted, "y": 1, "z": wanted}, *members)
+        items = {"x": f"{wanted} a b c d", "y": "1 a", "z": f"{wanted} a b c d"}
+        state = exiting(paper, items, *members)
         assert limits(state) == {"z#a": 2, "z#b": 5, "z#c": 2, "z#d": 5}
     # Case: members without capacity do not count as left.
-    state = exiting(paper, {"x": 3}, "z#a 0 exiting", "z#b 5", "z#c 5", "z#d 5 exiting")
+    gone = ("z#a 0 exiting", "z#b 5", "z#c 5", "z#d 5 exiting")
+    state = exiting(paper, {"x": "3 b c d", "y": "1 d"}, *gone)
     assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 5, "z#d": 1}
+
+
+def test_new_items_do_not_keep_a_member_that_leaves(paper: Any) -> None:
+    """They go to the others, although those are too few, or full."""
+    items = {"x": "1 a", **{f"new{n}": "3" for n in range(9)}}
+    state = exiting(paper, items, "z#a 50 exiting", "z#b 50", "z#c 50")
+    assert limits(state) == {"z#a": 0, "z#b": 50, "z#c": 50}
+    items = {"x": "1 a", "y": "1 a", **{f"new{n}": "1" for n in range(9)}}
+    state = exiting(paper, items, "z#a 50 exiting", "z#b 5")
+    assert limits(state) == {"z#a": 2, "z#b": 5}
+    assert state.demand.crowded == {("z", "a"): 2}
 
 
 def test_shedding_is_bounded_by_excess_capacity(paper: Any) -> None:
     """A member may have to keep a part of what it has."""
-    items = {f"i{n}": 1 for n in range(7)}
+    items = {f"i{n}": f"1 {'abc'[n % 3]}" for n in range(7)}
     state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
-    assert state.demand.shed == {("z", "a"): 5, ("z", "c"): 3}
     assert limits(state) == {"z#a": 0, "z#b": 5, "z#c": 2}
     assert state.demand.crowded == {("z", "c"): 2}
-    assert state.demand.needed_from == {("z", "a"): 3}
+    # Case: one of those that stay could hold more replicas than there are items.
+    items = {f"i{n}": "2 a b" for n in range(9)}
+    state = exiting(paper, items, "z#a 20 exiting", "z#b 90", "z#c 1")
+    assert limits(state) == {"z#a": 8, "z#b": 90, "z#c": 1}
+    assert state.demand.crowded == {("z", "a"): 8}
 
 
 def test_nothing_is_shed_while_overloaded(paper: Any) -> None:
-    items = {f"i{n}": 1 for n in range(16)}
+    items = {f"i{n}": f"1 {'abc'[n % 3]}" for n in range(16)}
     state = exiting(paper, items, "z#a 5 exiting", "z#b 5", "z#c 5 exiting")
-    assert state.demand.shed == {}
-    assert state.demand.needed_from == {}
-    assert state.demand.member_slots == 15
+    assert limits(state) == {"z#a": 5, "z#b": 5, "z#c": 5}
+    assert state.demand.crowded == {("z", "a"): 5, ("z", "c"): 5}
 
 
 def test_nothing_is_shed_by_members_that_stay(paper: Any) -> None:
-    state = exiting(paper, {"x": 1}, "z#a 5", "z#b 5")
-    assert state.demand.shed == {}
+    state = exiting(paper, {"x": "1 a"}, "z#a 5", "z#b 5")
+    assert limits(state) == {"z#a": 5, "z#b": 5}
 
 
 def test_a_member_is_relieved_once_the_others_can_do_without_it(paper: Any) -> None:
-    cluster = paper([("members/z#a", "5 exiting"), ("items/x", "1")])
+    cluster = paper(
+        [("members/z#a", "5 exiting"), ("items/x", "1"), ("assign/x#z#a#0", "consistent")]
+    )
     assert not cluster.is_relieved("z#a")
     cluster.put("members/z#b", 5)
     assert cluster.is_relieved("z#a")

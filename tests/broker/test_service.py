@@ -222,6 +222,42 @@ async def test_a_broker_that_a_journal_needs_hands_over_the_rest_and_leaves_in_b
             assert await content(two.client, end) == b"before and while draining"
 
 
+async def test_a_broker_leaves_although_journals_are_created_all_the_time(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """It waits ``drain_timeout_s`` with the journal that needs it, and gets none of the new ones."""
+    async with (
+        await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as two,
+        await BrokerFixture.start(etcd, tmp_path, id="broker-three", lease_ttl_s=60.0),
+    ):
+        one = await BrokerFixture.start(
+            etcd, tmp_path, id="broker-one", drain_timeout_s=2.0, lease_ttl_s=60.0
+        )
+        await one.create(journal_spec(JOURNAL, replication=3))
+        end = await append(one, b"before ")
+        one.service.stop_soon()
+        async with TaskScope("test") as scope:
+            stopping = scope.spawn(one.stop(), name="stop")
+            while not (await ready(one.http))[1].startswith("draining: 1 journal left; "):
+                assert not stopping.done()
+            begun, created = SystemClock().monotonic(), 0
+            while not stopping.done():
+                spec = journal_spec(f"new/journal-{created}", replication=2 + created % 2)
+                await two.client.apply_journals([JournalChange(upsert=spec)])
+                created += 1
+                assert one.service.context.resolver.journals in ((JOURNAL,), ())
+                assert SystemClock().monotonic() - begun < 20.0
+        assert created > 2
+        # What the others can hold is served, and the rest as soon as there is another broker.
+        await two.settled("new/journal-0")
+        await two.client.append(AppendParams("new/journal-0"), b"new")
+        async with await BrokerFixture.start(etcd, tmp_path, id="broker-four", lease_ttl_s=60.0):
+            for journal in (JOURNAL, "new/journal-1"):
+                await two.settled(journal)
+            await two.client.append(AppendParams("new/journal-1"), b"new")
+            assert await append(two, b".") == end + 1
+
+
 async def test_the_last_broker_leaves_in_bounded_time_and_persists_everything(
     etcd: Etcd, tmp_path: Path
 ) -> None:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from gazette.allocator.model import Member, member_key
+from gazette.allocator.model import Member, item_key, member_key
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
@@ -66,6 +67,33 @@ async def test_a_member_that_leaves_waits_for_a_standby_that_has_not_caught_up(
     await second.read_to_heads(SHARD)
     assert second.store(SHARD).read() == {"a": 1, "b": 1}
     assert held.done()
+
+
+async def test_a_member_leaves_although_shards_are_created_all_the_time(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """It is the last one, waits ``drain_timeout_s`` for another, and gets none of the new shards."""
+    first = await start(drain_timeout_s=1.0, drain_timeout_max_s=3600.0)
+    await first.create(shard_spec(SHARD, SOURCE))
+    await append(broker, frame("a", 1))
+    await first.read_to_heads(SHARD)
+    clock, created = SystemClock(), 0
+    async with TaskScope("leave") as scope:
+        leaving = scope.spawn(first.stop(), name="leave")
+        await first.until(lambda: is_exiting(first, "consumer-one"))
+        begun = clock.monotonic()
+        while not leaving.done():
+            spec = shard_spec(f"new-{created}", SOURCE)
+            key = item_key(first.service.key_space.root, spec.id)
+            await broker.etcd.put(key, spec.to_pb().SerializeToString())
+            created += 1
+            await clock.sleep(0.05)
+            assert clock.monotonic() - begun < 15.0
+    assert created > 2
+    second = await start(id="consumer-two")
+    await second.await_primary(SHARD)
+    await second.read_to_heads(SHARD)
+    assert second.store(SHARD).read() == {"a": 1}
 
 
 def is_exiting(member: ConsumerFixture, id: str) -> bool:
