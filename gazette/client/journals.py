@@ -18,7 +18,7 @@ from gazette.client.rpc.credentials import (
     list_claims,
 )
 from gazette.client.rpc.errors import END_OF_STREAM, answered, map_errors, status_error
-from gazette.client.rpc.problems import PROBLEMS_ASKED, problems_in
+from gazette.client.rpc.problems import BROKERS_KEY, PROBLEMS_ASKED, problems_in
 from gazette.errors import Broken, GazetteError, Invalid, NotFound, Retryable, Unavailable
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision, split_journal_meta
@@ -42,6 +42,7 @@ from gazette.protocol.status import Status
 from gazette.protocol.stored import listed_journal
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
+from gazette.runtime.numbers import is_digits
 
 if TYPE_CHECKING:
     from gazette.client.access import BrokerAccess
@@ -130,6 +131,8 @@ class FragmentsParams:
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
 """Trailing metadata of ListFragments: the name of a fragment, and of one in conflict with it."""
+_NO_JOURNAL: Final = "gazette/probe"
+"""A name that need not exist: an empty list is an answer."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
 """Trailing metadata of Apply: what the caller should know of a new journal, percent-encoded."""
 
@@ -393,6 +396,22 @@ async def journal_problems(
 
     An answer names some of them, if there are many. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
+    return problems_in(await _asked(client, endpoint, selector))
+
+
+async def broker_count(client: BrokerAccess) -> int | None:
+    """Return the number of brokers of the cluster; None if the broker of another version does not say it.
+
+    Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    """
+    _, endpoint = await client.connected()
+    trailing = await _asked(client, endpoint, LabelSelector.of(name=_NO_JOURNAL))
+    found = [str(value) for key, value in trailing if key == BROKERS_KEY]
+    return int(found[0]) if found and is_digits(found[0]) else None
+
+
+async def _asked(client: BrokerAccess, endpoint: str, selector: LabelSelector) -> Any:
+    """Return the trailing metadata of a list that asks one broker for problems."""
     request = broker_pb2.ListRequest(selector=selector.to_pb())
     metadata = client.credentials.metadata(list_claims(selector), SHORT_LIFETIME_S)
     with map_errors("List", client.channels, endpoint=endpoint):
@@ -404,7 +423,7 @@ async def journal_problems(
             trailing = await call.trailing_metadata()
         finally:
             call.cancel()
-    return problems_in(trailing)
+    return trailing
 
 
 async def fragment_store_health(

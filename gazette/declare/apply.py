@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from gazette.client.client import Client
-from gazette.client.journals import JournalChange, ListedJournal
+from gazette.client.journals import JournalChange, ListedJournal, broker_count
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
 from gazette.declare.changes import DeclaredChanges, changes_of
 from gazette.declare.declaration import Declaration
-from gazette.declare.specs import SpecSettings, log_specs
+from gazette.declare.specs import REPLICAS_MAX, SpecSettings, log_specs
+from gazette.errors import Unavailable
 from gazette.protocol.label_set import LabelSelector
 
 TXN_CHANGES: Final = 64
@@ -42,6 +44,52 @@ async def changes_needed(
         more_partitions=more_partitions,
         changed_key=changed_key,
     )
+
+
+async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
+    """Return settings with as many replicas as the brokers can hold, at most `REPLICAS_MAX`.
+
+    For settings whose replication was not given.
+    """
+    count = await broker_count(brokers)
+    replication = REPLICAS_MAX if count is None else max(1, min(count, REPLICAS_MAX))
+    return replace(settings, replication=replication)
+
+
+async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
+    """Return what the user should know of the replication of journals that are put."""
+    puts = {one.spec.replication for one in changes.journals}
+    count = await broker_count(brokers) if puts else None
+    if count is None:
+        return []
+    highest, running = max(puts), "1 broker runs" if count == 1 else f"{count} brokers run"
+    text = f"warning: {running}, and "
+    if highest > count:
+        text += (
+            f"a replication of {highest} needs {highest}: journals take no appends until more brokers "
+            f"start. Start them, or give --replication {count}"
+        )
+        return [text]
+    if highest < REPLICAS_MAX:
+        text += (
+            f"journals get a replication of {highest}: appends that are not stored yet are lost with "
+            f"{'it' if highest == 1 else 'them'}. With {REPLICAS_MAX} brokers, give --replication "
+            f"{REPLICAS_MAX}"
+        )
+        return [text]
+    return []
+
+
+async def require_healthy(brokers: Client, changes: DeclaredChanges) -> None:
+    """Raise ``Unavailable`` if a store that journals get by these changes cannot be used by brokers."""
+    stores = {store for one in changes.journals for store in one.spec.fragment.stores}
+    for store in sorted(stores):
+        if problem := await brokers.fragment_store_health(store):
+            raise Unavailable(
+                f"the store {store} is unhealthy, and nothing was changed: {problem}",
+                hint="Correct --store, or make the bucket or directory, and its rights. Then check it: "
+                f"gazctl journals store-health {store}",
+            )
 
 
 async def _listed(

@@ -137,7 +137,9 @@ def changes_of(
             spec = log_spec(log, settings)
             journal_changes.append(DeclaredChange(spec, 0, _new_journal(spec)))
         elif log:
-            unchanged += 1
+            log_change = _log_change(log_spec(log, settings), existing[log], given)
+            journal_changes += [log_change] if log_change is not None else []
+            unchanged += log_change is None
     _check_shards(declaration, held)
     return DeclaredChanges(tuple(journal_changes), tuple(shard_changes), unchanged)
 
@@ -223,19 +225,36 @@ def _journal_change(
         )
     _check_uuid_place(declared, spec)
     changed = replace(spec, labels=_labels(declared, spec.labels, drops_key=drops_key))
-    fragment = changed.fragment
     # Another application may declare the same journals without a retention: that is no wish to end it.
     if declared.retention_ns:
-        fragment = replace(fragment, retention_ns=declared.retention_ns)
+        fragment = replace(changed.fragment, retention_ns=declared.retention_ns)
+        changed = replace(changed, fragment=fragment)
+    return _difference(current, _with_given(changed, wanted, given))
+
+
+def _log_change(
+    wanted: JournalSpec, current: ExistingJournal, given: Collection[str]
+) -> DeclaredChange[JournalSpec] | None:
+    """Return the change of a recovery log: of what the user has given, and of nothing else."""
+    return _difference(current, _with_given(current.spec, wanted, given))
+
+
+def _with_given(spec: JournalSpec, wanted: JournalSpec, given: Collection[str]) -> JournalSpec:
+    fragment = spec.fragment
     for name, field in _FRAGMENT_FIELDS.items():
         if name in given:
             fragment = replace(fragment, **{field: getattr(wanted.fragment, field)})
-    changed = replace(changed, fragment=fragment)
-    if "replication" in given:
-        changed = replace(changed, replication=wanted.replication)
-    if changed == spec:
+    replication = wanted.replication if "replication" in given else spec.replication
+    return replace(spec, fragment=fragment, replication=replication)
+
+
+def _difference(
+    current: ExistingJournal, changed: JournalSpec
+) -> DeclaredChange[JournalSpec] | None:
+    if changed == current.spec:
         return None
-    return DeclaredChange(changed, current.mod_revision, _journal_difference(spec, changed))
+    text = _journal_difference(current.spec, changed)
+    return DeclaredChange(changed, current.mod_revision, text)
 
 
 def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
@@ -377,6 +396,9 @@ def _new_journal(spec: JournalSpec) -> str:
 def _journal_difference(before: JournalSpec, after: JournalSpec) -> str:
     texts = _differences(before, after, ("replication",))
     texts += _differences(before.fragment, after.fragment, tuple(_SHOWN))
+    dropped = [one for one in before.fragment.stores if one not in after.fragment.stores]
+    if dropped:
+        texts.append(f"fragments in {', '.join(dropped)} are not read any more")
     names = {label.name for label in (*before.labels.labels, *after.labels.labels)}
     for name in sorted(names):
         old, new = (", ".join(one.labels.values_of(name)) for one in (before, after))

@@ -25,13 +25,17 @@ HINTS_DIRECTORY: Final = "/gazette/hints"
 HINT_BACKUPS: Final = 2
 
 
+REPLICAS_MAX: Final = 3
+"""Replicas of a journal without a given number, where there are as many brokers."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpecSettings:
     """Settings that specifications need beside a declaration: where and how bytes are kept."""
 
     stores: tuple[str, ...]
     """URLs of blob stores. Fragments are written to the first one, and read from all."""
-    replication: int = 3
+    replication: int = REPLICAS_MAX
     """Number of brokers that have a replica of each journal."""
     hot_standbys: int = 1
     """Number of hot standbys of each shard."""

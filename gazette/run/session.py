@@ -18,7 +18,14 @@ import msgspec
 from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
-from gazette.declare.apply import apply_journals, apply_shards, changes_needed
+from gazette.declare.apply import (
+    apply_journals,
+    apply_shards,
+    changes_needed,
+    fitted,
+    require_healthy,
+    warnings_of,
+)
 from gazette.declare.changes import DeclaredChanges
 from gazette.declare.declaration import Declaration
 from gazette.dev.cluster import ClusterSettings, LocalCluster
@@ -94,6 +101,11 @@ class RunSession:
         self._directory = flags.dir.absolute()
         self._scratch = self._directory / "run"
         self._settings = flags.spec_settings(embedded=not brokers)
+        self._given = {
+            name
+            for name, given in (("stores", flags.store), ("replication", flags.replication))
+            if given
+        }
         self._ports: list[tuple[int, int]] = []
         self._banner: list[str] = []
         """The lines that were printed last: a change that alters none of them needs one line only."""
@@ -122,6 +134,8 @@ class RunSession:
                     hint="Check that it runs there, or leave --broker.address out.",
                 )
                 await require_kind(client, "broker", timeout_s=_CONNECT_S)
+            if cluster.local is None and not self._flags.replication:
+                self._settings = await fitted(self._settings, client)
             async with TaskScope("cluster") as scope:
                 if (local := cluster.local) is not None:
                     scope.daemon(self._require_directory(), name="directory")
@@ -156,10 +170,11 @@ class RunSession:
                 settings,
                 client,
                 None,
+                given=self._given,
                 more_partitions=self._flags.more_partitions,
                 changed_key=self._flags.changed_key,
             )
-            await apply_journals(client, changes)
+            await self._put_journals(client, changes, embedded=cluster.local is not None)
             await members.start()
             async with ShardClient(
                 members.members[0].grpc_url, route_cache_size=0, clock=self._clock
@@ -179,6 +194,16 @@ class RunSession:
             return await self._next(described)
         finally:
             await (members.kill() if self._is_lost() else members.stop())
+
+    async def _put_journals(
+        self, client: Client, changes: DeclaredChanges, *, embedded: bool
+    ) -> None:
+        """Put journals. In a cluster of others, check their stores first, and warn of few brokers."""
+        if not embedded:
+            for line in await warnings_of(changes, client):
+                self._say(line)
+            await require_healthy(client, changes)
+        await apply_journals(client, changes)
 
     async def _serve(
         self,
@@ -293,7 +318,7 @@ class RunSession:
             self._settings,
             client,
             shards,
-            given={"hot_standbys"},
+            given=self._given | {"hot_standbys"},
             more_partitions=self._flags.more_partitions,
             changed_key=self._flags.changed_key,
         )

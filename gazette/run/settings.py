@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gazette.config.groups import LOG_LEVELS
 from gazette.config.schema import duration, setting
-from gazette.declare.specs import DEVELOPMENT, SpecSettings
+from gazette.declare.specs import DEVELOPMENT, REPLICAS_MAX, SpecSettings
 from gazette.errors import Invalid
 
 flag: Any = partial(setting, flag_only=True)
-_REPLICAS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class RunFlags:
     def spec_settings(self, *, embedded: bool) -> SpecSettings:
         """Return the settings of new specifications. Raise ``Invalid`` without a store."""
         if embedded:
-            replication = self.replication or min(self.brokers, _REPLICAS_MAX)
+            replication = self.replication or min(self.brokers, REPLICAS_MAX)
             if replication > self.brokers:
                 raise Invalid(
                     f"{replication} replicas need as many brokers, and there are {self.brokers}",
@@ -74,7 +73,7 @@ class RunFlags:
             return replace(DEVELOPMENT, replication=replication, hot_standbys=self.standbys)
         return SpecSettings(
             stores=self.store,
-            replication=self.replication or _REPLICAS_MAX,
+            replication=self.replication or REPLICAS_MAX,
             hot_standbys=self.standbys,
         )
 

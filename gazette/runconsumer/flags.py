@@ -11,7 +11,7 @@ from gazette.config.groups import check_directory
 from gazette.config.member import MemberFlags
 from gazette.config.schema import duration, setting
 from gazette.consumer.settings import ConsumerSettings
-from gazette.declare.specs import SpecSettings
+from gazette.declare.specs import REPLICAS_MAX, SpecSettings
 from gazette.protocol.text.duration import SECOND
 
 
@@ -90,7 +90,11 @@ class SpecsFlags:
         "URL of the blob store of new journals, such as s3://bucket/prefix/; more of them are read",
         flag_only=True,
     )
-    replication: int = setting(3, "number of brokers with a replica of a journal", flag_only=True)
+    replication: int = setting(
+        0,
+        "number of brokers with a replica of a journal (0: all that run, at most 3)",
+        flag_only=True,
+    )
     hot_standbys: int = setting(1, "number of hot standbys of a shard", flag_only=True)
     fragment_length: int = setting(256 << 20, "bytes at which a fragment is closed", flag_only=True)
     flush_interval: float = duration(
@@ -110,7 +114,7 @@ class SpecsFlags:
         """Return the settings of specifications. Raise ``Invalid`` without a store."""
         return SpecSettings(
             stores=self.store,
-            replication=self.replication,
+            replication=self.replication or REPLICAS_MAX,
             hot_standbys=self.hot_standbys,
             fragment_bytes=self.fragment_length,
             flush_interval_ns=round(self.flush_interval * SECOND),

@@ -17,7 +17,14 @@ from gazette.client.shards import ShardClient
 from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.config.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema
-from gazette.declare.apply import apply_journals, apply_shards, changes_needed
+from gazette.declare.apply import (
+    apply_journals,
+    apply_shards,
+    changes_needed,
+    fitted,
+    require_healthy,
+    warnings_of,
+)
 from gazette.declare.changes import DeclaredChanges
 from gazette.declare.declaration import Declaration, declaration_of
 from gazette.declare.specs import journals_yaml, shards_yaml
@@ -160,6 +167,8 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
         try:
             no_member = None if members is None else await _unreachable(members)
             reached = members if no_member is None else None
+            if not flags.replication:
+                settings = await fitted(settings, brokers)
             changes = await changes_needed(
                 declaration,
                 settings,
@@ -170,9 +179,12 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
                 changed_key=flags.changed_key,
             )
             _show(changes, shards=flags.shards)
+            for line in await warnings_of(changes, brokers):
+                sys.stderr.write(f"{line}\n")
             if flags.dry_run:
                 sys.stdout.write("dry run: nothing was changed\n")
             else:
+                await require_healthy(brokers, changes)
                 await apply_journals(brokers, changes)
                 if reached is not None:
                     await apply_shards(reached, changes)

@@ -267,6 +267,18 @@ def test_what_an_operator_has_set_stays() -> None:
     assert all(one.spec.disable and one.spec.ring_buffer_size == 9 for one in changes.shards)
 
 
+def test_recovery_logs_follow_what_was_given_and_nothing_else() -> None:
+    journals, shards = applied(SHOP)
+    moved = replace(SETTINGS, stores=("s3://other/",), replication=1)
+    assert not changes_of(SHOP, moved, journals, shards).journals
+    changes = changes_of(SHOP, moved, journals, shards, given={"stores", "replication"})
+    names = {one.spec.name for one in changes.journals}
+    assert names == {one.spec.name for one in journals}, "recovery logs are among them"
+    for one in changes.journals:
+        assert (one.spec.fragment.stores, one.spec.replication) == (("s3://other/",), 1)
+        assert "are not read any more" in one.text
+
+
 def test_retention_follows_the_declaration() -> None:
     journals, shards = applied(SHOP)
     longer = declared(words=replace(WORDS, retention=timedelta(days=60)), counts=COUNTS)
@@ -282,7 +294,8 @@ def test_stores_and_lengths_change_if_they_are_given() -> None:
     assert changes_of(SHOP, settings, journals, shards).journals == ()
     changes = changes_of(SHOP, settings, journals, shards, given={"stores", "fragment_bytes"})
     assert changes.journals[0].text == (
-        "fragment length 268435456 → 1048576; stores s3://bucket/prefix/ → s3://other/"
+        "fragment length 268435456 → 1048576; stores s3://bucket/prefix/ → s3://other/; "
+        "fragments in s3://bucket/prefix/ are not read any more"
     )
 
 

@@ -221,6 +221,33 @@ async def test_a_deployment_from_nothing(running: Project) -> None:
         assert await application.stop(30.0), application.log_tail()
 
 
+async def test_journals_fit_the_brokers_and_get_no_store_that_is_unhealthy(
+    running: Project,
+) -> None:
+    assert running.cluster is not None
+    broker = f"--broker.address={running.cluster.brokers[0].grpc_url}"
+    common = ("apply", broker, "--shards=false")
+    # Case: a store that cannot be used: nothing is put.
+    wrong = await running.run(*common, "--store=file:///wrong/")
+    assert wrong.code == 1
+    assert "the store file:///wrong/ is unhealthy, and nothing was changed" in wrong.err
+    # Case: no number is given: as many replicas as there are brokers, and a warning.
+    done = await running.run(*common, STORE)
+    assert done.code == 0, done.err
+    assert "+ journal words/part-000  1 replicas, in file:///\n" in done.out
+    assert "warning: 1 broker runs, and journals get a replication of 1" in done.err
+    # Case: more than there are: that is done, and said. Recovery logs change, too.
+    more = await running.run(*common, STORE, "--replication=3")
+    assert more.code == 0, more.err
+    assert "warning: 1 broker runs, and a replication of 3 needs 3" in more.err
+    async with Client(running.cluster.brokers[0].grpc_url) as client:
+        listed = (await client.list_journals()).journals
+    assert {one.spec.replication for one in listed} == {3}
+    # Case: an apply without the flag leaves that as it is.
+    same = await running.run(*common, STORE)
+    assert same.out == "= 4 unchanged\napplied\n"
+
+
 async def test_the_page_on_declaring_is_followed(running: Project) -> None:
     """Its application, and its commands with the addresses of this cluster."""
     cluster = running.cluster

@@ -24,7 +24,7 @@ from gazette.broker.known_head import head_key
 from gazette.broker.left_overs import left_overs
 from gazette.broker.reserved_names import is_reserved
 from gazette.broker.settings import MAX_TXN_OPS
-from gazette.client.rpc.problems import asks_for_problems
+from gazette.client.rpc.problems import BROKERS_KEY, asks_for_problems
 from gazette.errors import GazetteError, Invalid
 from gazette.etcd.client import Compare, Op, Operation
 from gazette.labels import META_NAME, META_PREFIX
@@ -148,7 +148,8 @@ class ListApplyApi:
         """Send a list without journals, and the problems of those that this broker serves."""
         resolver, clock = self._context.resolver, self._context.clock
         problems = await problems_of(list(resolver.replicas), selector, allowed, clock)
-        call.set_trailing_metadata(problems)
+        count = len(self._context.state.members)
+        call.set_trailing_metadata((*problems, (BROKERS_KEY, str(count))))
         await call.write(broker_pb2.ListResponse(header=resolver.unrouted_header().to_pb()))
 
     async def _await_revision(self, resume: Header) -> None:

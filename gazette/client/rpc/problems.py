@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+BROKERS_KEY: Final = "gazette-brokers"
+"""Trailing metadata of the answer of a broker: the number of brokers of its cluster."""
 PROBLEMS_ASKED: Final = (("gazette-problems", "1"),)
 """Metadata of a List call that asks for problems, and not for the list."""
 _PROBLEM_KEY: Final = "gazette-journal-problem"
