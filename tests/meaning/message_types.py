@@ -25,14 +25,11 @@ from tests.meaning.places import (
     SOURCE,
     StateWriter,
     ValueOf,
-    message_of,
     publishes,
 )
-from tests.meaning.values import INTS, Case, good_values, odd, raw, real, text, whole
+from tests.meaning.values import INTS, Case, odd, raw, real, text, whole
 
 Shaped = tuple[Case, Any, ValueOf]
-GOOD: Final = 150
-"""Messages of a type before the odd one: more than are decoded again."""
 
 
 class Anything(msgspec.Struct):
@@ -97,20 +94,6 @@ def check_nested(cases: Sequence[Case], directory: Path) -> int:
     with AppDriver(StateWriter(cases), directory, [SOURCE]) as driver:
         shaped = [random.Random(case.seed).choice(_SHAPES)(case) for case in cases]
         return sum(publishes(case, driver, message, of) for case, message, of in shaped)
-
-
-def check_later_messages(cases: Sequence[Case], directory: Path) -> int:
-    """Publish each value behind many good messages of the same type."""
-    with AppDriver(StateWriter(cases), directory, [SOURCE]) as driver:
-        accepted = 0
-        for case in cases:
-            message, value_of = message_of(case)
-            make = dict if type(message) is dict else type(message)
-            if make is dict:
-                case = case._replace(type=Any)
-            good = [make(value=value) for value in good_values(case, GOOD)]
-            accepted += publishes(case, driver, message, value_of, *good)
-        return accepted
 
 
 # -- pydantic
@@ -234,7 +217,6 @@ def _publishes_row(case: Case, driver: AppDriver[Any]) -> bool:
 
 __all__: Final = [
     "check_csv",
-    "check_later_messages",
     "check_models",
     "check_nested",
     "check_protobuf",

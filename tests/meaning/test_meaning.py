@@ -27,7 +27,7 @@ from tests.meaning.values import Case, case_of
 
 Check = Callable[[Sequence[Case], Path], int]
 PLACES: list[tuple[Check, int, int]] = [
-    (places.check_messages, 1_300, 300),
+    (places.check_messages, 1_000, 300),
     (places.check_states, 200, 50),
     (places.check_aggregates, 900, 40),
     (places.check_joins, 900, 40),
@@ -44,7 +44,7 @@ PLACES: list[tuple[Check, int, int]] = [
     (cluster_doors.check_produced_lines, 150, 150),
     (cluster_doors.check_appended_lines, 150, 150),
     (cluster_doors.check_produced_keys, 150, 150),
-    (fields.check_fields, 200, 100),
+    (fields.check_fields, 500, 100),
     (keys.check_keys, 700, 500),
     (times.check_timers, 250, 50),
     (times.check_times, 250, 250),

@@ -326,13 +326,6 @@ def odd(rng: random.Random, depth: int = 4) -> Any:
     return parts
 
 
-def good_values(case: Case, count: int) -> list[Any]:
-    """Return values that fit the type of a case of `case_of`; of JSON if it is ``Any``."""
-    rng = random.Random(case.seed)
-    make = kind_of(rng).make if case.type is not Any else json_value
-    return [make(rng) for _ in range(count)]
-
-
 def case_of(seed: int) -> Case:
     """Return the case of a seed: half of the values fit their types."""
     rng = random.Random(seed)
