@@ -12,38 +12,46 @@ from gazette.message.keys import CanonicalKey
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
 _PRIME: Final = np.uint32(_FNV_PRIME)
+_NEWLINE: Final = ord("\n")
+_FEW: Final = 16
+"""Keys of which each is hashed by itself, as that is faster."""
 _HASHES_KEPT: Final = 1 << 16
 
 
-def fnv32a(key: bytes) -> int:
-    """Return the 32-bit FNV-1a hash."""
-    value = _FNV_OFFSET
+def fnv32a(key: bytes, value: int = _FNV_OFFSET) -> int:
+    """Return the 32-bit FNV-1a hash. ``value`` is that of the bytes before."""
     for byte in key:
         value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
     return value
 
 
 def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
-    """Return an array of the hashes of many keys. It takes one step for each byte of the longest."""
-    content = _joined_ascii(keys)
-    if content is None:
+    """Return an array of the hashes of many keys, in one step for all bytes of one place.
+
+    Raise ``TypeError`` for what is no key, and ``UnicodeEncodeError``.
+    """
+    if len(keys) < _FEW:
+        return np.array([fnv32a(bytes_of_key(key)) for key in keys], np.uint32)
+    content = _joined(keys)
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE)
+    if len(ends) != len(keys):  # There is a newline in a key.
         encoded = [bytes_of_key(key) for key in keys]
-        keys, content = encoded, b"".join(encoded)
-    lengths = np.fromiter(map(len, keys), np.intp, len(keys))
-    data = np.frombuffer(content, np.uint8)
-    longest = int(lengths.max(initial=0))
-    if longest * len(keys) == len(data):
-        return _of_rows(np.ascontiguousarray(data.reshape(len(keys), longest).T))
-    return _of_lengths(data, lengths)
+        content = b"\n".join([*encoded, b""])
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.intp, len(encoded)) + 1) - 1
+    if len(content) % len(keys) == 0:
+        width = len(content) // len(keys)
+        if np.array_equal(ends, np.arange(width - 1, len(content), width)):
+            data = np.frombuffer(content, np.uint8)
+            return _of_rows(np.ascontiguousarray(data.reshape(-1, width)[:, :-1].T))
+    return _of_lengths(content, ends)
 
 
-def _joined_ascii(keys: Sequence[Any]) -> bytes | None:
-    """Return texts as one, if each character is a byte; else None."""
+def _joined(keys: Sequence[Any]) -> bytes:
+    """Return the bytes of keys with a newline behind each."""
     try:
-        text = "".join(keys)
+        return ("\n".join(keys) + "\n").encode()
     except TypeError:
-        return None
-    return text.encode() if text.isascii() else None
+        return b"\n".join([*map(bytes_of_key, keys), b""])
 
 
 def _of_rows(columns: Any) -> Any:
@@ -55,19 +63,33 @@ def _of_rows(columns: Any) -> Any:
     return hashes
 
 
-def _of_lengths(data: Any, lengths: Any) -> Any:
-    order = np.argsort(-lengths, kind="stable")
-    begins = (np.cumsum(lengths) - lengths)[order]
-    counts = np.searchsorted(-lengths[order], -np.arange(lengths.max(initial=0)), side="left")
+def _of_lengths(content: bytes, ends: Any) -> Any:
+    """Return the hashes of keys that end at these places of a text."""
+    data, lengths = np.frombuffer(content, np.uint8), np.diff(ends, prepend=-1) - 1
+    order = _longest_first(lengths)
+    begins, lengths = (ends - lengths)[order], lengths[order]
     hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
+    # Where few keys are left, a step for all of them takes longer than a loop over their bytes.
+    together = int(lengths[_FEW - 1])
+    counts = np.searchsorted(-lengths, -np.arange(together), side="left")
     for at, count in enumerate(counts):
-        # The longest keys come first: those that have a byte here.
         running = hashes[:count]
         running ^= data[begins[:count] + at]
         running *= _PRIME
+    for index in range(np.searchsorted(-lengths, -together, side="left")):
+        begin = int(begins[index])
+        rest = content[begin + together : begin + int(lengths[index])]
+        hashes[index] = fnv32a(rest, int(hashes[index]))
     found = np.empty_like(hashes)
     found[order] = hashes
     return found
+
+
+def _longest_first(lengths: Any) -> Any:
+    """Return the order of keys by length. Lengths of 16 bits are sorted several times as fast."""
+    lacking = lengths.max(initial=0) - lengths
+    kind = np.uint16 if lacking.max(initial=0) < 1 << 16 else np.intp
+    return np.argsort(lacking.astype(kind), kind="stable")
 
 
 def bytes_of_key(key: CanonicalKey) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from gazette.errors import NotFound
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
-from gazette.message.key_hash import fnv32a, fnv32a_of_all
+from gazette.message.key_hash import bytes_of_key, fnv32a, fnv32a_of_all
 from gazette.message.mapping import (
     Partition,
     Partitions,
@@ -50,9 +51,24 @@ def test_fnv32a_is_the_published_one() -> None:
     assert fnv32a(b"foobar") == 0xBF9CF968
 
 
-@given(st.lists(st.binary(max_size=40)))
-def test_hashes_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
-    assert fnv32a_of_all(keys).tolist() == [fnv32a(key) for key in keys]
+@given(
+    st.lists(st.binary(max_size=40) | st.text(max_size=20), max_size=60)
+    | st.lists(st.text(max_size=9), min_size=16, max_size=60)
+    | st.lists(st.binary(min_size=3, max_size=3), min_size=16, max_size=60)
+)
+def test_hashes_of_many_keys_are_those_of_each(keys: list[str | bytes]) -> None:
+    assert fnv32a_of_all(keys).tolist() == [fnv32a(bytes_of_key(key)) for key in keys]
+
+
+@pytest.mark.parametrize("others", [0, 60])
+def test_a_long_key_takes_as_long_as_by_itself(others: int) -> None:
+    long = "n" * (1 << 18)
+    keys = [long, *(f"key {n}" for n in range(others))]
+    begin = time.process_time()
+    expected = fnv32a(long.encode())
+    alone = time.process_time()
+    assert fnv32a_of_all(keys)[0] == expected
+    assert time.process_time() - alone < 8 * (alone - begin)
 
 
 @pytest.mark.parametrize(

@@ -72,26 +72,28 @@ class KeyCheck:
             # Most messages have keys that were seen before. One step finds that out for all.
             if self._own.issuperset(values):
                 return []
-            others = self._others(list({*values} - self._own))
+            is_own = self._are_own(values)
+            if len(self._own) > _OWN_MAX:
+                self._own.clear()
+            self._own.update(compress(values, is_own))
         except (AttributeError, TypeError, UnicodeEncodeError):
             # Acknowledgements have no key, and some values cannot be in a set.
             return self._misplaced_singly(batch)
-        if not others:
-            return []
-        return [at for at, value in enumerate(values) if value in others]
+        others: list[int] = np.flatnonzero(~is_own).tolist()
+        return others
 
-    def _others(self, values: list[Any]) -> set[Any]:
-        """Return those of new values that belong to other partitions. Remember the rest."""
-        keys = values
-        if set(map(type, values)) != {str} or not self.place.is_text:
-            keys = [self._encoded(value) for value in values]
+    def _are_own(self, values: list[Any]) -> Any:
+        """Return for each value if its key belongs to the partition."""
+        if self.place.is_text and set(map(type, values)) == {str}:
+            # To hash all in one step takes less time than to look for those that are known.
+            return self._numbers(values) == self.place.number
+        different = list({*values} - self._own)
+        keys = [self._encoded(value) for value in different]
         known = [at for at, key in enumerate(keys) if key is not None]
-        is_own = np.zeros(len(values), bool)
+        is_own = np.zeros(len(different), bool)
         is_own[known] = self._numbers([keys[at] for at in known]) == self.place.number
-        if len(self._own) > _OWN_MAX:
-            self._own.clear()
-        self._own.update(compress(values, is_own))
-        return set(compress(values, ~is_own))
+        others = set(compress(different, ~is_own))
+        return np.fromiter((value not in others for value in values), bool, len(values))
 
     def _numbers(self, keys: Sequence[CanonicalKey]) -> Any:
         return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
