@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
 
 setup: $(DEV_STAMP)
 
@@ -158,6 +158,11 @@ chaos-plants: $(DEV_STAMP)
 # ARGS="late-rows-are-accepted" has one of them. Exit code 1 if one is not found.
 timer-plants: $(DEV_STAMP)
 	$(BIN)/python -m tools.timer_plants $(ARGS)
+
+# A door that changes a value in silence, in a copy of the source, one at a time: which check of `make fuzz-meaning` finds each. About
+# 4 minutes. ARGS="'small integers wrap'" has one of them. Exit code 1 if one is not found.
+meaning-plants: $(DEV_STAMP)
+	$(BIN)/python -m tools.meaning_plants $(ARGS)
 
 # stream-sum on real processes, with faults on all of them; prints its seed. Exit code 1 on a violation.
 MINUTES ?= 30

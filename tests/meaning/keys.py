@@ -30,6 +30,7 @@ from gazette.message.key_hash import hash_of_key
 from gazette.message.keys import CanonicalKey, KeyEncoding, canonical_key, encoding_named
 from gazette.message.mapping import Partitions
 from gazette.message.publishing.choices import (
+    Choice,
     choice_as_declared,
     choice_by_labels,
     choice_of_named,
@@ -42,6 +43,7 @@ from gazette.spark.source.options import WriteOptions
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from gazette.windows import JoinKind, StreamJoin, TableJoin, Tumbling, Windows, count
+from tests.facts import raises
 from tests.meaning import values as made
 from tests.meaning.places import HOUR, SOURCE, Number, Writer, require_named
 from tests.meaning.values import Case, odd
@@ -168,11 +170,13 @@ class KeyDoors:
         specs = [JournalSpec(one, labels=labels) for one in self.source.journals]
         self.partitions = Partitions.of_specs(specs)
         given = {"broker.address": "http://a:1", "selector": "name:prefix=keyed/"}
-        spark = WriteOptions.parse(given, streaming=False)
+        rows = WriteOptions.parse(given, streaming=False)
+        columns = WriteOptions.parse({**given, "key": "id", "mapping": "modulo"}, streaming=False)
         self._by_labels = (
             choice_as_declared(self.source, lambda: self.partitions),
             choice_by_labels(lambda: self.partitions, "modulo", random.Random(0)),
-            choice_of(spark, self.partitions),
+            choice_of(rows, self.partitions),
+            choice_of(columns, self.partitions),
         )
 
     def require_one_place(self, case: Case, value: Any) -> CanonicalKey:
@@ -189,16 +193,23 @@ class KeyDoors:
         row = msgspec.to_builtins({"id": value}, str_keys=True)
         number = hash_of_key(key) % COUNT
         found = {self.source(message).journal}
-        declared, by_labels, of_spark = self._by_labels
-        named = choice_of_named(self.partitions.all[number], self.partitions.labels[number])
+        declared, by_labels, of_rows, of_columns = self._by_labels
+        named = self._named(number)
         found |= {declared(message, one).journal for one in (None, value, key)}
         found |= {by_labels(one, None).journal for one in (message, produced, row)}
         found |= {by_labels(one, said).journal for one in (message, produced)}
-        found |= {of_spark(row, None).journal, of_spark(row, value).journal}
+        found |= {of_rows(row, None).journal, of_columns(row, value).journal}
         found |= {named(one, None).journal for one in (message, produced)}
         assert found == {self.source.journals[number]}, f"{case}: partitions {found}"
+        with raises(Invalid, path="output"):
+            self._named(number + 1)(message, None)
         self._require_own(case, message, number)
         return key
+
+    def _named(self, number: int) -> Choice:
+        """Return the choice of a publisher to one partition."""
+        at = number % COUNT
+        return choice_of_named(self.partitions.all[at], self.partitions.labels[at])
 
     def _require_own(self, case: Case, message: Any, number: int) -> None:
         """Require that the shard of a partition, and no other, takes the message for its own."""

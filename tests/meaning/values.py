@@ -283,21 +283,27 @@ def cyclic(rng: random.Random) -> Any:
 
 
 _LONDON: Final = ZoneInfo("Europe/London")
+_NEAR: Final[dict[type, tuple[Make, ...]]] = {
+    int: (lambda rng: rng.choice(HUGE_INTS),),
+    float: (lambda rng: rng.choice((math.nan, math.inf, -math.inf)),),
+    str: (lambda rng: rng.choice(SURROGATES),),
+    Decimal: (lambda rng: Decimal(rng.choice(("NaN", "sNaN", "Infinity", "-Infinity"))),),
+    datetime: (
+        lambda rng: datetime(2026, 10, 25, 1, 30, tzinfo=_LONDON, fold=rng.randrange(2)),
+        lambda rng: datetime(2026, 1, 1, fold=1, tzinfo=rng.choice((None, UTC))),
+        lambda _: datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2))),
+        lambda _: datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-7))),
+        lambda _: datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=61))),
+    ),
+    timedelta: (lambda rng: rng.choice((timedelta.max, timedelta.min, timedelta(microseconds=1))),),
+}
+"""Values at which types of Python and their forms in JSON part."""
 _ODD: Final[tuple[Make, ...]] = (
     *(whole, real, text, raw, number, day, moment, clock_time, span, identity, json_value),
     *(sale, plain, tree, deep, cyclic),
-    lambda rng: rng.choice(HUGE_INTS),
-    lambda rng: rng.choice((math.nan, math.inf, -math.inf)),
-    lambda rng: rng.choice(SURROGATES),
-    lambda rng: Decimal(rng.choice(("NaN", "sNaN", "Infinity", "-Infinity"))),
-    lambda rng: datetime(2026, 10, 25, 1, 30, tzinfo=_LONDON, fold=rng.randrange(2)),
-    lambda rng: datetime(2026, 1, 1, fold=1, tzinfo=rng.choice((None, UTC))),
-    lambda _: datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2))),
-    lambda _: datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-7))),
-    lambda _: datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=61))),
+    *(make for makes in _NEAR.values() for make in makes),
     lambda rng: rng.choice([*Color, *Level, *Word]),
     lambda rng: rng.choice((Name("a"), Whole(7), Table(a=1), Table({7: 1}))),
-    lambda rng: rng.choice((timedelta.max, timedelta.min, timedelta(microseconds=1))),
     lambda rng: rng.choice((object(), 1j, range(3), msgspec.UNSET, len, bytearray(b"a"), memoryview(b"a"))),
     lambda rng: rng.choice((msgspec.Raw(b"[1,\n2]"), msgspec.Raw(b"1"), msgspec.Raw(b"{"))),
     lambda rng: {rng.choice(KEYS): json_value(rng)},
@@ -342,16 +348,22 @@ def case_of(seed: int) -> Case:
 
 def _with_odd_part(rng: random.Random, value: Any) -> Any:
     """Return a value of which one part is odd."""
-    part = odd(rng, 1)
     if isinstance(value, list):
-        return [*value, part]
+        return [*value, _odd_for(rng, value[-1] if value else None)]
     if type(value) is tuple and value:
-        return (*value[:-1], part)
+        return (*value[:-1], _odd_for(rng, value[-1]))
     if isinstance(value, dict):
-        return {**value, (rng.choice((*value, "a"))): part}
+        key = rng.choice((*value, "a"))
+        return {**value, key: _odd_for(rng, value.get(key))}
     if isinstance(value, Sale):
-        return msgspec.structs.replace(value, price=part)
-    return part
+        return msgspec.structs.replace(value, price=_odd_for(rng, value.price))
+    return _odd_for(rng, value)
+
+
+def _odd_for(rng: random.Random, value: Any) -> Any:
+    """Return a value of any kind, mostly one of the same type that JSON cannot have."""
+    near: Any = _NEAR.get(type(value))
+    return rng.choice(near)(rng) if near and rng.randrange(3) else odd(rng, 1)
 
 
 def same(one: Any, other: Any) -> bool:
