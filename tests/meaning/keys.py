@@ -221,6 +221,8 @@ class KeyDoors:
                 assert check.misplaced(batch) == misplaced, f"{case}: own key of {journal}"
 
 
+_PLAIN_IN_PATHS: Final = "!$&'()*+,;=:@"
+"""Characters that clients may leave as they are: in a path, + is no space."""
 _ROUTE: Final = RawPathRoute("/keys/{key}", lambda _: NotImplemented, ["GET"], "key")
 
 
@@ -229,9 +231,10 @@ def _asked(key: CanonicalKey) -> set[str]:
     sent = base64.b64encode(key).decode() if isinstance(key, bytes) else key
     found = set()
     for one in {sent, sent.translate(str.maketrans("+/", "-_"))} if key != sent else {sent}:
-        path = b"/keys/" + quote(one, safe="").encode()
-        scope = {"type": "http", "path": "", "raw_path": path, "method": "GET"}
-        found.add(_ROUTE.matches(scope)[1]["path_params"]["key"])
+        for safe in ("", _PLAIN_IN_PATHS):
+            path = b"/keys/" + quote(one, safe=safe).encode()
+            scope = {"type": "http", "path": "", "raw_path": path, "method": "GET"}
+            found.add(_ROUTE.matches(scope)[1]["path_params"]["key"])
         found.add(QueryParams(urlencode({"key": one}).encode())["key"])
     return found
 

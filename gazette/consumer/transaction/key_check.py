@@ -88,7 +88,7 @@ class KeyCheck:
             # To hash all in one step takes less time than to look for those that are known.
             return self._numbers(values) == self.place.number
         different = list({*values} - self._own)
-        keys = [self._encoded(value) for value in different]
+        keys: list[Any] = [self._encoded(value) for value in different]
         known = [at for at, key in enumerate(keys) if key is not None]
         is_own = np.zeros(len(different), bool)
         is_own[known] = self._numbers([keys[at] for at in known]) == self.place.number
