@@ -14,7 +14,7 @@ _FNV_PRIME: Final = 0x01000193
 _PRIME: Final = np.uint32(_FNV_PRIME)
 _NEWLINE: Final = ord("\n")
 _FEW: Final = 16
-"""Keys of which each is hashed by itself, as that is faster."""
+"""Below as many keys, a loop over the bytes of each takes less time."""
 _HASHES_KEPT: Final = 1 << 16
 
 

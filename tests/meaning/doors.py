@@ -144,8 +144,8 @@ def _is_answered(case: Case) -> bool:
         # Sets and bytes fit their types, and JSON cannot tell them.
         require_named(case._replace(fits=False), error, "answer")
         return False
-    told = json.loads(answer.body, object_pairs_hook=_distinct, parse_constant=_no_constant)
-    assert _tells(told, case.value), f"{case}: answered as {told!r:.300}"
+    document = json.loads(answer.body, object_pairs_hook=_distinct, parse_constant=_no_constant)
+    assert _tells(document, case.value), f"{case}: answered as {document!r:.300}"
     if case.fits:
         back = msgspec.json.decode(answer.body, type=case.type)
         assert same(back, case.value), f"{case}: read as {back!r:.300}"
@@ -155,9 +155,9 @@ def _is_answered(case: Case) -> bool:
 _Told = list[tuple[Any, Any, bool]]
 
 
-def _tells(told: Any, value: Any) -> bool:
+def _tells(document: Any, value: Any) -> bool:
     """Return True if a document of JSON tells a value: each of its parts is there, and says what it is."""
-    pairs: _Told = [(told, value, False)]
+    pairs: _Told = [(document, value, False)]
     while pairs:
         found = _told_parts(*pairs.pop())
         if found is None:
@@ -166,39 +166,39 @@ def _tells(told: Any, value: Any) -> bool:
     return True
 
 
-def _told_parts(told: Any, value: Any, declared: bool) -> _Told | None:
+def _told_parts(document: Any, value: Any, declared: bool) -> _Told | None:
     """Return the parts of a document and of its value; None if it does not tell it.
 
     ``declared``: a class says what a part is.
     """
     if isinstance(value, Enum):
-        return [(told, value.value, declared)]
+        return [(document, value.value, declared)]
     if value is None or isinstance(value, bool | int | float | str):
-        return [] if type(told) in type(value).mro() and told == value else None
+        return [] if type(document) in type(value).mro() and document == value else None
     if isinstance(value, set | frozenset):
         return None  # Its order is another one in each process.
     if isinstance(value, bytes | bytearray | memoryview):
-        return [] if declared and isinstance(told, str) else None
+        return [] if declared and isinstance(document, str) else None
     if isinstance(value, list | tuple):
-        return _paired(told, value, declared)
+        return _paired(document, value, declared)
     if isinstance(value, dict):
-        is_told = all(map(_is_key, told, value))
-        return _paired([*told.values()], [*value.values()], declared) if is_told else None
+        is_told = all(map(_is_key, document, value))
+        return _paired([*document.values()], [*value.values()], declared) if is_told else None
     if (attributes := attributes_of(value)) is not None:
-        parts = [*(told.values() if isinstance(told, dict) else told)]
+        parts = [*(document.values() if isinstance(document, dict) else document)]
         # The name of a tagged class comes first.
         return _paired(parts[-len(attributes[1]) :], attributes[1], declared=True)
-    return [] if told is not None or isinstance(value, msgspec.Raw) else None
+    return [] if document is not None or isinstance(value, msgspec.Raw) else None
 
 
-def _paired(told: Any, values: Sequence[Any], declared: bool) -> _Told | None:
-    if len(told) != len(values):
+def _paired(document: Any, values: Sequence[Any], declared: bool) -> _Told | None:
+    if len(document) != len(values):
         return None
-    return [(*pair, declared) for pair in zip(told, values, strict=True)]
+    return [(*pair, declared) for pair in zip(document, values, strict=True)]
 
 
-def _is_key(told: str, key: Any) -> bool:
-    return told == key if isinstance(key, str) and not isinstance(key, Enum) else bool(told)
+def _is_key(document: str, key: Any) -> bool:
+    return document == key if isinstance(key, str) and not isinstance(key, Enum) else bool(document)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

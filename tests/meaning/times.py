@@ -158,15 +158,17 @@ _KINDS: Final = (
     *(_count_of(unit, kind) for unit in _PER_S for kind in (int, float)),
     *(_count_of(unit, int)._replace(type=Any) for unit in _PER_S),
 )
+_EACH: Final = 15
+"""Cases of a type: `make test` draws each."""
 NO_TIMES: Final = (str, date, bytes, bool, Decimal, list[datetime], timedelta)
 
 
 def check_times(cases: Sequence[Case], directory: Path) -> int:
     """Publish messages with a declared time of each type, and let timers fire at the time of each."""
     accepted = 0
-    for begin in range(0, len(cases), 50):
-        kind = _KINDS[(cases[begin].seed // 50) % len(_KINDS)]
-        accepted += _check_type(kind, cases[begin : begin + 50], directory / str(begin))
+    for begin in range(0, len(cases), _EACH):
+        kind = _KINDS[cases[begin].seed // _EACH % len(_KINDS)]
+        accepted += _check_type(kind, cases[begin : begin + _EACH], directory / str(begin))
     return accepted
 
 
@@ -224,7 +226,8 @@ def _check_type(kind: TimeKind, cases: Sequence[Case], directory: Path) -> int:
 def _is_refused(case: Case, source: Any, driver: AppDriver[Any], message: Any) -> bool:
     """Publish a message. Return True if the declaration of its source, or the type, refuses it."""
     try:
-        source.mapping()(message)
+        partition = source.mapping()(message)
+        partition.message_time.require(message, partition.journal, 0)
         driver.publish("timed", message)
     except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
         require_named(case, error, "message", "at")
