@@ -283,7 +283,7 @@ def _lists() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "a list hides its age",
-        plant("encoded(result), None, staleness_s)", "encoded(result), None)"),
+        plant("QueryResult(result, None, staleness_s)", "QueryResult(result, None)"),
     )
     yield "keys of two shards are not reported", plant("if len(ids) > 1]", "if len(ids) > 2]")
     yield "lists read through nothing", plant("read_through=offsets)", "read_through={})")
