@@ -973,8 +973,13 @@ class SimServer:
         self._serving: dict[SimContext, asyncio.Task[None]] = {}
         self._idle = _Waiters(network.loop)
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any], admit: Any = None) -> None:
+        """Serve the methods of ``handlers``, too. They authorize their callers, without ``admit`` as well."""
+        del admit
         self._handlers += handlers
+
+    def take_whole_calls(self, _path: str, _take: Any) -> None:
+        """Do nothing: calls arrive in parts here, and their handlers serve all of them."""
 
     def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None:
         """Ignore the handlers that generated code adds a second time; the generic ones suffice."""
