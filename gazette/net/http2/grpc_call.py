@@ -47,6 +47,10 @@ _MANY: Final = 32
 """Messages that wait, and that are one work more for each frame that comes."""
 
 
+class _Ended(Closed):
+    """The call has ended by a status, not by the leaving of its caller."""
+
+
 class GrpcCall(ServicerContext):
     """A call from its head to its trailers. Loop-bound; ``task`` and ``unfinished`` are set by its server.
 
@@ -331,7 +335,8 @@ class GrpcCall(ServicerContext):
 
     def cancelled(self) -> bool:
         """Return True if the caller has gone before the end."""
-        return self._fault is not None and self.is_over
+        fault = self._fault
+        return fault is not None and not isinstance(fault, _Ended) and self.is_over
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
@@ -386,7 +391,7 @@ class GrpcCall(ServicerContext):
             stream.reset(FaultCode.NO_ERROR)  # What the caller still sends is of no use.
         stream.release()
         if self._fault is None:
-            self._fault = Closed("the call has ended")
+            self._fault = _Ended("the call has ended")
         self._drop()
         self._call_back()
 
