@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf import timestamp_pb2
 
 from gazette import EventTime, Message, MessageTime, Source, TimeDomain
+from gazette.message.labelled_time import label_of_time, labelled_time
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
 from tests.meaning import values as made
@@ -211,6 +212,7 @@ def _check_type(kind: TimeKind, cases: Sequence[Case], directory: Path) -> int:
             if _is_refused(case, source, driver, message(index, at)):
                 continue
             assert expected is not None, f"{case}: is accepted"
+            _require_same_by_label(case, source, message(index, at))
             wanted[index] = expected
         driver.run()
         driver.crash()
@@ -233,6 +235,19 @@ def _is_refused(case: Case, source: Any, driver: AppDriver[Any], message: Any) -
         require_named(case, error, "message", "at")
         return True
     return False
+
+
+def _require_same_by_label(case: Case, source: Any, message: Any) -> None:
+    """Require the same time by the label of the journal, of the message and of its JSON."""
+    time = source.message_time
+    if not isinstance(time.field, str):
+        return  # Only the application has the function.
+    by_label = labelled_time(label_of_time(time, source.message_types))
+    row = msgspec.json.decode(msgspec.json.encode(message))
+    found = {
+        one.read(each) for one, each in ((time, message), (by_label, message), (by_label, row))
+    }
+    assert len(found) == 1, f"{case}: times {found}"
 
 
 def _is_near(found: int | None, wanted: int, kind: TimeKind) -> bool:
