@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import Response
 
 from gazette import Message, ShardRequest, Source, gather_route, list_route, shard_route
 from gazette.consumer.query.all_shards import ListPage
@@ -225,6 +226,10 @@ class Answering(Tally):
     def collides(self, store: Any, request: ShardRequest) -> Any:
         return 1
 
+    @gather_route("/response", combine=merged)
+    def response(self, store: Any, request: ShardRequest) -> Any:
+        return Response(b"x")
+
     @list_route("/listed", key=int)
     def listed(self, store: Any, page: ListPage) -> Any:
         return [(7, (1, b"x"))] if "x" in page.request.query else [(7, (1, {3: "x"}))]
@@ -235,7 +240,7 @@ class Answering(Tally):
 
 
 async def test_values_of_shards_are_equal_at_the_member_that_combines_them(
-    start: Start, broker: BrokerFixture
+    start: Start, broker: BrokerFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     await broker.create(*map(source_spec, PARTS), *map(log_spec, SHARDS))
     first = await start(Answering(), id="consumer-0")
@@ -252,10 +257,17 @@ async def test_values_of_shards_are_equal_at_the_member_that_combines_them(
                 ("/collides", ('answer["7"]',)),
                 ("/listed?x=", ("answer[0][1][1]",)),
                 ("/shards/shard-001/text", ('answer["7"]',)),
+                ("/response", ("Response",)),
             ):
+                caplog.clear()
                 answer = await http.get(path)
-                assert answer.status_code == 400, path
+                assert answer.status_code == 500, path
                 shown = " ".join(answer.json().values())
+                logged = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+                route = path.partition("?")[0].replace("shard-001", "{shard}")
+                for text in (shown, *logged):
+                    assert [one for one in (*says[:1], route) if one not in text] == [], path
+                assert logged, path
                 assert [one for one in says if one not in shown] == [], path
 
 

@@ -109,6 +109,6 @@ def test_without_a_policy_the_error_has_the_place_of_the_message(tmp_path: Path)
 
 def test_an_answer_that_is_not_finite_is_refused() -> None:
     """Its reader would get null, and take it for nothing."""
-    with raises(InvalidValue, path='answer["means"][1]'):
-        encoded({"means": [0.5, math.nan], "note": None})
-    assert encoded({"means": [0.5], "note": None}).body == b'{"means":[0.5],"note":null}'
+    with raises(ApplicationFailed, route="/means", says='answer["means"][1]'):
+        encoded({"means": [0.5, math.nan], "note": None}, "/means")
+    assert encoded({"means": [0.5], "note": None}, "/means").body == b'{"means":[0.5],"note":null}'

@@ -9,6 +9,7 @@ import sqlite3
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -351,4 +352,66 @@ def test_values_in_postgresql(postgres: Postgres) -> None:
             store.execute("SELECT CAST(:v AS text)", {"v": text})
     assert store.query("SELECT 1 AS n")[0].n == 1, "the transaction goes on"
     store.destroy()
+    engine.dispose()
+
+
+class Money:
+    """A class that no driver knows."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path"),
+    [
+        ({"v": Money()}, 'parameters["v"]'),
+        ({"v": [1, Money()]}, 'parameters["v"][1]'),
+        ({"v": [[1], [Money()]]}, 'parameters["v"][1][0]'),
+        ({"v": {1, 2}}, 'parameters["v"]'),
+        ({"v": {"a": 1}}, 'parameters["v"]'),
+        ([{"v": "x"}, {"v": Money()}], 'parameters[1]["v"]'),
+    ],
+)
+def test_a_class_that_the_driver_does_not_know_is_refused_by_its_place(
+    postgres: Postgres, parameters: Any, path: str
+) -> None:
+    """In the transaction, which goes on, and in a query of another thread."""
+    engine = create_engine(postgres.url)
+    create_checkpoint_table(engine)
+    store = SQLStore(engine)
+    sql = "SELECT CAST(:v AS text)"
+    with raises(InvalidValue, "sql", path=path):
+        store.execute(sql, parameters)
+    assert store.query("SELECT 1 AS n")[0].n == 1
+    if isinstance(parameters, dict):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            raises(InvalidValue, "sql", path=path),
+        ):
+            pool.submit(store.query, sql, parameters).result()
+    store.destroy()
+    engine.dispose()
+
+
+def test_a_policy_skips_the_message_of_a_class_that_the_driver_does_not_know(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    engine = create_engine(postgres.url)
+    create_checkpoint_table(engine)
+
+    class Prices(Tally):
+        recovery_logs = False
+
+        def new_store(self, shard: Any, recorder: Any) -> Any:
+            return SQLStore(engine)
+
+        def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+            word = envelope.message.word
+            store.execute("SELECT CAST(:v AS text)", {"v": Money() if word == "odd" else word})
+
+        def poison_policy(self, shard: Any) -> PoisonPolicy:
+            return PoisonPolicy("dead")
+
+    with AppDriver(Prices(), tmp_path, [SOURCE]) as driver:
+        driver.publish(SOURCE, Word(word="odd"), Word(word="2"))
+        driver.run()
+        assert [reason for _, reason in driver.skipped] == ["application"]
     engine.dispose()

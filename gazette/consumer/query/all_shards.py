@@ -28,7 +28,7 @@ from starlette.responses import Response
 from gazette.auth import Capability, Claims
 from gazette.consumer.query.query import QueryResult
 from gazette.consumer.query.query_codec import Values, query_of
-from gazette.consumer.query.query_method import query_method
+from gazette.consumer.query.query_method import answering, query_method
 from gazette.consumer.query.shard_route import (
     BoundShardRoute,
     HttpAnswer,
@@ -194,20 +194,24 @@ class _Gathered(_AllShards):
         self._encoding = encoding
 
     def collect(self, request: ShardRequest) -> _Collected:
-        return _Values(self._combine, self._encoding)
+        return _Values(request.route, self._combine, self._encoding)
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
         value = self._method(store, request)
-        if isinstance(value, Response):
-            raise Invalid(
-                f"a {type(value).__name__} cannot be combined with those of other shards",
-                hint="Return a value that can be written as JSON.",
-            )
-        return json_answer(self._encoding.encode(value, "answer"))
+        with answering(request.route):
+            if isinstance(value, Response):
+                raise Invalid(
+                    f"a {type(value).__name__} cannot be combined with those of other shards",
+                    hint="Return a value that can be written as JSON.",
+                )
+            return json_answer(self._encoding.encode(value, "answer"))
 
 
 class _Values:
-    def __init__(self, combine: Callable[[list[Any]], Any], encoding: ValueEncoding[Any]) -> None:
+    def __init__(
+        self, route: str, combine: Callable[[list[Any]], Any], encoding: ValueEncoding[Any]
+    ) -> None:
+        self._route = route
         self._combine = combine
         self._encoding = encoding
         self._values: dict[int, Any] = {}
@@ -216,7 +220,8 @@ class _Values:
         self._values[number] = self._encoding.decode(body, "answer")
 
     def result(self, shards: Sequence[str]) -> HttpAnswer:
-        return encoded(self._combine([self._values[number] for number in sorted(self._values)]))
+        combined = self._combine([self._values[number] for number in sorted(self._values)])
+        return encoded(combined, self._route)
 
 
 class _Listed(_AllShards):
@@ -242,7 +247,7 @@ class _Listed(_AllShards):
         # One more shows that there are too many, however many there are.
         items = [[key, value] for key, value in islice(self._method(store, page), page.limit + 1)]
         self._check_order(items, page)
-        return encoded(items)
+        return encoded(items, request.route)
 
     def _check_order(self, items: Sequence[Sequence[Any]], page: ListPage) -> None:
         """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""

@@ -1,14 +1,20 @@
-"""Methods of an application that answer queries, checked when they are decorated and called."""
+"""Methods of an application that answer queries: their checks, and their errors."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from gazette.consumer.callbacks import application_failed, require_plain, require_result
-from gazette.errors import GazetteError
+from gazette.consumer.callbacks import (
+    ApplicationFailed,
+    application_failed,
+    require_plain,
+    require_result,
+)
+from gazette.errors import GazetteError, Invalid
 
 log = logging.getLogger(__name__)
 _HINT: Final = "Correct it, and restart the application. Its shard goes on."
@@ -35,3 +41,19 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
             raise failed from error
 
     return call
+
+
+@contextlib.contextmanager
+def answering(route: str) -> Iterator[None]:
+    """Log an ``Invalid`` answer as the fault of the application, and raise ``ApplicationFailed`` for it.
+
+    The client has made no error. Encode the answer within, and do nothing else.
+    """
+    try:
+        yield
+    except Invalid as error:
+        failed = ApplicationFailed(
+            f"the answer of {route} cannot be encoded: {error}", route=route, hint=error.hint
+        )
+        log.error("%(error)s", {"error": failed})  # noqa: TRY400 - no line of the runtime is at fault.
+        raise failed from error

@@ -39,7 +39,7 @@ from gazette.consumer.query.query_codec import (
     result_of,
     values_of,
 )
-from gazette.consumer.query.query_method import query_method
+from gazette.consumer.query.query_method import answering, query_method
 from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, Retryable
 from gazette.net.http_requests import (
@@ -217,7 +217,7 @@ class _OneShard(BoundShardRoute):
         return await ask(service, self, request, query_of(shard, values, claims), deadline.left_s)
 
     def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
-        return encoded(self._method(store, request))
+        return encoded(self._method(store, request), request.route)
 
 
 def key_of(key: KeyOf, request: ShardRequest) -> Any:
@@ -382,8 +382,16 @@ async def _bounded_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def encoded(value: Any) -> HttpAnswer:
-    """Encode a reply, on the thread of the query, so that its content does not change meanwhile."""
+def encoded(value: Any, route: str) -> HttpAnswer:
+    """Encode a reply, on the thread of the query, so that its content does not change meanwhile.
+
+    Raise ``ApplicationFailed`` for a value that cannot be encoded.
+    """
+    with answering(route):
+        return _encoded(value)
+
+
+def _encoded(value: Any) -> HttpAnswer:
     if isinstance(value, Response):
         headers = {name: text for name, text in value.headers.items() if name != "content-length"}
         body = getattr(value, "body", None)

@@ -11,6 +11,7 @@ from sqlalchemy import exc
 
 from gazette.consumer.transaction.error_cause import ErrorCause
 from gazette.errors import Aborted, Fenced, GazetteError, Invalid, Unavailable
+from gazette.stores.sql.parameters import unadapted, unadapted_class
 
 _OF_THE_MESSAGE: Final = frozenset({"21", "22", "23", "44", "P0"})
 """Classes of SQLSTATE that concern the message: cardinality, data, constraints, checks of views.
@@ -65,7 +66,7 @@ def _of_driver(error: Exception) -> ErrorCause:
     if state[:2] in _TRANSIENT or state in _TRANSIENT_STATES:
         return ErrorCause.TRANSIENT
     kinds = _kinds(error)
-    if kinds & _MESSAGE_KINDS:
+    if kinds & _MESSAGE_KINDS or unadapted_class(error):
         return ErrorCause.MESSAGE
     return ErrorCause.TRANSIENT if kinds & _TRANSIENT_KINDS else ErrorCause.STORE
 
@@ -102,6 +103,8 @@ def translating(
             "for what may fail, and leave commits to the runtime.",
         ) from error
     except exc.DBAPIError as error:
+        if (refused := unadapted(error)) is not None:
+            raise refused from error
         message = f"the database could not {what}: {error.orig}"
         another_was_faster = table is not None and isinstance(error, exc.IntegrityError)
         if another_was_faster or _sqlstate(error) in _ABORTED:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
+from gazette.errors import InvalidValue
+from gazette.message.value_parts import key_step
 from gazette.stores.bound_values import (
     Objection,
     ObjectionOf,
     Parameters,
     postgresql_objection,
     require,
+    shown_sql,
     sqlite_objection,
     text_objection,
 )
+
+_UNADAPTED: Final = re.compile(r"can(?:no|')t adapt type '([^']+)'")
+"""What psycopg and psycopg2 say of a class that they have no adapter for. Such errors have no SQLSTATE."""
 
 
 def require_kept(
@@ -36,6 +44,39 @@ def require_kept(
     for number, row in enumerate(rows or ()):
         path = f"parameters[{number}]" if executemany else "parameters"
         require(_named(row, context), objection_to, statement, path)
+
+
+def unadapted_class(error: object) -> str:
+    """Return the name of a class that the driver has refused. Empty for another error of it."""
+    may_be = any(kind.__name__ == "ProgrammingError" for kind in type(error).__mro__)
+    found = _UNADAPTED.search(str(error)) if may_be else None
+    return found[1] if found is not None else ""
+
+
+def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
+    """Return the error of a parameter whose class the driver does not know; None for another error."""
+    kind = unadapted_class(error.orig)
+    if not kind:
+        return None
+    places = _places_within(error.params, kind.rpartition(".")[2], 2 if error.ismulti else 1)
+    return InvalidValue(
+        f"the driver of the database cannot adapt a value of class {kind}",
+        path=f"parameters{next(places, '')}",
+        hint="Give text, a number, bytes, or another type of the database. Or register an adapter.",
+        sql=shown_sql(error.statement or ""),
+    )
+
+
+def _places_within(value: Any, kind: str, rows: int) -> Iterator[str]:
+    """Yield the places of values of a class. The outermost ``rows`` containers are no values themselves."""
+    if rows <= 0 and type(value).__name__ == kind:
+        yield ""
+    steps: Any = value.items() if isinstance(value, Mapping) else ()
+    if isinstance(value, list | tuple):
+        steps = enumerate(value)
+    for step, part in steps:
+        for place in _places_within(part, kind, rows - 1):
+            yield key_step(step) + place
 
 
 def _objection_to(dialect: str) -> ObjectionOf:
