@@ -61,6 +61,7 @@ class JSONFileStore(Store, Generic[StateT]):
                 "JSONFileStore needs a recovery log",
                 hint="Set recovery_log_prefix in the shard's specification.",
             )
+        make_state = _maker_of(state_type, new_state)
         self._recorder = recorder
         self._directory = recorder.directory
         self._lock = threading.Lock()
@@ -75,7 +76,7 @@ class JSONFileStore(Store, Generic[StateT]):
         if path.exists():
             self.state: StateT = self._load(path.read_bytes())
         else:
-            self.state = (new_state or state_type)()
+            self.state = make_state()
             """State of the running transaction. Only the shard's thread uses it."""
             self._committed = self._encode()
 
@@ -87,16 +88,19 @@ class JSONFileStore(Store, Generic[StateT]):
         only ``read`` work as on the primary.
         """
 
+        make_state = _maker_of(state_type, new_state)
+        encoding: ValueEncoding[Any] = ValueEncoding(state_type, "state_type")
+
         def open_reader(files: PlayedFiles) -> Any:
             store = cls.__new__(cls)
             store._lock = threading.Lock()
             store._thread = None
             store._timers = None
-            store._encoding = ValueEncoding(state_type, "state_type")
+            store._encoding = encoding
             require_form(files.paths, "JSONFileStore", StateForm.JSON)
             path = files.paths.get(STATE_PATH.lstrip("/"))
             if path is None:
-                store.state = (new_state or state_type)()
+                store.state = make_state()
                 store._committed = store._encode()
             else:
                 store.state = store._load(path.read_bytes())
@@ -192,6 +196,18 @@ class JSONFileStore(Store, Generic[StateT]):
 
     def destroy(self) -> None:
         """Do nothing: no file is held open."""
+
+
+def _maker_of(state_type: Any, new_state: Any) -> Callable[[], Any]:
+    """Return the function that makes the first state. Raise ``Invalid`` if none is given."""
+    make = state_type if new_state is None else new_state
+    if not callable(make):
+        raise Invalid(
+            f"{make!r:.80} makes no state",
+            path="state_type" if new_state is None else "new_state",
+            hint="Give a type, such as dict[str, int], and a function that returns the first state.",
+        )
+    return make  # type: ignore[no-any-return]
 
 
 class _JSONFileView(StateView):

@@ -235,3 +235,130 @@ def test_readers_of_sqlite(tmp_path: Path) -> None:
         SQLiteStore(recorder, readers=0)
     with pytest.raises(Invalid, match="readers"):
         SQLiteStore.view(tmp_path, readers=0)
+
+
+ODD: list[Any] = [None, "a", 7, 1.5, True, bytearray(b"a"), memoryview(b"a"), [b"a"], object()]
+"""What is neither a key nor a value of RocksDB."""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda one: type(one).__name__)
+def test_keys_and_values_of_other_types_are_refused_by_name(odd: Any, tmp_path: Path) -> None:
+    store: Any = OPEN["rocksdb"](take_over(MemoryLog(), tmp_path / "one", RNG))
+    other = take_over(MemoryLog(), tmp_path / "other", RNG)
+    store.put(b"a", b"1")
+    store.delete_range(b"x", b"z")
+    with store.view() as view:
+        calls: list[tuple[str, Callable[[], Any]]] = [
+            ("key", lambda: store.get(odd)),
+            ("key", lambda: store.put(odd, b"v")),
+            ("value", lambda: store.put(b"k", odd)),
+            ("key", lambda: store.delete(odd)),
+            ("begin", lambda: store.delete_range(odd, b"z")),
+            ("end", lambda: store.delete_range(b"a", odd)),
+            ("prefix", lambda: store.iterate(odd)),
+            ("key", lambda: view.get(odd)),
+            ("prefix", lambda: view.iterate(odd)),
+            ("batch_bytes", lambda: RocksDBStore(other, batch_bytes=odd)),
+            ("cache_bytes", lambda: RocksDBStore.standby_view(tmp_path, cache_bytes=odd)),
+        ]
+        if odd is not None:
+            calls += [
+                ("begin", lambda: store.iterate(begin=odd)),
+                ("end", lambda: store.iterate(end=odd)),
+                ("begin", lambda: view.iterate(begin=odd)),
+                ("end", lambda: view.iterate(end=odd)),
+            ]
+        calls += [
+            ("column_family", lambda: store.get(b"a", column_family=odd)),
+            ("column_family", lambda: store.put(b"a", b"b", column_family=odd)),
+            ("column_family", lambda: store.iterate(column_family=odd)),
+            ("column_family", lambda: view.get(b"a", column_family=odd)),
+        ]
+        for path, call in calls:
+            if odd == 7 and path.endswith("_bytes"):
+                continue
+            with raises(Invalid, path=path):
+                call()
+    assert list(store.iterate()) == [(b"a", b"1")]
+    store.destroy()
+
+
+@pytest.mark.parametrize("odd", [*ODD[:-2], [7], ["a", None], {7: None}, {"a": 7}, b"ab"], ids=repr)
+def test_names_of_column_families_of_other_types_are_refused(odd: Any, tmp_path: Path) -> None:
+    with raises(Invalid) as raised:
+        RocksDBStore(take_over(MemoryLog(), tmp_path / "families", RNG), column_families=odd)
+    assert (raised.value.path or "").startswith("column_families")
+    if odd is not None:
+        recorder = take_over(MemoryLog(), tmp_path / "options", RNG)
+        with raises(Invalid, path="options"):
+            RocksDBStore(recorder, options=odd)
+
+
+def test_empty_and_large_keys_and_values_are_kept(tmp_path: Path) -> None:
+    log = MemoryLog()
+    store: Any = OPEN["rocksdb"](take_over(log, tmp_path / "one", RNG))
+    wanted = [(b"", b"x"), (b"\0", b""), (b"k" * (1 << 20), b"v" * (4 << 20))]
+    for key, value in wanted:
+        store.put(key, value)
+    commit(store)
+    store.destroy()
+    store = OPEN["rocksdb"](take_over(log, tmp_path / "two", RNG))
+    assert list(store.iterate()) == wanted
+    assert [store.get(key) for key, _ in wanted] == [value for _, value in wanted]
+    store.destroy()
+
+
+@pytest.mark.parametrize(
+    ("state_type", "state"),
+    [
+        (dict[str, int], {None: 1}),
+        (dict[str, int], {7: 1}),
+        (dict[str, int], {b"a": 1}),
+        (dict[str, int], {"a": "x"}),
+        (dict[str, int], {"a": None}),
+        (dict[str, int], {"a": True}),
+        (dict[str, int], {"\ud800": 1}),
+        (dict[str, int], None),
+        (dict[str, int], ["a"]),
+        (dict[str, int], object()),
+        (dict, {None: 1}),
+        (dict, {("a",): 1}),
+        (dict, {"a": {7: 1}}),
+        (dict, {"a": float("nan")}),
+    ],
+    ids=repr,
+)
+def test_a_state_of_another_type_is_refused_by_name(
+    state_type: Any, state: Any, tmp_path: Path
+) -> None:
+    store: Any = JSONFileStore(take_over(MemoryLog(), tmp_path, RNG), state_type, dict)
+    store.state = state
+    for call in (lambda: commit(store), store.read, store.plain):
+        with raises(Invalid) as raised:
+            call()
+        assert (raised.value.path or "").startswith("state")
+    store.state = {"": 1, "a" * (1 << 20): 2**70}
+    commit(store)
+    assert store.read() == store.state
+
+
+@pytest.mark.parametrize(
+    ("state_type", "new_state", "path"),
+    [
+        (None, None, "state_type"),
+        (7, None, "state_type"),
+        ("dict", None, "state_type"),
+        (dict | None, None, "state_type"),
+        (dict[str, int], 7, "new_state"),
+        (dict[str, int], "dict", "new_state"),
+        (dict[str, int], {}, "new_state"),
+    ],
+)
+def test_a_type_that_makes_no_state_is_refused(
+    state_type: Any, new_state: Any, path: str, tmp_path: Path
+) -> None:
+    """At a standby too, and before a query comes."""
+    with raises(Invalid, path=path):
+        JSONFileStore(take_over(MemoryLog(), tmp_path, RNG), state_type, new_state)
+    with raises(Invalid, path=path):
+        JSONFileStore.view(state_type, new_state)

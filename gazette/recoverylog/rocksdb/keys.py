@@ -74,18 +74,21 @@ def application_spans(low: bytes, high: bytes | None) -> Iterator[Span]:
         yield low, high
 
 
-def require_bytes(key: object, value: object) -> None:
-    """Raise ``Invalid`` unless both are bytes."""
-    if type(key) is not bytes or type(value) is not bytes:
-        raise Invalid(
-            "keys and values are bytes", key=type(key).__name__, value=type(value).__name__
-        )
+def require_bytes(**given: object) -> None:
+    """Raise ``Invalid`` for the first argument that is not bytes, with its name."""
+    for name, value in given.items():
+        if type(value) is not bytes:
+            raise Invalid(
+                f"a {type(value).__name__} is given, and keys and values are bytes",
+                path=name,
+                hint="Encode it, such as by text.encode().",
+            )
 
 
 def require_writable(key: bytes, value: bytes, is_default: bool) -> None:
     """Raise ``Invalid`` for what is not bytes, and for a reserved key of the default column family."""
     if type(key) is not bytes or type(value) is not bytes:
-        require_bytes(key, value)
+        require_bytes(key=key, value=value)
     if key < RESERVED_END and is_default and (what := reserved_for(key)) is not None:
         raise Invalid(
             f"the key is reserved for {what}",

@@ -12,14 +12,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from gazette.errors import Closed, Invalid
-from gazette.recoverylog.rocksdb.keys import RESERVED_END, Span, after, application_spans
+from gazette.recoverylog.rocksdb.keys import (
+    RESERVED_END,
+    Span,
+    after,
+    application_spans,
+    require_bytes,
+)
 from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
 
 Items: TypeAlias = Iterator[tuple[bytes, bytes]]
 
 
 def spans(prefix: bytes, begin: bytes | None, end: bytes | None, column_family: str) -> list[Span]:
-    """Return the spans of an application's keys with a prefix between two bounds, in order: mostly one."""
+    """Return the spans of an application's keys with a prefix between two bounds, in order: mostly one.
+
+    Raise ``Invalid`` for a bound that is not bytes.
+    """
+    if type(prefix) is not bytes or begin is not None or end is not None:
+        bounds = {"begin": begin, "end": end}
+        require_bytes(prefix=prefix, **{k: v for k, v in bounds.items() if v is not None})
     low, high = prefix, after(prefix)
     if begin is not None:
         low = max(low, begin)
@@ -40,8 +52,12 @@ def joined(
     return itertools.chain.from_iterable([scan(low, high) for low, high in ordered])
 
 
-def no_family(name: str) -> Invalid:
-    return Invalid(f"no column family {name!r}", hint="List it in column_families of RocksDBStore.")
+def no_family(name: object) -> Invalid:
+    return Invalid(
+        f"no column family {name!r:.80}",
+        path="column_family",
+        hint="List it in column_families of RocksDBStore.",
+    )
 
 
 class Pinned:

@@ -94,19 +94,48 @@ Families = Mapping[str, RocksDBOptions | None]
 
 def named_families(given: Mapping[str, RocksDBOptions] | Iterable[str]) -> Families:
     """Return the families given as ``column_families``. Raise ``Invalid``."""
-    families: Families = given if isinstance(given, Mapping) else dict.fromkeys(given)
+    # Text would be a family for each of its characters.
+    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Iterable):
+        raise _no_families(given)
+    names: Any = list(given)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise _no_families(wrong[0])
+    families: Families = given if isinstance(given, Mapping) else dict.fromkeys(names)
     for name, options in families.items():
         if not name:
             raise Invalid("a column family needs a name", path="column_families")
         if name == DEFAULT:
             raise Invalid("give the options of the default column family as `options`")
-        if options is not None and not isinstance(options, RocksDBOptions):
-            raise Invalid(
-                f"not options of a column family ({type(options).__name__})",
-                path=f"column_families[{name}]",
-                hint="Use RocksDBOptions.",
-            )
+        require_options(f"column_families[{name}]", options)
     return families
+
+
+def _no_families(given: object) -> Invalid:
+    return Invalid(
+        f"a {type(given).__name__} is given, and not names of column families",
+        path="column_families",
+        hint='Give a list of names, such as ["counts"], or a dict of RocksDBOptions by name.',
+    )
+
+
+def require_options(path: str, given: object) -> None:
+    """Raise ``Invalid`` unless an argument holds options of a column family, or None."""
+    if given is not None and not isinstance(given, RocksDBOptions):
+        raise Invalid(
+            f"not options of a column family ({type(given).__name__})",
+            path=path,
+            hint="Use RocksDBOptions.",
+        )
+
+
+def require_count(path: str, given: object) -> None:
+    """Raise ``Invalid`` unless an argument is a number of bytes above 0."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise Invalid(
+            f"{given!r:.40} is no number of bytes (expected >= 1)",
+            path=path,
+            hint="Give an integer, such as 1 << 20.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ from gazette.stores.rocksdb.options import (
     check_recordable,
     named_families,
     options_to_open,
+    require_count,
+    require_options,
 )
 from gazette.stores.rocksdb.recording import RocksDBRecording
 from gazette.stores.rocksdb.timers import RocksDBTimers
@@ -103,8 +105,8 @@ class RocksDBStore(Store):
                 hint="Set recovery_log_prefix in the shard's specification.",
             )
         self._native = load_rocksdict("RocksDBStore")
-        if batch_bytes < 1:
-            raise Invalid(f"invalid batch_bytes ({batch_bytes}; expected >= 1)")
+        require_count("batch_bytes", batch_bytes)
+        require_options("options", options)
         families = named_families(column_families)
         self._batch_bytes = batch_bytes
         self._lock = threading.Lock()
@@ -159,6 +161,7 @@ class RocksDBStore(Store):
         in memory twice. Raise ``Invalid``.
         """
         native = load_rocksdict("RocksDBStore")
+        require_count("cache_bytes", cache_bytes)
         with native_errors("make a cache of blocks", str(directory)):
             cache = native.Cache(cache_bytes)
         copies = [FollowedRocksDB(native, directory / name, cache) for name in ("one", "two")]
@@ -179,6 +182,8 @@ class RocksDBStore(Store):
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
         """Return the value of a key in the running transaction, or None if it has none."""
+        if type(key) is not bytes:
+            require_bytes(key=key)
         pending = self._pending_of(column_family)
         if key in pending.values:
             return pending.values[key]
@@ -202,7 +207,7 @@ class RocksDBStore(Store):
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
         """Remove every key from ``begin`` up to, and without, ``end``."""
-        require_bytes(begin, end)
+        require_bytes(begin=begin, end=end)
         pending = self._pending_of(column_family)
         if begin >= end:
             return
@@ -273,7 +278,7 @@ class RocksDBStore(Store):
             raise self._closed_error()
         try:
             return self._pending[column_family]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: of a value that cannot be a key of a dict.
             raise no_family(column_family) from None
 
     @property

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from gazette.errors import Closed
+from gazette.recoverylog.rocksdb.keys import require_bytes
 from gazette.recoverylog.rocksdb.native import DEFAULT, map_errors
 from gazette.recoverylog.rocksdb.scan import Pinned, Scan, closed_error, joined, no_family, spans
 from gazette.stores.rocksdb.batch import folded, lookup
@@ -153,8 +154,9 @@ class RocksDBView:
         self._families = dict(families)
         self._lock = threading.Lock()
 
-    def _family(self, name: str) -> FamilyView:
-        family = self._families.get(name)
+    def _family(self, name: object) -> FamilyView:
+        # A value of another type may not be a key of a dict at all.
+        family = self._families.get(name) if isinstance(name, str) else None
         if family is None:
             if self._families:
                 raise no_family(name)
@@ -162,7 +164,9 @@ class RocksDBView:
         return family
 
     def get(self, key: bytes, *, column_family: str = DEFAULT) -> bytes | None:
-        """Return the value of a key, or None if it has none. Raise ``Closed`` or ``Corrupt``."""
+        """Return the value of a key, or None if it has none. Raise ``Invalid``, ``Closed`` or ``Corrupt``."""
+        if type(key) is not bytes:
+            require_bytes(key=key)
         return self._family(column_family).get(key)
 
     def iterate(
