@@ -283,7 +283,11 @@ def test_keys_and_values_of_other_types_are_refused_by_name(odd: Any, tmp_path: 
     store.destroy()
 
 
-@pytest.mark.parametrize("odd", [*ODD[:-2], [7], ["a", None], {7: None}, {"a": 7}, b"ab"], ids=repr)
+@pytest.mark.parametrize(
+    "odd",
+    [*ODD[:-2], [7], ["a", None], {7: None}, {"a": 7}, b"ab"],
+    ids=lambda one: type(one).__name__,
+)
 def test_names_of_column_families_of_other_types_are_refused(odd: Any, tmp_path: Path) -> None:
     with raises(Invalid) as raised:
         RocksDBStore(take_over(MemoryLog(), tmp_path / "families", RNG), column_families=odd)
@@ -326,7 +330,7 @@ def test_empty_and_large_keys_and_values_are_kept(tmp_path: Path) -> None:
         (dict, {"a": {7: 1}}),
         (dict, {"a": float("nan")}),
     ],
-    ids=repr,
+    ids=lambda one: type(one).__name__,
 )
 def test_a_state_of_another_type_is_refused_by_name(
     state_type: Any, state: Any, tmp_path: Path
