@@ -235,6 +235,12 @@ def test_etcd_endpoints_are_separated_by_commas() -> None:
     assert settings.keepalive_s == 10.0
 
 
+@pytest.mark.parametrize("lease_s", [1.0, 20.0, 24.0])
+def test_etcd_is_asked_no_more_often_than_it_permits(lease_s: float) -> None:
+    """By default it ends a connection that pings more often than each 5 s."""
+    assert EtcdFlags(lease=lease_s).settings().keepalive_s > 5.5
+
+
 @dataclass(frozen=True, slots=True)
 class ReachFlags:
     address: str = setting("http://localhost:8080", "endpoint")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LOG_LEVELS: Final = ("trace", "debug", "info", "warn", "warning", "error", "fatal", "panic")
 LOG_FORMATS: Final = ("text", "json", "color")
+_KEEPALIVE_MIN_S: Final = 6.0
+"""etcd ends a connection that pings more often than each 5 s (``--grpc-keepalive-min-time``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class EtcdFlags:
                 ca_file=self.trusted_ca_file,
                 user=self.user,
                 password=self.password,
-                keepalive_s=max(1.0, self.lease / 4),
+                keepalive_s=max(_KEEPALIVE_MIN_S, self.lease / 4),
             )
         except Invalid as error:
             flag = "address" if error.path == "endpoints" else error.path.replace("_", "-")
