@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 10.0
 _POLL_S: Final = 1.0
+_POLL_MIN_S: Final = 0.01
 _ANNOUNCED_POLL_S: Final = 0.02
 """Seconds between looks for our own announcement, which takes a moment of etcd."""
 
@@ -127,7 +128,8 @@ class Drain:
                 )
             self._report(now, left_s)
             poll_s = _POLL_S if self._is_announced() else _ANNOUNCED_POLL_S
-            await self._clock.sleep(min(poll_s, left_s))
+            # A rest that is less than the clock tells apart would never be over.
+            await self._clock.sleep(max(min(poll_s, left_s), _POLL_MIN_S))
 
     def describe(self) -> str:
         """Return one line for an operator: what the drain waits for, and for how long at most."""
