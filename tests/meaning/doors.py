@@ -21,7 +21,15 @@ from gazette.message.value_parts import attributes_of
 from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
-from tests.meaning.places import SOURCE, Number, StateWriter, Writer, feed, require_named
+from tests.meaning.places import (
+    SOURCE,
+    Number,
+    StateWriter,
+    Writer,
+    cause_of,
+    feed,
+    require_named,
+)
 from tests.meaning.values import Case, raw, real, same, text, whole
 
 DEAD: Final = "dead/letters"
@@ -142,7 +150,7 @@ def _is_answered(case: Case) -> bool:
         answer = Answering([case]).value.reply(None, request)
     except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
         # Sets and bytes fit their types, and JSON cannot tell them.
-        require_named(case._replace(fits=False), error, "answer")
+        require_named(case._replace(fits=False), cause_of(error), "answer")
         return False
     document = json.loads(answer.body, object_pairs_hook=_distinct, parse_constant=_no_constant)
     assert _tells(document, case.value), f"{case}: answered as {document!r:.300}"

@@ -147,7 +147,7 @@ def check_states(cases: Sequence[Case], directory: Path) -> int:
             try:
                 feed(driver, [case])
             except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
-                require_named(case, _cause(error), 'state["kept"]', "state")
+                require_named(case, cause_of(error), 'state["kept"]', "state")
                 driver.crash()
                 assert driver.store.state == {}, f"{case}: refused, and kept"
                 continue
@@ -158,7 +158,8 @@ def check_states(cases: Sequence[Case], directory: Path) -> int:
     return accepted
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error of a value for which the code of an application failed."""
     while isinstance(error, ApplicationFailed) and error.__cause__ is not None:
         error = error.__cause__
     return error

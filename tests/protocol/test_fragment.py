@@ -192,7 +192,7 @@ def test_store_urls(text: str, url: tuple[str, str, str, str]) -> None:
         ("file:prefix/", "path component doesn't end in '/' (prefix/)"),
         ("file:///../../etc/", "cannot traverse outside the store (/../../etc/)"),
         ("file:///a/%2e%2e/b/", "cannot traverse outside the store (/a/../b/)"),
-        ("file:///a%00/", "cannot traverse outside the store (/a\x00/)"),
+        ("file:///a%00/", "cannot traverse outside the store (/a\\x00/)"),
         ("s3://bucket/%zz/", "invalid URL escape (s3://bucket/%zz/)"),
         ("s3://buc ket/", "invalid control character in URL ('s3://buc ket/')"),
         ("s3://bucket:port/", "invalid host or port (s3://bucket:port/)"),

@@ -220,7 +220,10 @@ class Http2Channel:
                 self._connection = one
                 self.room(one)
                 return
-        is_wanted = self._connection is None or len(self._connections) < _CONNECTIONS_MAX
+        current = self._connection
+        is_wanted = current is None or (
+            current.is_full and len(self._connections) < _CONNECTIONS_MAX
+        )
         if is_wanted and self._retry is None:
             self._connect()
 
@@ -323,6 +326,7 @@ class Http2Channel:
     def _connected(self, connection: ClientConnection) -> None:
         self._connecting = False
         self._connection = connection
+        connection.is_ready = True
         if connection.is_closing:
             self.drained(connection)
             return
@@ -434,6 +438,8 @@ class ClientConnection(Http2Socket):
         self._channel = channel
         self._keepalive_s = options.keepalive_s
         self._keepalive_timeout_s = options.keepalive_timeout_s
+        self.is_ready = False
+        """True once its channel may give it calls."""
         self._settled = Waiters()
         self._began_at = self._loop.time()
         self.reason = ""
@@ -450,12 +456,16 @@ class ClientConnection(Http2Socket):
     def has_room(self) -> bool:
         """Return True if the server takes one more call now."""
         connection = self._connection
-        return (
-            not self._closing
-            and connection.settled
-            and not connection.draining
-            and connection.streams < connection.peer_streams_max
-        )
+        return self._is_live and connection.streams < connection.peer_streams_max
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if the server takes a further call once another one has ended."""
+        return self._is_live and not self.has_room
+
+    @property
+    def _is_live(self) -> bool:
+        return self.is_ready and not self._closing and not self._connection.draining
 
     async def until_settled(self) -> None:
         """Return once the server's settings have arrived. Raise ``Unavailable`` if it ends before."""
