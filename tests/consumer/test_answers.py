@@ -268,7 +268,9 @@ async def test_values_of_shards_are_equal_at_the_member_that_combines_them(
                 for text in (shown, *logged):
                     assert [one for one in (*says[:1], route) if one not in text] == [], path
                 assert logged, path
-                assert [one for one in says if one not in shown] == [], path
+                # The other member keeps its hint, and this one says that its log has it.
+                if "the log of the peer" not in shown:
+                    assert [one for one in says if one not in shown] == [], path
 
 
 def test_a_type_that_json_cannot_be_read_as_is_refused() -> None:
