@@ -215,7 +215,7 @@ async def test_an_append_ends_with_the_reason_that_the_broker_gave_last(
         gazctl = Runner({"BROKER_ADDRESS": broker.endpoint})
         append = ("journals", "append", "-l", "name=a/journal", "--timeout=200ms")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journals_append, "_ANSWER_S", 60)
+            patch.setattr(journals_append, "_ANSWER_S", 90)  # The broker holds an attempt for 60 s.
             result = await gazctl(*append, stdin=b"content")
         assert result.code == 1
         assert "not appended within 0.2 s: a/journal: " in result.err
