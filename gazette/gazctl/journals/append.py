@@ -262,8 +262,14 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
             reason = await _reason(context, service)
             if service.backlog_bytes < backlog:
                 continue
-            if not reason:
+            if not reason and service.waiting():
                 raise
+            if not reason:  # The appends have ended meanwhile: they are made, or failed for good.
+                try:
+                    await service.flush()
+                    return
+                except GazetteError as failed:
+                    reason = f"{failed.facts.get('journal', address)}: {failed}"
             raise Unavailable(
                 f"not appended within {context.timeout_s:g} s: {reason}", hint=error.hint
             ) from error
