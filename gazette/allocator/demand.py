@@ -1,4 +1,4 @@
-"""What a cluster needs and offers, and what its leaving members keep.
+"""The needs and the room of a cluster, and the items that its leaving members keep.
 
 A leaving member gets no new item. It keeps an item of its own while the members that stay cannot
 hold all replicas of that item, or have no room for it:

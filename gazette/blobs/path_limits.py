@@ -15,10 +15,10 @@ from gazette.protocol.fragment import Codec, Fragment, FragmentStoreUrl
 from gazette.protocol.ids import JournalName
 
 _COMPONENT_BYTES_MAX: Final = 255
-"""Of a name in a directory, in each usual file system."""
+"""Bytes of a name in a directory, in each usual file system."""
 _FILE_PATH_BYTES_MAX: Final = 4095
 _KEY_BYTES_MAX: Final = 1024
-"""Of S3, GCS and Azure."""
+"""Bytes of a key in S3, GCS and Azure."""
 _CLOUD: Final = frozenset({"s3", "gs", "azure", "azure-ad"})
 _OFFSET_MAX: Final = (1 << 63) - 1
 _ASIDE: Final = f".unconfirmed-{_OFFSET_MAX}-{_OFFSET_MAX}"

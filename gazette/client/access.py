@@ -91,7 +91,7 @@ class BrokerAccess(ClusterAccess):
         )
         self.fragments = FragmentAccess() if fragments is None else fragments
         self.waits = Waits()
-        """What brokers said last to calls that are repeated."""
+        """The last answers of brokers to calls that are repeated."""
 
     async def close(self) -> None:
         """Close the client's channels and fragments. See `ClusterAccess.close`."""

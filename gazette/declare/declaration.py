@@ -54,7 +54,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     name: str
     partitions: int
     key: KeyRule | None
-    """What maps equal keys to the same partition. None without a key."""
+    """The rule that maps equal keys to the same partition. None without a key."""
     content_type: str
     message_type: str
     """Value of the label `MESSAGE_TYPE`."""

@@ -54,10 +54,10 @@ class _Renewal:
 
     async def run(self) -> NoReturn:
         """Renew the lease over a connection of this thread, until that is no longer possible."""
-        shared, kept = self._lease, self._lease
+        shared = self._lease
         connection = Connection(shared.connection.settings, self._clock)
+        kept = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
         try:
-            kept = Lease(connection, shared.id, shared.ttl_s, shared.expires_at)
             while True:
                 await kept.until_due()
                 while self._is_stalled(kept):

@@ -76,7 +76,7 @@ class MessageCodec(ABC, Generic[M]):
     single_line: ClassVar[bool] = False
     """True if no payload contains a newline."""
     not_free_hint: ClassVar[str] = ANOTHER_PLACE
-    """What to do if the place of the UUID holds another value."""
+    """Advice for a place of the UUID that holds another value."""
     root: ClassVar[str] = ""
     """Name of a message at the begin of a path. Empty if paths begin with a field."""
     exact_lines: ClassVar[bool] = False

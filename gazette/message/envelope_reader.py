@@ -54,11 +54,11 @@ class ByteSource(Protocol):
 
 
 TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
-"""Where messages have their time: a field, a function of them, or a `MessageTime`."""
+"""The place of the time in messages: a field, a function of them, or a `MessageTime`."""
 
 
 class MessageForm(NamedTuple, Generic[M]):
-    """How the messages of a journal are read: as its labels say, unless the reader does."""
+    """The reading of the messages of a journal: as its labels say, unless the reader does."""
 
     message_type: type[M]
     uuid: str

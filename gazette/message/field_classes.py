@@ -35,6 +35,10 @@ _OF_JSON: Final = frozenset({str, int, bool, type(None)})
 _TEXT: Final = frozenset({str})
 
 
+class _UntoldError(Exception):
+    """The class of a value does not tell that it reads back equal."""
+
+
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
     """Return a function that is True for a message that reads back equal. It doubts all others.
 
@@ -48,7 +52,7 @@ def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], boo
         return doubt
     try:
         tests = [_test(f"m.{name}", info, names) for name, info in fields.items()]
-    except NotImplementedError:
+    except _UntoldError:
         return doubt
     code = f"lambda m: {' and '.join(tests) or 'True'}"
     check: Callable[[Any], bool] = eval(code, names)  # noqa: S307 - names of fields are identifiers
@@ -79,7 +83,7 @@ def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
 def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
     """Return the test of a field, and add what it uses to ``names``.
 
-    Raise ``NotImplementedError`` if classes do not tell.
+    Raise ``_UntoldError`` if classes do not tell.
     """
     parts = alternatives(info)
     if any(isinstance(part, inspect.AnyType) for part in parts):
@@ -115,7 +119,7 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
         case _ if isinstance(part, _LISTS):
             yield from _tests_of_all(value, part.item_type, names)
         case _ if not isinstance(part, _TOLD):
-            raise NotImplementedError
+            raise _UntoldError
 
 
 def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
@@ -125,7 +129,7 @@ def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Ite
     if classes == {float}:
         yield f"isfinite(sum({values}))"
     elif not all(isinstance(part, _TOLD) for part in parts):
-        raise NotImplementedError
+        raise _UntoldError
 
 
 def _class_of(part: inspect.Type) -> type:
@@ -133,7 +137,7 @@ def _class_of(part: inspect.Type) -> type:
     is_bound = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
     # A value of a Flag may be a combination that no member is.
     if is_bound or issubclass(kind, Flag):
-        raise NotImplementedError
+        raise _UntoldError
     return kind
 
 

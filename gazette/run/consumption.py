@@ -42,7 +42,7 @@ class ConsumptionSeen(msgspec.Struct, frozen=True):
     recoveries: Mapping[str, str] = {}
     """Progress of primaries that are being recovered, by id."""
     waits: Mapping[str, str] = {}
-    """What primaries wait for, by id."""
+    """The reasons for which primaries wait, by id."""
 
 
 class ConsumptionReport:

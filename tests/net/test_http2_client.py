@@ -306,6 +306,44 @@ async def test_more_calls_than_a_connection_takes_use_others_and_then_wait() -> 
     assert max(most) == 16
 
 
+async def test_calls_use_a_connection_that_is_left_when_another_one_is_lost() -> None:
+    """Also if no further one can be made."""
+    first, begun = asyncio.Event(), 0
+
+    async def one_call_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        stream = 1
+        while data := await reader.read(1 << 16):
+            if b"/test.Service/" not in data:
+                continue
+            begun += 1
+            if begun == 2:
+                server.close()
+                break
+            await first.wait()
+            answer = (
+                fr.frame(fr.HEADERS, 4, stream, HEAD),
+                fr.frame(fr.DATA, 0, stream, b"\0\0\0\0\1x"),
+                fr.frame(fr.HEADERS, 5, stream, OK),
+            )
+            stream += 2
+            writer.write(b"".join(answer))
+        writer.close()
+
+    server = await asyncio.start_server(one_call_each, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with Http2Channel(f"127.0.0.1:{port}", None) as channel:
+        held = double(channel)(b"")
+        await eventually(lambda: begun == 1)
+        assert (await failure(double(channel)(b""))).code() is CODE.UNAVAILABLE
+        waiting = double(channel)(b"", timeout=0.2)
+        assert (await failure(waiting)).code() is CODE.DEADLINE_EXCEEDED
+        later = double(channel)(b"")
+        first.set()
+        assert [await held, await later] == [b"x", b"x"]
+
+
 async def test_a_call_that_a_server_refused_unseen_is_made_once_more() -> None:
     answer = (
         fr.rst_stream(1, fr.FaultCode.REFUSED_STREAM),

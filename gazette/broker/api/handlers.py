@@ -29,7 +29,7 @@ CAPABILITIES: Final = {
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
 }
-"""What each call requires of its caller."""
+"""The capability that each call requires of its caller."""
 
 
 def admission(verifier: Verifier) -> Callable[[str, Metadata], None]:

@@ -93,7 +93,7 @@ class ListApplyApi:
         self._version_at = -1
         self._version = (0, 0)
         self._kept: dict[tuple[LabelSelector, LabelSelector], _Matched] = {}
-        """What was matched at the present revision, by selectors: many lists may wait for their callers."""
+        """Matches at the present revision, by selector: many lists may wait for their callers."""
 
     def updated(self) -> None:
         """Wake the watches: the key space has changed."""

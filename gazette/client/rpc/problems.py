@@ -1,4 +1,4 @@
-"""What a server says, beside a list, of those journals or shards of its own that have a problem.
+"""Problems of the journals or shards of a server, which it tells beside a list of them.
 
 Messages of the protocol have no field for it, so it is in the trailing metadata of a List call that asks
 for it.

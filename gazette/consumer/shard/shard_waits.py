@@ -16,7 +16,7 @@ LOOK_S: Final = 2.0
 
 
 class ShardWaits:
-    """What brokers said last to those calls of one shard that wait. Loop-bound.
+    """The last answers of brokers to those calls of one shard that wait. Loop-bound.
 
     ``spec`` returns the shard's specification. ``pending`` returns its journals with appends that wait,
     each with the last error.

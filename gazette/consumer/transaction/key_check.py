@@ -18,7 +18,7 @@ from gazette.message.mapping import Mapping
 from gazette.message.uuid import ACK_TXN
 
 MisplacedPolicy: TypeAlias = Literal["count", "fail", "republish"]
-"""What a shard does with a message that belongs to another partition."""
+"""The policy of a shard for a message that belongs to another partition."""
 
 _OWN_MAX: Final = 1 << 16
 _journal_of: Final[Callable[[Envelope[Any]], str]] = attrgetter("journal")
@@ -35,7 +35,7 @@ class Misplaced(GazetteError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Which messages belong to one partition of a source with a key."""
+    """The check if messages belong to one partition of a source with a key."""
 
     number: int
     """Number of the partition."""

@@ -268,7 +268,7 @@ async def _flush(context: Context, service: AppendService, address: str) -> None
                 try:
                     await service.flush()
                     return
-                except GazetteError as failed:
+                except Unavailable as failed:
                     reason = f"{failed.facts.get('journal', address)}: {failed}"
             raise Unavailable(
                 f"not appended within {context.timeout_s:g} s: {reason}", hint=error.hint

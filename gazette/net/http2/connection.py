@@ -218,7 +218,7 @@ class Http2Connection:
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}
         self._rest = b""
-        """What has arrived and was not handled, from ``_at`` on."""
+        """Bytes that have arrived. Those from ``_at`` on were not handled."""
         self._at = 0
         self.work = 0
         """Work that ``receive`` may still do."""

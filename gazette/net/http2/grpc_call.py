@@ -87,7 +87,7 @@ class GrpcCall(ServicerContext):
         super().__init__()
         self.task: asyncio.Task[None] | None = None
         self.unfinished: Unfinished | None = None
-        """What watches the call until it has a message."""
+        """The watch of the call until it has a message."""
         self.decode: Callable[[bytes], Any] | None = None
         self.encode: Callable[[Any], bytes] | None = None
         self._stream = stream

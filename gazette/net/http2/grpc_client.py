@@ -381,12 +381,13 @@ class Http2Channel:
         """Give later calls to another connection."""
         if self._connection is not connection:
             return
-        self._connection = None
+        others = (one for one in self._connections if one is not connection and one.is_live)
+        self._connection = next(others, None)
         if connection.was_of_use:
             self._useless, self._backoff_s = 0, self._options.backoff_min_s
-        else:
+        elif self._connection is None:  # Otherwise the server takes calls by another connection.
             self._useless += 1
-        if self._useless > 1:
+        if self._useless > 1 and self._connection is None:
             self._not_connected(f"{connection.reason or _DRAINED}, as it did before")
             return
         self._changed.wake()
@@ -456,15 +457,16 @@ class ClientConnection(Http2Socket):
     def has_room(self) -> bool:
         """Return True if the server takes one more call now."""
         connection = self._connection
-        return self._is_live and connection.streams < connection.peer_streams_max
+        return self.is_live and connection.streams < connection.peer_streams_max
 
     @property
     def is_full(self) -> bool:
         """Return True if the server takes a further call once another one has ended."""
-        return self._is_live and not self.has_room
+        return self.is_live and not self.has_room
 
     @property
-    def _is_live(self) -> bool:
+    def is_live(self) -> bool:
+        """Return True if calls go on to be given to the connection."""
         return self.is_ready and not self._closing and not self._connection.draining
 
     async def until_settled(self) -> None:

@@ -20,7 +20,7 @@ EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """The value that a read returns behind the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
 _CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, b"application/grpc+proto"})
-"""What calls may say that their content is: gRPC, with messages of protobuf."""
+"""Content types of calls: gRPC, with messages of protobuf."""
 _STATUS_200: Final = b"\x88"
 """The field ``:status: 200``, by its place in the static table."""
 HEAD_BLOCK: Final = _STATUS_200 + encode_fields([(b"content-type", CONTENT_TYPE)])

@@ -54,7 +54,7 @@ class ManyBindings:
         self._number = 0
         self._row: Bindings = ()
         self.bound: Iterable[Any] = rows if are_rows_kept(rows) else self._each()
-        """What SQLite is given."""
+        """The bindings that SQLite is given."""
 
     def _each(self) -> Iterator[Bindings]:
         for number, row in enumerate(self._rows):
