@@ -23,6 +23,7 @@ from starlette.routing import Route as HttpRoute
 
 from gazette.auth import Capability, Claims, KeyedAuth, StaticToken, bearer
 from gazette.client.client import Client
+from gazette.client.journals import JournalChange
 from gazette.etcd.client import Etcd
 from gazette.message.publishing.service import CommitFailed
 from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
@@ -469,3 +470,43 @@ async def test_a_publisher_without_the_right_to_append_fails_at_once(broker: Bro
     ):
         with raises(CommitFailed, says="APPEND"):
             await publisher.publish("a/lines", {"n": 1})
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+async def test_a_broker_whose_token_another_one_refuses_fails_no_append_for_good(
+    etcd: Etcd, tmp_path: Path, replication: int
+) -> None:
+    """As in a rotation of keys that not all brokers have got: the caller's token is right."""
+    old, new = base64.b64encode(b"o" * 32).decode(), base64.b64encode(KEY).decode()
+    # Both take the client's token of the new key, and only one of them takes those of the old key.
+    auths = [KeyedAuth.parse(SystemClock(), text) for text in (f"{old},{new}", new)]
+    async with (
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-one", zone="a", auth=auths[0], lease_ttl_s=60.0
+        ) as one,
+        await BrokerFixture.start(
+            etcd, tmp_path, id="broker-two", zone="b", auth=auths[1], lease_ttl_s=60.0
+        ),
+        Client(one.endpoint, signer=auths[1]) as client,
+    ):
+        names = [f"a/journal-{number}" for number in range(6)]
+        for name in names:
+            spec = journal_spec(name, replication=replication)
+            await client.apply_journals([JournalChange(upsert=spec)])
+        stub = client.channels.journal(one.endpoint)
+        codes = set()
+        for name in names:
+            claims = Claims.of_journal(Capability.APPEND, name)
+            metadata = bearer(auths[1].sign(claims, 60))
+            status = Status.NO_JOURNAL_PRIMARY_BROKER
+            while status is not Status.OK:
+                call: Any = stub.Append(metadata=metadata, timeout=20.0)
+                for part in (broker_pb2.AppendRequest(journal=name), broker_pb2.AppendRequest()):
+                    await call.write(part)
+                await call.done_writing()
+                try:
+                    status = Status.from_pb((await call).status)
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code())
+                    break
+        assert codes == {grpc.StatusCode.UNAVAILABLE}

@@ -21,7 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims, authorization_of
-from gazette.broker.api.call_guard import Expiry, authorize, count, counted, failing
+from gazette.broker.api.call_guard import Expiry, authorize, count, counted, failing, passed_on
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.flow_control import AppendFlow, RateBalance
@@ -35,7 +35,7 @@ from gazette.broker.append.line import (
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
-from gazette.client.rpc.errors import open_channel
+from gazette.client.rpc.errors import is_refusal_of_rights, open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.error_codes import protocol_code_of
@@ -274,7 +274,7 @@ class AppendApi:
                 await call.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
             trailing = error.trailing_metadata()
             known = introduction(ledger_of(trailing), created_of(trailing))
-            await call.abort(error.code(), error.details() or "", known)
+            await call.abort(*passed_on(error), known)
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
@@ -515,8 +515,12 @@ def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
     Clients repeat what is UNAVAILABLE. An append that may have been committed gets UNKNOWN, as
     it must not be repeated blindly.
     """
-    if isinstance(error, NotAllowed):
+    if isinstance(error, NotAllowed) and not is_refusal_of_rights(error):
         return grpc.StatusCode.UNAUTHENTICATED
     if "ledger" in error.facts:
         return grpc.StatusCode.ABORTED
-    return grpc.StatusCode.UNKNOWN if ended.uncertain else protocol_code_of(error)
+    if ended.uncertain:
+        return grpc.StatusCode.UNKNOWN
+    # A peer has refused the token of this broker: see `passed_on`.
+    is_ours = isinstance(error, NotAllowed)
+    return grpc.StatusCode.UNAVAILABLE if is_ours else protocol_code_of(error)

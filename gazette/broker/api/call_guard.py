@@ -56,6 +56,19 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
     return error.code()
 
 
+def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+    """Return the code and details by which a call ends that another broker has failed.
+
+    A refusal of rights there is of this broker's token, as the caller's was accepted. Clients give up at a
+    refusal of theirs, so it is UNAVAILABLE for them.
+    """
+    details = error.details() or ""
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        text = f"another broker refuses the token of this one ({details}): give all brokers the same keys"
+        return grpc.StatusCode.UNAVAILABLE, text
+    return error.code(), details
+
+
 @asynccontextmanager
 async def failing(call: Call) -> AsyncIterator[None]:
     """End the call with code and text of a ``GazetteError`` from the block.

@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc.aio
 
 from gazette.auth import Capability, Claims
-from gazette.broker.api.call_guard import authorize, counted, failing
+from gazette.broker.api.call_guard import authorize, counted, failing, passed_on
 from gazette.broker.api.read import reachable
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
@@ -123,7 +123,7 @@ class FragmentsApi:
                 )
             )
         except grpc.aio.AioRpcError as error:
-            await call.abort(error.code(), error.details() or "")
+            await call.abort(*passed_on(error))
             raise AssertionError from error  # abort raises
         return response
 

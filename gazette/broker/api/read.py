@@ -18,7 +18,15 @@ import grpc.aio
 
 from gazette.auth import Capability, Claims
 from gazette.blobs.store_calls import StoreCall
-from gazette.broker.api.call_guard import Expired, Expiry, Outcome, authorize, counted, failing
+from gazette.broker.api.call_guard import (
+    Expired,
+    Expiry,
+    Outcome,
+    authorize,
+    counted,
+    failing,
+    passed_on,
+)
 from gazette.broker.context import BrokerContext
 from gazette.broker.head_readers import HeadReader, located
 from gazette.broker.replica import Replica
@@ -294,7 +302,7 @@ class ReadApi:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 raise Expired from None
-            await call.abort(error.code(), error.details() or "")
+            await call.abort(*passed_on(error))
         except Closed:
             if not self._stopped:
                 raise
