@@ -18,6 +18,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner
+from tests.raw_server import raw_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,18 +99,13 @@ async def test_whoever_reads_no_further_gets_no_message(
 
 async def test_a_server_that_does_not_answer_is_named(gazctl_alone: Runner) -> None:
     """It listens, and that is all."""
-    writers: list[asyncio.StreamWriter] = []
 
-    def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
 
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        address = f"http://127.0.0.1:{port}"
+    async with raw_server(silent) as server:
+        address = f"http://{server.target}"
         result = await gazctl_alone("journals", "list", "--timeout=300ms", BROKER_ADDRESS=address)
-        for writer in writers:
-            writer.close()
-            await writer.wait_closed()
     assert result.code == 1
     assert f"cannot reach the broker at {address}: it does not answer" in result.err
 

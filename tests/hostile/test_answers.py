@@ -23,6 +23,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
 from tests.hostile.conftest import Matrix, mutated
+from tests.raw_server import raw_server
 
 SCRIPTS: Final = 144
 AT_ONCE: Final = 48
@@ -195,13 +196,11 @@ class Liar:
 @asynccontextmanager
 async def lying(sent: bytes, closes: bool) -> AsyncIterator[tuple[Liar, Http2Channel]]:
     liar = Liar(sent, closes)
-    server = await asyncio.start_server(liar.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        async with Http2Channel(f"127.0.0.1:{port}", None, OPTIONS) as channel:
-            yield liar, channel
-    finally:
-        server.close()
+    async with (
+        raw_server(liar.serve) as server,
+        Http2Channel(server.target, None, OPTIONS) as channel,
+    ):
+        yield liar, channel
 
 
 class Caller:
@@ -279,11 +278,12 @@ async def test_a_server_that_ends_each_connection_at_once(given_up: bytes) -> No
         connections += 1
         writer.write(fr.settings({}) + (given_up or fr.goaway(0, fr.FaultCode.NO_ERROR)))
         await reader.read(1 << 16)
-        writer.close()
 
-    server = await asyncio.start_server(goodbye, "127.0.0.1", 0)
-    target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with Http2Channel(target, None, [("grpc.initial_reconnect_backoff_ms", 200)]) as channel:
+    options = [("grpc.initial_reconnect_backoff_ms", 200)]
+    async with (
+        raw_server(goodbye) as server,
+        Http2Channel(server.target, None, options) as channel,
+    ):
         call, codes = channel.unary_unary(LIST), set()
         until = asyncio.get_running_loop().time() + 1.0
         waiting = call(b"", wait_for_ready=True, timeout=1.0)
@@ -292,4 +292,3 @@ async def test_a_server_that_ends_each_connection_at_once(given_up: bytes) -> No
         assert codes == {"UNAVAILABLE"}
         assert await outcome(waiting) == "DEADLINE_EXCEEDED"
     assert connections <= 6
-    server.close()

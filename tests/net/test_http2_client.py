@@ -30,6 +30,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually
 from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers
+from tests.raw_server import raw_server
 
 CODE = grpc.StatusCode
 State = grpc.ChannelConnectivity
@@ -84,26 +85,17 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
 async def answering(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[Any]:
-    """Serve one raw connection at a time. Yield a channel to it."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    """Serve raw connections. Yield a channel to them."""
     options = [
         ("grpc.min_reconnect_backoff_ms", 500),
         ("grpc.initial_reconnect_backoff_ms", 20),
         ("grpc.keepalive_time_ms", 3_600_000),
     ]
-    try:
-        async with Http2Channel(f"127.0.0.1:{port}", None, options) as channel:
-            yield channel
-    finally:
-        server.close()
+    async with (
+        raw_server(answer) as server,
+        Http2Channel(server.target, None, options) as channel,
+    ):
+        yield channel
 
 
 def frames(*each: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
@@ -319,7 +311,7 @@ async def test_calls_use_a_connection_that_is_left_when_another_one_is_lost() ->
                 continue
             begun += 1
             if begun == 2:
-                server.close()
+                server.refuse()
                 break
             await first.wait()
             answer = (
@@ -329,11 +321,11 @@ async def test_calls_use_a_connection_that_is_left_when_another_one_is_lost() ->
             )
             stream += 2
             writer.write(b"".join(answer))
-        writer.close()
 
-    server = await asyncio.start_server(one_call_each, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with Http2Channel(f"127.0.0.1:{port}", None) as channel:
+    async with (
+        raw_server(one_call_each) as server,
+        Http2Channel(server.target, None) as channel,
+    ):
         held = double(channel)(b"")
         await eventually(lambda: begun == 1)
         assert (await failure(double(channel)(b""))).code() is CODE.UNAVAILABLE
@@ -613,10 +605,7 @@ async def test_tls_needs_a_server_of_that_name_that_speaks_http2(
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served)
-    plain = server.sockets[0].getsockname()[1]
     grpcio = grpc.aio.server()
     grpcio.add_generic_rpc_handlers((handlers.table(),))
     pair = (key.read_bytes(), chain.read_bytes())
@@ -626,12 +615,12 @@ async def test_tls_needs_a_server_of_that_name_that_speaks_http2(
     credentials = grpc.ssl_channel_credentials()
     async with transport.channel(f"127.0.0.1:{port}", credentials, ()) as channel:
         assert await double(channel)(b"x") == b"xx"
-    for target, says in ((f"127.0.0.1:{plain}", "HTTP/2"), (f"127.0.0.2:{port}", "127.0.0.2")):
-        async with transport.channel(target, credentials, ()) as channel:
-            error = await failure(double(channel)(b"x"))
-            assert error.code() is CODE.UNAVAILABLE
-            assert says in str(error.details())
-    server.close()
+    async with raw_server(answer, served) as server:
+        for target, says in ((server.target, "HTTP/2"), (f"127.0.0.2:{port}", "127.0.0.2")):
+            async with transport.channel(target, credentials, ()) as channel:
+                error = await failure(double(channel)(b"x"))
+                assert error.code() is CODE.UNAVAILABLE
+                assert says in str(error.details())
     await grpcio.stop(0)
 
 

@@ -23,6 +23,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
 from gazette.testing.instant_clock import eventually
 from tests.net.test_http2_server import LARGEST, METHOD, Served, failure
+from tests.raw_server import raw_server
 
 TOKEN = (b"authorization", b"right")
 
@@ -278,17 +279,15 @@ async def test_a_server_that_answers_with_bombs(strict: Strict) -> None:
                 end = encode_fields([(b"grpc-status", b"0")])
                 writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, stream, end))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    for most in (LARGEST, LARGEST - 1):
-        options = [("grpc.max_receive_message_length", most)]
-        async with Http2Channel(f"127.0.0.1:{port}", None, options) as channel:
-            whole: Any = channel.unary_unary("/a/b")(b"")
-            stream: Any = channel.unary_stream("/a/b")(b"")
-            if most == LARGEST:
-                assert await whole == await stream.read() == bytes(LARGEST)
-                continue
-            for answer in (whole, stream.read()):
-                error = await failure(answer)
-                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    server.close()
+    async with raw_server(serve) as server:
+        for most in (LARGEST, LARGEST - 1):
+            options = [("grpc.max_receive_message_length", most)]
+            async with Http2Channel(server.target, None, options) as channel:
+                whole: Any = channel.unary_unary("/a/b")(b"")
+                stream: Any = channel.unary_stream("/a/b")(b"")
+                if most == LARGEST:
+                    assert await whole == await stream.read() == bytes(LARGEST)
+                    continue
+                for answer in (whole, stream.read()):
+                    error = await failure(answer)
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

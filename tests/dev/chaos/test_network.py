@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gazette.runtime.ports import free_port
+from tests.raw_server import raw_server
 from tools.chaos.network import CLIENT, LinkState, Network
 
 CALLER = """
@@ -20,25 +21,10 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as caller:
 """
 
 
-class Echo:
-    """A service that answers with what it gets."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data)
-        writer.close()
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer with what comes."""
+    while data := await reader.read(100):
+        writer.write(data)
 
 
 class Fixture:
@@ -68,14 +54,14 @@ class Fixture:
 
 @pytest.fixture
 async def fixture() -> AsyncIterator[Fixture]:
-    echo, fixture = Echo(), Fixture()
-    await echo.start()
-    await fixture.network.gateway("service", ("127.0.0.1", echo.port), "127.0.0.2", fixture.port)
-    # We are no process of the cluster: `pids` has other names for the processes it has.
-    fixture.pids = {"service": 1}
-    yield fixture
-    await fixture.network.stop()
-    echo.stop()
+    fixture = Fixture()
+    async with raw_server(echo) as server:
+        service = ("127.0.0.1", server.port)
+        await fixture.network.gateway("service", service, "127.0.0.2", fixture.port)
+        # We are no process of the cluster: `pids` has other names for the processes it has.
+        fixture.pids = {"service": 1}
+        yield fixture
+        await fixture.network.stop()
 
 
 async def test_an_open_link_carries(fixture: Fixture) -> None:
