@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -521,3 +523,36 @@ def test_many_different_statements_do_not_fill_the_memory(world: World) -> None:
     assert len(store._returns_none) <= 256
     commit(store)
     assert len(world.recovered()) == 600
+
+
+_DROPPED = """
+import gc, random, sys, threading
+from pathlib import Path
+from gazette.stores.sqlite.store import SQLiteStore
+from gazette.testing.recovery import MemoryLog, take_over
+
+recorder = take_over(MemoryLog(), Path(sys.argv[1]), random.Random(1))
+store = SQLiteStore(recorder, "CREATE TABLE t (k)", mode=sys.argv[2])
+store.execute("INSERT INTO t VALUES (1)")
+if sys.argv[3] == "collected":
+    del store
+    gc.collect()
+if sys.argv[3] == "collected elsewhere":
+    del store
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+@pytest.mark.parametrize("when", ["at exit", "collected", "collected elsewhere"])
+def test_a_store_that_is_dropped_in_a_transaction(tmp_path: Path, mode: str, when: str) -> None:
+    """Its transaction is rolled back, and the process goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DROPPED, tmp_path / "owner", mode, when],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -98,6 +98,8 @@ class SQLiteStore(Store):
     same ones to `view`.
     """
 
+    _destroyed = True  # Until `__init__` opens the databases.
+
     def __init__(
         self,
         recorder: Recorder | None,
@@ -135,7 +137,6 @@ class SQLiteStore(Store):
         self._ours = False
         self._querying = False
         self._rolled_back = False
-        self._destroyed = False
         self._returns_none: dict[str, bool] = {}
         """By SQL of one statement: True if it never returns rows, False if it reads."""
         self._begun: Mapping[str, bool] = _NOT_BEGUN
@@ -144,6 +145,7 @@ class SQLiteStore(Store):
         self._readers = ReadPool(
             self._recording.path, readers, setup, attached=self._recording.attached
         )
+        self._destroyed = False
         try:
             with self._disk_errors("open the database"):
                 self.connection = self._recording.open()
@@ -485,6 +487,12 @@ class SQLiteStore(Store):
         self._readers.close()
         self._ours = True
         self._recording.close()
+
+    def __del__(self) -> None:
+        # A transaction that nothing ended is rolled back as its connection closes, and SQLite calls the
+        # hook. Close it while the hook is whole: after the collector has cleared it, the process would crash.
+        if not self._destroyed:
+            self.destroy()
 
 
 def _is_closed(cursor: apsw.Cursor) -> bool:
