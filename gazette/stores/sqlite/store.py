@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from sys import getrefcount
 from types import MappingProxyType, SimpleNamespace
@@ -24,12 +25,11 @@ from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, No
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
-from gazette.stores.bound_values import REFUSALS
+from gazette.stores.bound_values import KEPT, REFUSALS
 from gazette.stores.double_buffer import DoubleBuffer
 from gazette.stores.sqlite.bindings import (
     Bindings,
     ManyBindings,
-    are_kept,
     checked,
     require_storable,
 )
@@ -272,7 +272,13 @@ class SQLiteStore(Store):
         not keep as it is. Raise ``Unavailable`` for a full disk, ``Corrupt`` for a damaged file, or
         ``apsw.Error`` for faults of the SQL.
         """
-        if bindings and (type(bindings) is not tuple or not are_kept(bindings)):
+        if type(bindings) is tuple:
+            for value in bindings:  # As `are_kept`, whose call would cost as much again.
+                kind = type(value)
+                if kind not in KEPT and (kind is not float or isnan(value)):
+                    bindings = checked(bindings, sql, self.connection)
+                    break
+        elif bindings:
             bindings = checked(bindings, sql, self.connection)
         try:
             if self._begun.get(sql):
