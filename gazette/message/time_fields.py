@@ -8,6 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from msgspec import inspect
 
 from gazette.errors import Invalid
+from gazette.message.message import CSVRecord
 from gazette.message.message_time import NO_UNIT, TIMESTAMP, MessageTime
 from gazette.message.zero_value import alternatives
 
@@ -35,6 +36,12 @@ def check_time_field(kind: type, time: MessageTime) -> None:
     if (descriptor := getattr(kind, "DESCRIPTOR", None)) is not None:
         _check_proto(descriptor.fields_by_name[name], time)
         return
+    if issubclass(kind, CSVRecord) and not hasattr(kind, name):
+        raise _refused(
+            time,
+            f"is no attribute of {kind.__name__}",
+            "Give a function: time=lambda row: datetime.fromisoformat(row[1]).",
+        )
     for part in _types_of(kind, name):
         if isinstance(part, _NUMBERS):
             if time.unit is None:

@@ -218,7 +218,11 @@ class AppDriver(Generic[StoreT]):
     # -- messages
 
     def publish(self, journal: str, *messages: Any) -> None:
-        """Publish committed messages to a journal, as one outside producer."""
+        """Publish committed messages to a journal, as one outside producer.
+
+        A time that the source declares is not required here, as not all producers do. So a test can see
+        what the application does with a message that has none. ``feed`` appends any other bytes.
+        """
         mapping = self._mapping(journal)
         for message in messages:
             self._producer.publish_committed(mapping, message).result()

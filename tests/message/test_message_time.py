@@ -38,6 +38,12 @@ class Any_(Message):
     at: Any = None
 
 
+class Row(CSVRecord):
+    @property
+    def at(self) -> datetime:
+        return datetime.fromisoformat(self[1])
+
+
 def read(value: Any, unit: Any = None) -> int | str:
     return MessageTime("at", unit=unit).read(Any_(at=value))
 
@@ -217,6 +223,7 @@ MS: Any = MessageTime("ms", unit="ms")
         (Proto, "at"),
         (Proto, MS),
         (CSVRecord, lambda message: None),
+        (Row, "at"),
     ],
 )
 def test_times_that_a_type_has_are_declared(kind: Any, time: Any) -> None:
@@ -242,6 +249,7 @@ def test_times_that_a_type_has_are_declared(kind: Any, time: Any) -> None:
         (Proto, "text", "time"),
         (Proto, "other", "time"),
         (Proto, MessageTime("at", unit="s"), "time"),
+        (CSVRecord, "1", "time"),
         (Order, 7, "time"),
         (Order, "", "time"),
     ],
