@@ -58,6 +58,7 @@ from tools.chaos.history import (
     Logged,
     Lost,
     Opened,
+    OtherLife,
     Read,
     Replicas,
     Stopped,
@@ -137,6 +138,7 @@ def check(
         book.enter(event)
     verdict = Verdict(reads=book.reads, read_bytes=book.read_bytes)
     verdict.violations += book.violations + book.quiet.violations() + _unfinished(book, contents)
+    verdict.violations += _lives_that_were_not(book)
     reads = _Reads(book, contents)
     for event in events:
         reads.enter(event)
@@ -187,6 +189,7 @@ class _Book:
         self.deposed: list[Deposed] = []
         self.violations: list[Violation] = []
         self.broken_promises: list[Violation] = []
+        self.other_lives: list[OtherLife] = []
         self.quiet = QuietTimes()
         self.reads = self.read_bytes = 0
         self._lease_s = lease_s
@@ -252,6 +255,8 @@ class _Book:
                 if event.damage:
                     self._complain("damage", event.journal, text)
                 self.broken_promises.append(Violation("client", event.journal, text))
+            case OtherLife():
+                self.other_lives.append(event)
             case Replicas() if event.assigned < event.wanted:
                 text = f"{event.assigned} of {event.wanted} at revision {event.revision}"
                 self.broken_promises.append(Violation("replication", event.journal, text))
@@ -355,6 +360,20 @@ def _unfinished(book: _Book, contents: Mapping[str, bytes]) -> list[Violation]:
         if not sources - {STORED} or journal not in contents:
             found.append(Violation("unfinished", journal, "no broker was asked for it in the end"))
     return found
+
+
+def _lives_that_were_not(book: _Book) -> Iterator[Violation]:
+    for refused in book.other_lives:
+        created = [one.revision for one in book.created[refused.journal]]
+        if not (
+            refused.before in created
+            and refused.now in created[1:]
+            and refused.before < refused.now
+        ):
+            text = f"{refused.reader} at {refused.time:.1f} s: created at revision {refused.now}, and not"
+            yield Violation(
+                "damage", refused.journal, f"{text} {refused.before}: it was at {created}"
+            )
 
 
 class _Reads:

@@ -189,6 +189,16 @@ class ClientFailed(msgspec.Struct, frozen=True, tag="client_failed", omit_defaul
     damage: bool = False
 
 
+class OtherLife(msgspec.Struct, frozen=True, tag="other-life", omit_defaults=True):
+    """A reader was refused, as its journal was deleted and created again. Revisions are of both creations."""
+
+    time: float
+    reader: str
+    journal: str
+    before: int
+    now: int
+
+
 class Replicas(msgspec.Struct, frozen=True, tag="replicas", omit_defaults=True):
     """Number of replicas of a journal in etcd as of a revision, and the number that it should have."""
 
@@ -226,6 +236,7 @@ Event: TypeAlias = (
     | Final
     | StoredOps
     | ClientFailed
+    | OtherLife
     | Replicas
 )
 

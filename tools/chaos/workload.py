@@ -26,6 +26,7 @@ from tools.chaos.history import (
     Jumped,
     Labels,
     Opened,
+    OtherLife,
     Outcome,
     Read,
 )
@@ -267,6 +268,10 @@ class Workload:
             except (NotYet, Closed):
                 break
             except GazetteError as error:
+                if "created_before" in (facts := error.facts):
+                    lives = (facts["created_before"], facts["created"])
+                    record(OtherLife(self._recorder.time, name, journal, *lives))
+                    break
                 damage = isinstance(error, Corrupt) or error.facts.get("code") == _DATA_LOSS
                 if damage or _BARE not in name:
                     time = self._recorder.time

@@ -498,7 +498,7 @@ class SQLiteStore(Store):
         # A transaction that nothing ended is rolled back as its connection closes, and SQLite calls the
         # hook. Close it while the hook is whole: after the collector has cleared it, the process would crash.
         if not self._destroyed:
-            self.destroy()
+            SQLiteStore.destroy(self)  # Without those of subclasses, which may be broken.
 
 
 def _is_closed(cursor: apsw.Cursor) -> bool:

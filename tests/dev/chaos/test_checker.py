@@ -28,6 +28,7 @@ from tools.chaos.history import (
     Logged,
     Lost,
     Opened,
+    OtherLife,
     Quiet,
     Read,
     Replicas,
@@ -882,6 +883,18 @@ def test_a_reader_that_was_answered_data_loss() -> None:
     story.append()
     story.events.append(ClientFailed(3.0, "tail", "Read: sum differs", JOURNAL, damage=True))
     assert story.kinds() == {"damage"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kinds"),
+    [(10, 20, set()), (20, 10, {"damage"}), (10, 10, {"damage"}), (10, 21, {"damage"})],
+)
+def test_a_reader_that_was_refused_for_another_life(before: int, now: int, kinds: set[str]) -> None:
+    """It was right if the journal had both of these lives, one behind the other."""
+    story = Story()
+    story.events.append(OtherLife(3.0, "tail", JOURNAL, before, now))
+    story.events.append(Created(3.1, JOURNAL, 2, 20, life=2))
+    assert story.kinds() == kinds
 
 
 def test_a_broker_that_logged_a_bug() -> None:
