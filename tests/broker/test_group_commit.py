@@ -41,7 +41,7 @@ class Small:
         self.led = 0
         self.outcome: Outcome | None = None
         self._ends_at_once = ends_at_once
-        self.small = SmallAppend(AppendTerms(JOURNAL), content, None, self._lead, self._settle)
+        self.small = SmallAppend(AppendTerms(JOURNAL), content, None, 0.0, self._lead, self._settle)
 
     def _lead(self) -> None:
         self.led += 1

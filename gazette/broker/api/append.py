@@ -302,7 +302,10 @@ class _Whole:
         self._timer: asyncio.TimerHandle | None = None
         """Ends a wait when the caller's claims expire."""
         self.line = line
-        self.small = SmallAppend(terms.terms, content, terms.session, self._lead, self._settle)
+        arrived = context.clock.monotonic()
+        self.small = SmallAppend(
+            terms.terms, content, terms.session, arrived, self._lead, self._settle
+        )
         call.on_gone = self._interrupt
 
     def limit(self) -> None:

@@ -129,13 +129,14 @@ class AppendDriver:
         """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
         self._line: Line | None = None if leads is None else leads[0]
         self._small: SmallAppend | None = None if leads is None else leads[1]
+        self._arrived: float | None = None if leads is None else leads[1].arrived
+        """Monotonic time at which it began to wait for its turn."""
         self._along: list[SmallAppend] = []
         """The small appends that this one has taken along, in order."""
         settings = context.settings
         self._fsm = AppendFSM(
             call.terms,
             read_through=call.min_revision,
-            store_wait_s=settings.store_check_timeout_s,
             rate_min=settings.min_append_rate,
             rate_max=settings.max_append_rate,
         )
@@ -375,7 +376,8 @@ class AppendDriver:
         """Wait for the pipeline. First read content ahead: a holder without content would keep all
         other appends waiting. Raise ``_TakenAlong`` if there is no need to wait any more.
         """
-        invalidated = self._at.invalidated
+        if self._arrived is None:
+            self._arrived = self._context.clock.monotonic()
         if self._line is not replica.line:
             self._leave_line()
             if self._call.in_line:
@@ -384,16 +386,37 @@ class AppendDriver:
                     await self._wait(self.content.read_ahead(rate_min))
                     content = self.content.small
                     if content is None:
-                        return await self._wait(take_unless(replica.pipeline, invalidated))
+                        return await self._take(replica)
                 await self._lead(replica.line, content)
-        return await self._wait(take_unless(replica.pipeline, invalidated))
+        return await self._take(replica)
+
+    async def _take(self, replica: Replica) -> Pipeline | None:
+        if replica.line.store_ails_since is not None:
+            await self._store_recovers(replica)
+        return await self._wait(take_unless(replica.pipeline, self._at.invalidated))
+
+    async def _store_recovers(self, replica: Replica) -> None:
+        """Wait until the journal's store was listed and is healthy, or until this append has waited enough.
+
+        It has no turn yet: so it keeps no other append waiting.
+        """
+        clock = self._context.clock
+        while True:
+            error, unlisted = self._ailments(replica, self._store())
+            until = self._store_until(replica.line, ails=error is not None or bool(unlisted))
+            if clock.monotonic() >= until:
+                return
+            await self._wait(self._readiness_change(replica, until))
 
     async def _lead(self, line: Line, content: bytes) -> None:
         """Wait until this append leads the small ones. Raise ``_TakenAlong`` with its outcome if another one
         takes it along.
         """
         place = _Place()
-        small = SmallAppend(self._call.terms, content, self._call.session, place.lead, place.settle)
+        assert self._arrived is not None
+        small = SmallAppend(
+            self._call.terms, content, self._call.session, self._arrived, place.lead, place.settle
+        )
         self._line, self._small = line, small
         line.join(small)
         while not place.leads:
@@ -513,17 +536,16 @@ class AppendDriver:
                 case ev.LoadHead():
                     await self._wait(replica.load_head())
                 case ev.AwaitReadiness(until):
-                    await self._wait(self._readiness_change(until))
+                    await self._wait(self._readiness_change(replica, until))
                 case ev.BeginTenure(end):
                     await self._wait(replica.begin(at.tenure, end))
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
         return self._look()
 
-    async def _readiness_change(self, until: float) -> None:
+    async def _readiness_change(self, replica: Replica, until: float) -> None:
         """Wait until index or store are not as last seen, or until a monotonic time."""
-        clock, replica = self._context.clock, self._replica
-        assert replica is not None
+        clock = self._context.clock
         changes: list[Awaitable[object]] = [clock.sleep(until - clock.monotonic())]
         if not replica.index.first_refreshed:
             changes.append(replica.index.wait_first_refresh())
@@ -540,22 +562,42 @@ class AppendDriver:
     def _look(self) -> ev.ReadinessSeen:
         clock, replica, store = self._context.clock, self._replica, self._store()
         assert replica is not None
-        self._store_seen = None if store is None else store.health
         head, index = replica.head, replica.index
+        store_error, unlisted = self._ailments(replica, store)
+        ails = store_error is not None or bool(unlisted)
         undecided_to = index.unexplained_to
         return ev.ReadinessSeen(
-            store_error=None if self._store_seen is None else self._store_seen.error,
+            store_error=store_error,
             index=ev.IndexView(index.begin_offset, index.end_offset, index.last_mod_time),
             now=clock.now(),
             monotonic=clock.monotonic(),
+            store_until=self._store_until(replica.line, ails=ails),
             head=ev.HeadSeen(head.offset, head.closed) if head.loaded else None,
-            unlisted="" if index.first_refreshed else replica.unlisted_reason,
+            unlisted=unlisted,
             must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),
             store_refuses="" if store is None or not store.refusals else _refusal(store, replica),
             undecided_to=undecided_to,
             undecided=_undecided(replica) if undecided_to else "",
         )
+
+    def _ailments(self, replica: Replica, store: ActiveStore | None) -> tuple[str | None, str]:
+        """Return the error of the first store (None: it is healthy), and why no listing was made yet."""
+        listed = replica.index.first_refreshed
+        self._store_seen = None if store is None else store.health
+        error = None if self._store_seen is None else self._store_seen.error
+        return error, "" if listed else replica.unlisted_reason
+
+    def _store_until(self, line: Line, *, ails: bool) -> float:
+        """Return until when this append waits for the journal's store, which ``ails`` or does not."""
+        if not ails:
+            line.store_ails_since = None
+            return 0.0
+        if line.store_ails_since is None:
+            line.store_ails_since = self._context.clock.monotonic()
+        assert self._arrived is not None
+        begun = max(self._arrived, line.store_ails_since)
+        return begun + self._context.settings.store_check_timeout_s
 
     def _admission(self, sessions: SessionLedger) -> Admission:
         if self._call.session is None:

@@ -207,6 +207,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     ``store_error`` is None while the store is healthy. ``head`` is None until it was read from etcd.
     ``must_begin``: stores may have, or get, bytes of former primaries behind the spool (`BeginTenure`).
     ``admission`` is the decision of the append's session ledger. ``monotonic`` is in seconds.
+    ``store_until`` is the monotonic time until which the append waits for a store to be listed, or healthy.
     ``store_refuses`` says why the first store refuses to store the journal's fragments.
     ``undecided_to`` is the end of stored fragments that may be the journal's: ``undecided`` says which.
     """
@@ -216,6 +217,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     now: float
     monotonic: float
     head: HeadSeen | None
+    store_until: float = 0.0
     unlisted: str = ""
     must_begin: bool = False
     admission: Admission = ADMITTED

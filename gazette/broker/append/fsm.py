@@ -50,8 +50,6 @@ from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
-STORE_CHECKS_MAX: Final = 5
-"""Changes of an unhealthy store's state that an append waits for before it is refused."""
 SYNC_ROUNDS_MAX: Final = 6
 """Proposals of one synchronization. Three are enough for replicas that can agree at all."""
 
@@ -112,8 +110,6 @@ class AppendFSM:
     at: ev.Resolved | None = None
     """The last resolution."""
     read_through: Revision = 0
-    store_wait_s: float = 60.0
-    """Seconds for which the append waits for a store to be listed, or healthy."""
     rate_min: int = 0
     """Least rate of the caller's content, in bytes/s; 0: no limit."""
     rate_max: int = 0
@@ -130,9 +126,6 @@ class AppendFSM:
     _rounds: int = 0
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
-    _store_checks: int = 0
-    _store_until: float | None = None
-    """Monotonic time at which the wait for the store ends."""
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
@@ -347,15 +340,11 @@ class AppendFSM:
             return self._end_as_before(seen.admission.commit)
         if seen.store_refuses:
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.store_refuses)
-        if self._store_until is None:
-            self._store_until = seen.monotonic + self.store_wait_s
         if seen.unlisted or seen.store_error is not None:
-            if seen.store_error is not None:
-                self._store_checks += 1
-            if self._store_checks > STORE_CHECKS_MAX or seen.monotonic >= self._store_until:
+            if seen.monotonic >= seen.store_until:
                 error = seen.store_error or seen.unlisted
                 return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=error)
-            return (ev.AwaitReadiness(self._store_until),)
+            return (ev.AwaitReadiness(seen.store_until),)
 
         terms, spec, spool, index = self.terms, self._spec, self._held, seen.index
         end = spool.fragment.end

@@ -6,6 +6,9 @@ all later appends. So its content is read ahead first: to its end, or `AHEAD_BYT
 A *small append* is one message of at most `SMALL_BYTES`, all of which has arrived. Of these, one at a time
 leads, until it has ended. It commits those that wait behind it along with its own content, if their terms
 permit: a group commit. So many small appends cost the replicas as little as one.
+
+An append that finds its journal's store unhealthy waits for it in its turn. Those that come later wait for it
+before their turn: all at the same time, and each from its own arrival. So none waits for the wait of another.
 """
 
 from __future__ import annotations
@@ -131,6 +134,8 @@ class SmallAppend(msgspec.Struct, eq=False):
     terms: AppendTerms
     content: bytes
     session: SessionAppend | None
+    arrived: float
+    """Monotonic time at which it began to wait."""
     lead: Callable[[], None]
     settle: Callable[[Outcome], None]
 
@@ -143,6 +148,8 @@ class Line:
         self._small: deque[SmallAppend] = deque()
         self._leader: SmallAppend | None = None
         self._advancing = False
+        self.store_ails_since: float | None = None
+        """Monotonic time from which appends wait for the journal's store to be listed, or healthy."""
 
     @contextmanager
     def wait(self, content: ContentAhead) -> Iterator[None]:
