@@ -30,7 +30,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from gazette.blobs.file import PARTIAL_PREFIX, write_durably
+from gazette.blobs.file import write_durably
+from gazette.blobs.partial_files import PARTIAL_PREFIX
 from gazette.blobs.s3.access import S3Settings
 from gazette.blobs.s3.store import S3Store
 from gazette.blobs.wrappers import RetryingStore

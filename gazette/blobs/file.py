@@ -22,11 +22,9 @@ from gazette.blobs.blob_store import (
     validate_path,
     validate_prefix,
 )
+from gazette.blobs.partial_files import PARTIAL_PREFIX, is_left_over
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
-
-PARTIAL_PREFIX: Final = ".partial-"
-"""Prefix of the name of a file that is being written. A file that a crash has left may be deleted."""
 
 _COPY_BYTES: Final = 1 << 18
 _NEVER: Final = {
@@ -79,7 +77,10 @@ class FileStore:
             write_durably(target, source)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List objects, as in ``BlobStore``. Does not follow symbolic links to directories."""
+        """List objects, as in ``BlobStore``. Does not follow symbolic links to directories.
+
+        Removes files that killed writers have left beside the objects.
+        """
         return self.list_after(prefix, "")
 
     def list_after(self, prefix: str, after: str) -> Iterator[BlobInfo]:
@@ -211,11 +212,19 @@ def _walk(directory: str, relative: str, after: str) -> Iterator[BlobInfo]:
             if entry.is_dir(follow_symlinks=False):
                 if f"{path}/" > after or after.startswith(f"{path}/"):
                     yield from _walk(entry.path, f"{path}/", after)
-            elif path > after and not entry.name.startswith(PARTIAL_PREFIX):
+            elif entry.name.startswith(PARTIAL_PREFIX):
+                _remove_left_over(entry)
+            elif path > after:
                 with suppress(FileNotFoundError):
                     info = entry.stat()
                     if stat.S_ISREG(info.st_mode):
                         yield BlobInfo(path, int(info.st_mtime), info.st_size)
+
+
+def _remove_left_over(entry: os.DirEntry[str]) -> None:
+    with suppress(OSError):  # A process that may only read lists, too.
+        if is_left_over(entry.stat(follow_symlinks=False).st_mtime):
+            os.unlink(entry.path)
 
 
 @contextmanager

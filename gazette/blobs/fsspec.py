@@ -32,6 +32,7 @@ from gazette.blobs.blob_store import (
     validate_path,
     validate_prefix,
 )
+from gazette.blobs.partial_files import PARTIAL_PREFIX, is_left_over
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.numbers import is_digits
@@ -43,9 +44,6 @@ T = TypeVar("T")
 
 BLOCK_BYTES: Final = 8 << 20
 """Bytes that one request reads or writes. One reader or writer uses twice as much memory."""
-
-PARTIAL_PREFIX: Final = ".partial-"
-"""Prefix of the name of a file that is being written, if files could otherwise be seen half written."""
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to read one block before its reader gives up."""
@@ -138,7 +136,10 @@ class FsspecStore(ABC):
                 raise
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """List directory by directory; each is held in memory as a whole."""
+        """List directory by directory; each is held in memory as a whole.
+
+        Removes files that killed writers have left beside the objects.
+        """
         validate_prefix(prefix)
         begin = self._begin(prefix)
         directories = [begin.rstrip("/")]
@@ -155,7 +156,11 @@ class FsspecStore(ABC):
                     continue  # The entry is the directory itself, or a file of its name.
                 if entry["type"] == "directory":
                     directories.append(name)
-                elif not posixpath.basename(name).startswith(PARTIAL_PREFIX):
+                elif posixpath.basename(name).startswith(PARTIAL_PREFIX):
+                    if is_left_over(mod_time_of(entry)):
+                        with suppress(Exception):  # A process that may only read lists, too.
+                            files.rm_file(name)
+                else:
                     yield BlobInfo(name[len(begin) :], mod_time_of(entry), entry["size"] or 0)
 
     def remove(self, path: str) -> None:

@@ -106,6 +106,18 @@ def test_partial_files_are_not_listed(tmp_path: Path) -> None:
     assert (tmp_path / "journal/name").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_listing_removes_old_partial_files(tmp_path: Path) -> None:
+    """A killed writer leaves one. A file that a writer still writes stays."""
+    store = file_store(tmp_path)
+    put(store, "journal/name", b"content")
+    old, new = tmp_path / "journal/.partial-old", tmp_path / "journal/.partial-new"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (new.stat().st_mtime - 3700,) * 2)
+    assert paths(store, "journal/") == ["name"]
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_directories_go_away_while_listing(tmp_path: Path) -> None:
     """Files and directories that are removed meanwhile are left out."""
     store = file_store(tmp_path)

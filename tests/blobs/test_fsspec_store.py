@@ -7,7 +7,7 @@ import importlib.util
 import io
 import os
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +303,17 @@ def test_partial_files_are_hidden_and_removed(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Corrupt):
         store.put("a/path", failing)
     assert list(MemoryFileSystem.store) == ["/name/a/path"]
+
+
+def test_a_listing_removes_old_partial_files() -> None:
+    """A killed writer leaves one. A file that a writer still writes stays."""
+    store = named_store("fsspec+memory://name/")
+    files = MemoryFileSystem()
+    for name, age in {"old": timedelta(hours=2), "new": timedelta(0)}.items():
+        files.pipe_file(f"/name/a/.partial-{name}", b"")
+        MemoryFileSystem.store[f"/name/a/.partial-{name}"].created = datetime.now(UTC) - age
+    assert paths(store, "a/") == []
+    assert list(MemoryFileSystem.store) == ["/name/a/.partial-new"]
 
 
 # --- Reading

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +18,12 @@ import pytest
 
 from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
+from gazette.recoverylog.log.log_file import Branch, LogFile
+from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.sqlite.redo import materialize
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.recovery import MemoryLog, replay, take_over
+from gazette.testing.recovery import LOG, MemoryLog, replay, take_over
 from tests.facts import raises
 
 SHARD: Any = None
@@ -204,6 +207,33 @@ def test_vacuum(world: World) -> None:
     assert store.live_bytes < before / 4
     assert [k for k, _ in world.recovered()] == [0, 1, 2, 3]
     assert world.open().query("SELECT count(*) FROM t") == [(4,)]
+
+
+def test_a_commit_of_each_page_is_in_memory_once(tmp_path: Path) -> None:
+    """VACUUM makes one. The file of the log holds another copy of its frame until the append ends."""
+    branch, log = Branch.new(random.Random(1)), LogFile(tmp_path / "log")
+    (tmp_path / "owner").mkdir()
+    recorder = Recorder(branch.fsm(LOG), branch.author, tmp_path / "owner", log, LOG, 0)
+    store = SQLiteStore(recorder, SCHEMA)
+    rows = random.Random(2)
+    try:
+        store.executemany(
+            "INSERT INTO t VALUES (?, ?)", ((k, rows.randbytes(2000)) for k in range(4000))
+        )
+        commit(store)
+        store.execute("DELETE FROM t WHERE k % 2 = 0")
+        commit(store)
+        store.vacuum()
+        begin = log.end
+        tracemalloc.start()
+        commit(store)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert log.end - begin > 4_000_000
+        assert peak < 2.8 * (log.end - begin)
+    finally:
+        store.destroy()
+        log.close()
 
 
 @pytest.mark.parametrize("size", [0, 100, 1000, 4097, 131072, -4096])

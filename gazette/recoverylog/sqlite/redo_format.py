@@ -109,28 +109,38 @@ def decode_header(name: str, data: bytes) -> tuple[int, int, int]:
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
-    crc = zlib.crc32(payload, zlib.crc32(bytes((kind,))))
-    return _FRAME.pack(len(payload), crc, kind) + payload
+    return _FRAME.pack(len(payload), _crc(kind, payload), kind) + payload
 
 
-def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytes:
-    """Return one commit frame, with pages in the order given. Each page appears at most once."""
-    parts: list[bytes] = []
+def _crc(kind: int, payload: bytes | memoryview) -> int:
+    return zlib.crc32(payload, zlib.crc32(bytes((kind,))))
+
+
+def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytearray:
+    """Return one commit frame, with pages in the order given. Each page appears at most once.
+
+    Memory holds the frame once, and one change at a time: a commit may change each page of a database.
+    """
+    begin = _FRAME.size
+    frame = bytearray(begin + _COMMIT.size)
     count = 0
     for change in changes:
         count += 1
         if change.whole:
             data = change.ranges[0][1]
             stripped = data.rstrip(b"\0") or b"\0"
-            parts.append(_PAGE.pack(change.page, WHOLE))
-            parts.append(_LENGTH.pack(len(stripped) - 1))
-            parts.append(stripped)
+            frame += _PAGE.pack(change.page, WHOLE)
+            frame += _LENGTH.pack(len(stripped) - 1)
+            frame += stripped
             continue
-        parts.append(_PAGE.pack(change.page, len(change.ranges)))
+        frame += _PAGE.pack(change.page, len(change.ranges))
         for offset, data in change.ranges:
-            parts.append(_RANGE.pack(offset, len(data) - 1))
-            parts.append(data)
-    return _frame(KIND_COMMIT, _COMMIT.pack(pages, count) + b"".join(parts))
+            frame += _RANGE.pack(offset, len(data) - 1)
+            frame += data
+    _COMMIT.pack_into(frame, begin, pages, count)
+    payload = memoryview(frame)[begin:]
+    _FRAME.pack_into(frame, 0, len(payload), _crc(KIND_COMMIT, payload), KIND_COMMIT)
+    return frame
 
 
 def encode_image(frame: ImageFrame) -> bytes:
@@ -244,7 +254,7 @@ def read_frames(
         if begin + length > limit:
             break
         payload = data[begin - base : begin - base + length]
-        if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != crc:
+        if _crc(kind, payload) != crc:
             raise Corrupt("a redo frame fails its checksum", file=name, offset=at)
         if kind not in _KINDS:
             raise Corrupt(

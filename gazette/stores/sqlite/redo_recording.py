@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -200,7 +201,7 @@ class RedoRecording:
         for number in range(self._group_count()):
             self._reimage(number, file_bytes)
 
-    def collect(self) -> list[PageChange] | None:
+    def collect(self) -> Iterator[PageChange] | None:
         """Return what was committed since the last call, or None. Raise as `WalChanges.collect`."""
         found = self.wal.collect(self._state.pages)
         if found is None:
@@ -215,12 +216,12 @@ class RedoRecording:
             self._first_redo[number] = self._redo_index
         self._dropped = range(after, before)
 
-    def record(self, group: Group, changes: list[PageChange]) -> None:
+    def record(self, group: Group, changes: Iterable[PageChange]) -> None:
         """Record what `collect` returned."""
         self._append_redo(group, encode_commit(self._state.pages, changes))
         self._drop_groups(group)
 
-    def _append_redo(self, group: Group, frame: bytes) -> None:
+    def _append_redo(self, group: Group, frame: bytes | bytearray) -> None:
         group.write(self._redo_fnode, self._redo_end, frame)
         self._redo_end += len(frame)
 

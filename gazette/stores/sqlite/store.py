@@ -388,6 +388,8 @@ class SQLiteStore(Store):
     def vacuum(self, database: str = "main") -> None:
         """Give free pages of a database back. Rewrites it, and blocks; the next commit records it.
 
+        SQLite makes the new database in memory, and the commit is one append of about its size.
+
         Only before the first statement of a transaction: in ``new_store``, or
         ``begin_transaction``. Raise ``NotAllowed`` later.
         """

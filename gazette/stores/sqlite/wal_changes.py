@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -46,7 +47,8 @@ would let the WAL grow for ever.
 class Collected(NamedTuple):
     """What commits changed, and the size of the database in pages after them."""
 
-    changes: list[PageChange]
+    changes: Iterator[PageChange]
+    """Read all of them before the next commit."""
     pages: int
 
 
@@ -166,18 +168,23 @@ class WalChanges:
                 path=str(self._path),
                 hint="Do not call set_wal_hook() or wal_autocheckpoint() on store.connection.",
             )
-        changes: list[PageChange] = []
-        for page in sorted(newest):
-            if page > pages:
-                continue
-            new = os.pread(self._wal_fd, self._page_size, newest[page])
-            change = diff_page(page, self._old_page(page) if page <= recorded else None, new)
-            if change is not None:
-                changes.append(change)
-        self._wal_pages.update(newest)
         self._collected_frames = position.frames
         self._commits = position.commits
-        return Collected(changes, pages)
+        return Collected(self._changes(newest, min(recorded, pages), pages), pages)
+
+    def _changes(self, newest: dict[int, int], known: int, pages: int) -> Iterator[PageChange]:
+        """Yield the changes of the pages up to ``pages``. The former content is known up to ``known``.
+
+        One page is in memory at a time, since VACUUM changes each page of a database.
+        """
+        for page in sorted(newest):
+            if page > pages:
+                break
+            new = os.pread(self._wal_fd, self._page_size, newest[page])
+            change = diff_page(page, self._old_page(page) if page <= known else None, new)
+            if change is not None:
+                yield change
+        self._wal_pages.update(newest)
 
     def _position(self) -> WalPosition:
         assert self._index is not None
