@@ -16,7 +16,6 @@ its store, and the recovery log. Journals are in memory. Time stands still excep
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,7 +198,7 @@ class AppDriver(Generic[StoreT]):
         self._config = config
         self._initializes = initialize
         self._log = log
-        self._rng = random.Random(seed)
+        self._rng = self.journals.random_of(seed)
         self._chunk_bytes = chunk_bytes
         self._commit_wait_s = commit_wait_s
         self._lives = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -51,12 +52,19 @@ class MemoryJournals:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._journals: dict[str, _Journal] = {}
+        self._members = 0
         self.holds: Callable[[str, bytes], bool] = lambda journal, content: False
         self.doubles: Callable[[str, bytes], bool] = lambda journal, content: False
         self.on_hand_off: Callable[[str], None] = lambda journal: None
 
     def _of(self, journal: str) -> _Journal:
         return self._journals.setdefault(journal, _Journal())
+
+    def random_of(self, seed: int) -> random.Random:
+        """Return the random numbers of another member: two have other ids of producers and authors."""
+        with self._lock:
+            self._members += 1
+            return random.Random(f"{seed}-{self._members}")
 
     def content(self, journal: str, begin: int = 0, end: int | None = None) -> bytes:
         """Return all of a journal's bytes, or a range of them."""

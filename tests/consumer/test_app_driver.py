@@ -492,6 +492,23 @@ def test_of_two_primaries_the_old_one_commits_nothing(tmp_path: Path) -> None:
     new.close()
 
 
+def test_two_drivers_are_two_members_and_two_publishers(tmp_path: Path) -> None:
+    """Else messages of one are duplicates of the other's, and neither fences the other."""
+    journals = MemoryJournals()
+    with (
+        AppDriver(Words(), tmp_path / "old", [SOURCE], journals=journals) as old,
+        AppDriver(Words(), tmp_path / "new", [SOURCE], journals=journals) as new,
+    ):
+        for driver in (old, new):
+            driver.publish(SOURCE, *words("a", "b"))
+            driver.run()
+        assert counts(new) == {"a": 2, "b": 2}
+        assert echoed(new) == ["a", "b", "a", "b"]
+        old.publish(SOURCE, *words("c"))
+        with raises(Fenced, says="journal=recovery/test"):
+            old.run()
+
+
 def test_a_log_that_moves_while_it_is_taken_over_is_played_on(tmp_path: Path) -> None:
     """The former owner commits between the new one's play-back and its hand-off."""
     journals = MemoryJournals()
