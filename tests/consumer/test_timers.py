@@ -37,6 +37,7 @@ from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine, create_timer_table
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver
+from gazette.testing.clock import ManualClock
 from tests.consumer.apps import SOURCE, Word
 from tests.facts import failed_by_its_message, raises
 
@@ -609,6 +610,28 @@ def test_a_clock_that_goes_back_fires_nothing_twice(tmp_path: Path) -> None:
         driver.crash()  # The next owner's clock is the one that went back.
         driver.advance(12)
         assert lines(driver)[2:] == ["b P"]
+
+
+class CountingClock(ManualClock):
+    """Counts its steps."""
+
+    steps = 0
+
+    def advance(self, seconds: float) -> None:
+        self.steps += 1
+        super().advance(seconds)
+
+
+def test_a_driver_advances_in_few_steps_after_its_clock_went_back(tmp_path: Path) -> None:
+    """Processing time stands still until the clock is where it was, and no timer is due before."""
+    clock = CountingClock()
+    with AppDriver(Alarms(), tmp_path, [SOURCE], clock=clock) as driver:
+        say(driver, "at('a', 0.001)")
+        clock.jump(-3600)
+        driver.advance(3600)
+        assert (lines(driver), clock.steps) == ([], 1)
+        driver.advance(1)
+        assert (lines(driver), clock.steps) == (["a P"], 3)
 
 
 def test_watermark_of_several_sources(tmp_path: Path) -> None:

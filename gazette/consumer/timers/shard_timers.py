@@ -321,7 +321,10 @@ class ShardTimers:
         """Return the seconds until the first timer of processing time, or until a source is idle."""
         waits = []
         if self._processing.ahead is not None:
-            waits.append((self._processing.ahead[0] - self._look_at_clock()) / 1e6)
+            at_us = self._processing.ahead[0]
+            # After the clock went back, it needs longer to get there than processing time.
+            is_due = at_us <= self._look_at_clock()
+            waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
         if self._watermark is not None and self._event.ahead is not None:
             idle_at = self._watermark.next_idle_at
             if idle_at is not None:
@@ -329,8 +332,11 @@ class ShardTimers:
         return min(waits, default=None)
 
     def _look_at_clock(self) -> int:
-        self._now_us = max(self._now_us, round(self._clock.now() * 1e6))
+        self._now_us = max(self._now_us, self._clock_us())
         return self._now_us
+
+    def _clock_us(self) -> int:
+        return round(self._clock.now() * 1e6)
 
 
 def _no_event_time(shard_id: str) -> NotAllowed:
