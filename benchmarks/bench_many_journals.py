@@ -131,6 +131,7 @@ async def _run(args: argparse.Namespace) -> None:
                 zones=BROKERS,
                 lease_ttl_s=_LEASE_S,
                 original=programs,
+                broker_flags=(f"--broker.limit={2 * args.journals}",),
             )
             print(
                 f"{name}: {args.journals} journals, R={args.replication}, refresh {args.refresh} s"
