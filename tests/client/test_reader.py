@@ -176,7 +176,6 @@ async def test_answers_that_cannot_be_right_are_the_brokers_fault(
 ) -> None:
     good = broker.metadata(J, 4)
     cases: list[tuple[broker_pb2.ReadResponse, ...]] = [
-        (),  # no metadata
         (content(4, b"x"),),  # content before metadata
         (broker.metadata(J, 2),),  # an offset before the one asked for
         (good, content(5, b"x")),  # content of another offset
@@ -188,6 +187,19 @@ async def test_answers_that_cannot_be_right_are_the_brokers_fault(
         async with client.reader(ReadParams(J, offset=4)) as reader:
             with pytest.raises(Broken):
                 await reader.read()
+
+
+async def test_a_broker_that_gives_its_replica_up_is_no_broken_one(
+    client: Client, broker: StubBroker, journal: StubJournal
+) -> None:
+    """It ends the read before it answers."""
+    client.observe_route(J, broker.route_of(J))
+    broker.on_read(Send(()))
+    async with client.reader(ReadParams(J)) as reader:
+        with raises(Unavailable, endpoint=broker.endpoint):
+            await reader.read()
+    assert len(client._routes) == 0
+    assert await client.reader(ReadParams(J, end_offset=3)).read() == b"012"
 
 
 async def test_content_with_an_unusual_encoding_is_content(

@@ -165,7 +165,16 @@ class Reader:
                 params.to_pb(), metadata=self._client.credentials.metadata(claims)
             )
         message = await self._receive()
-        if message is None or isinstance(message, Content):
+        if message is None:
+            # So a broker ends a read whose replica it gives up.
+            self._client.forget_route(params.journal)
+            raise Unavailable(
+                "the broker ended the read before it answered",
+                hint="It stops, or does not serve the journal any more. Read again: by a RetryReader, for one.",
+                journal=params.journal,
+                endpoint=self._endpoint,
+            )
+        if isinstance(message, Content):
             raise self._misbehaved("it sent no metadata")
         self._on_metadata(message)
         self._opened = True
