@@ -170,7 +170,7 @@ class Reader:
             self._client.forget_route(params.journal)
             raise Unavailable(
                 "the broker ended the read before it answered",
-                hint="It stops, or does not serve the journal any more. Read again: by a RetryReader, for one.",
+                hint="It stops, or does not serve the journal any more. A RetryReader goes on.",
                 journal=params.journal,
                 endpoint=self._endpoint,
             )
