@@ -100,6 +100,7 @@ async def _listed(
 ) -> list[ListedJournal]:
     """Return the journals that the declaration, or a shard, names."""
     selectors = [one.selector for one in declaration.journals]
+    selectors += [LabelSelector.of(name=name) for name in declaration.dead_letters]
     logs = {spec.name for spec in log_specs(declaration, settings)}
     logs |= {shard.spec.recovery_log for shard in shards if shard.spec.recovery_log}
     for prefix in sorted({log.rpartition("/")[0] for log in logs}):

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.declare.specs import (
     SpecSettings,
+    dead_letter_specs,
     log_spec,
     partition_specs,
     shard_specs,
@@ -123,6 +124,10 @@ def changes_of(
             change = _journal_change(declared, spec, current, given, drops_key=drops_key)
             journal_changes += [change] if change is not None else []
             unchanged += change is None
+    for spec in dead_letter_specs(declaration, settings):
+        letters = _other_change(spec, existing.get(spec.name), given)
+        journal_changes += [letters] if letters is not None else []
+        unchanged += letters is None
     shard_changes: list[DeclaredChange[ShardSpec]] = []
     for wanted in shard_specs(declaration, settings):
         running = held.get(wanted.id)
@@ -131,13 +136,10 @@ def changes_of(
         unchanged += shard is None
         # A shard that exists keeps its log, whatever its name: the state is there.
         log = wanted.recovery_log if running is None else running.spec.recovery_log
-        if log and log not in existing:
-            if running is not None:
-                raise _lost_log(wanted.id, log)
-            spec = log_spec(log, settings)
-            journal_changes.append(DeclaredChange(spec, 0, _new_journal(spec)))
-        elif log:
-            log_change = _log_change(log_spec(log, settings), existing[log], given)
+        if log and log not in existing and running is not None:
+            raise _lost_log(wanted.id, log)
+        if log:
+            log_change = _other_change(log_spec(log, settings), existing.get(log), given)
             journal_changes += [log_change] if log_change is not None else []
             unchanged += log_change is None
     _check_shards(declaration, held)
@@ -232,10 +234,12 @@ def _journal_change(
     return _difference(current, _with_given(changed, wanted, given))
 
 
-def _log_change(
-    wanted: JournalSpec, current: ExistingJournal, given: Collection[str]
+def _other_change(
+    wanted: JournalSpec, current: ExistingJournal | None, given: Collection[str]
 ) -> DeclaredChange[JournalSpec] | None:
-    """Return the change of a recovery log: of what the user has given, and of nothing else."""
+    """Return the change of a recovery log, or of dead letters: of what the user has given alone."""
+    if current is None:
+        return DeclaredChange(wanted, 0, _new_journal(wanted))
     return _difference(current, _with_given(current.spec, wanted, given))
 
 

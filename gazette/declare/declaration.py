@@ -5,9 +5,10 @@ No IO: `gazette.declare.specs` turns a declaration into specifications of journa
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
@@ -16,6 +17,7 @@ import msgspec
 
 from gazette.consumer.application import MessageProducer
 from gazette.consumer.application_name import name_of
+from gazette.consumer.transaction.poison import PoisonPolicy
 from gazette.declare.message_types import (
     type_name,
 )
@@ -41,8 +43,11 @@ from gazette.message.key_rule import KeyRule
 from gazette.message.labelled_time import label_of_time
 from gazette.message.uuid_place import DEFAULT_PLACE, declared_place
 from gazette.protocol.label_set import Label, LabelSelector, LabelSet
+from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.protocol.text.duration import MICROSECOND
 from gazette.protocol.text.validation import within
+
+log = logging.getLogger(__name__)
 
 REMOVABLE: Final = (MESSAGE_KEY, MESSAGE_TIME)
 """Labels that a declaration may have today and lack tomorrow."""
@@ -110,6 +115,8 @@ class Declaration(msgspec.Struct, frozen=True):
     outputs: tuple[DeclaredJournals, ...]
     recovery_logs: bool = True
     """False for stores that are durable without a log, such as ``SQLStore``."""
+    dead_letters: tuple[str, ...] = ()
+    """Journals that the poison policies of its shards name, without those of sources and outputs."""
 
     @property
     def shards(self) -> int:
@@ -145,12 +152,62 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
     outputs: list[Output[Any]] = declared_in(kind, (Output,))
     _check_whole(sources, outputs, application)
     name = name or name_of(application)
-    return Declaration(
+    declaration = Declaration(
         name,
         tuple(_plain(one, name) for one in sources),
         tuple(_plain(one, name) for one in outputs),
         recovery_logs,
     )
+    return msgspec.structs.replace(
+        declaration, dead_letters=_dead_letters(application, declaration)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeclaredShard:
+    """What a poison policy may ask of a shard that does not run yet."""
+
+    spec: ShardSpec
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def fqn(self) -> str:
+        return self.spec.id
+
+
+def shards_of(declaration: Declaration) -> list[ShardSpec]:
+    """Return the shards, ordered by id: number N reads partition number N of every source."""
+    return [
+        ShardSpec(
+            f"shard-{index:03d}",
+            sources=tuple(
+                ShardSource(journal)
+                for journal in sorted(source.journals[index] for source in declaration.sources)
+            ),
+        )
+        for index in range(declaration.shards)
+    ]
+
+
+def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]:
+    names = set()
+    for spec in shards_of(declaration):
+        try:
+            policy = application.poison_policy(_DeclaredShard(spec))
+        except Exception as error:  # noqa: BLE001 - of the application
+            # It may need what `initialize` makes, which has not been called. The shard asks it again.
+            log.warning(
+                "a dead-letter journal that does not exist is not created, since poison_policy fails "
+                "before the application is initialized: %r",
+                error,
+            )
+            break
+        if isinstance(policy, PoisonPolicy):  # The shard refuses any other.
+            names.add(policy.dead_letters)
+    return tuple(sorted(names - {name for one in declaration.journals for name in one.journals}))
 
 
 def _slug(application: str) -> str:

@@ -5,18 +5,19 @@ No IO. The same YAML comes out of `to_yaml` that an operator would have written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gazette.declare.declaration import Declaration, DeclaredJournals
+from gazette.consumer.transaction.poison import DeadLetter
+from gazette.declare.declaration import Declaration, DeclaredJournals, shards_of
 from gazette.declare.source import RECOVERY_DIRECTORY
 from gazette.errors import Invalid
-from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.label_set import LabelSet
-from gazette.protocol.shard import ShardSource, ShardSpec
+from gazette.protocol.shard import ShardSpec
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
@@ -92,11 +93,17 @@ def log_spec(name: str, settings: SpecSettings) -> JournalSpec:
     return _checked(JournalSpec(name, settings.replication, labels, _fragment(settings, 0)))
 
 
-def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
-    """Return the shards, ordered by id. Number N reads partition number N of every source.
+def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
+    """Return the journals of dead letters, ordered by name. Raise ``Invalid``."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, DeadLetter.__name__))
+    return [
+        _checked(JournalSpec(name, settings.replication, labels, _fragment(settings, 0)))
+        for name in declaration.dead_letters
+    ]
 
-    Raise ``Invalid``.
-    """
+
+def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardSpec]:
+    """Return the shards of `shards_of` with all that settings say. Raise ``Invalid``."""
     log: dict[str, Any] = {}
     if declaration.recovery_logs:
         log = {
@@ -105,17 +112,13 @@ def shard_specs(declaration: Declaration, settings: SpecSettings) -> list[ShardS
             "hint_backups": HINT_BACKUPS,
         }
     specs = [
-        ShardSpec(
-            id=f"shard-{index:03d}",
-            sources=tuple(
-                ShardSource(journal)
-                for journal in sorted(source.journals[index] for source in declaration.sources)
-            ),
+        replace(
+            spec,
             max_txn_duration_ns=settings.max_txn_duration_ns,
             hot_standbys=settings.hot_standbys,
             **log,
         )
-        for index in range(declaration.shards)
+        for spec in shards_of(declaration)
     ]
     for spec in specs:
         with within(spec.id):
@@ -130,8 +133,12 @@ def log_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalS
 
 
 def journals_yaml(declaration: Declaration, settings: SpecSettings) -> str:
-    """Return the YAML for ``gazctl journals apply``: new journals, with recovery logs."""
-    specs = [*journal_specs(declaration, settings), *log_specs(declaration, settings)]
+    """Return the YAML for ``gazctl journals apply``: new journals, with recovery logs and dead letters."""
+    specs = [
+        *journal_specs(declaration, settings),
+        *log_specs(declaration, settings),
+        *dead_letter_specs(declaration, settings),
+    ]
     return JournalNode.of((spec, 0) for spec in specs).to_yaml()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gazette import Application, Message, MessageTime, Output, Source
+from gazette import Application, DeadLetter, Message, MessageTime, Output, PoisonPolicy, Source
 from gazette.declare.changes import DeclaredChanges, changes_of
 from gazette.declare.declaration import Declaration, declaration_of
 from gazette.declare.specs import (
@@ -25,6 +25,8 @@ from gazette.declare.specs import (
 from gazette.errors import Conflict, Invalid, NotAllowed
 from gazette.gazctl.journals.apply import parse_changes
 from gazette.labels import (
+    CONTENT_JSON_LINES,
+    CONTENT_TYPE,
     DECLARED_BY,
     MESSAGE_KEY,
     MESSAGE_KEY_TYPE,
@@ -225,6 +227,32 @@ def test_everything_is_created_once() -> None:
     again = changes_of(SHOP, SETTINGS, *after(changes))
     assert (again.journals, again.shards, again.unchanged) == ((), (), 7)
     assert again.lines() == ["= 7 unchanged"]
+
+
+def by_shard(app: Any, shard: Any) -> PoisonPolicy | None:
+    """Return a journal that nothing declares for shard 0, and an output for shard 1."""
+    return {"shard-000": PoisonPolicy("dead"), "shard-001": PoisonPolicy("dead-words/part-000")}[
+        shard.id
+    ]
+
+
+def test_dead_letter_journals_are_created_once() -> None:
+    dead = Output("dead-words", DeadLetter)
+    declaration = declared(words=WORDS, dead=dead, poison_policy=by_shard)
+    journals, shards = applied(declaration)
+    (made,) = [one.spec for one in journals if one.spec.name == "dead"]
+    assert made.labels.value_of(CONTENT_TYPE) == CONTENT_JSON_LINES
+    assert "dead" in journals_yaml(declaration, SETTINGS)
+    assert changes_of(declaration, SETTINGS, journals, shards).journals == ()
+
+
+def test_a_policy_that_needs_an_initialized_application_creates_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is asked again by the shard, so nothing is refused."""
+    declaration = declared(words=WORDS, poison_policy=lambda app, shard: app.policy)
+    assert declaration.dead_letters == ()
+    assert "poison_policy" in caplog.text
 
 
 def test_lines_say_what_changes() -> None:

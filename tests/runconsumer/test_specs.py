@@ -28,7 +28,7 @@ STORE = "--store=file:///"
 ONE_BROKER = ("--replication=1", "--hot-standbys=0")
 
 APPLICATION = """
-from gazette import Application, Message, Source, runconsumer
+from gazette import Application, Message, PoisonPolicy, Source, runconsumer
 from gazette.stores.sqlite import SQLiteStore
 
 class Word(Message):
@@ -36,6 +36,9 @@ class Word(Message):
 
 class Words(Application[SQLiteStore]):
     words = Source("words", Word, partitions=2, key="word")
+
+    def poison_policy(self, shard):
+        return PoisonPolicy("dead-letters")
 
     def new_store(self, shard, recorder):
         return SQLiteStore(recorder, "CREATE TABLE IF NOT EXISTS counts (word PRIMARY KEY, n)")
@@ -134,6 +137,7 @@ async def test_specs_are_yaml_for_gazctl(project: Project) -> None:
     assert (journals.code, shards.code) == (0, 0), journals.err + shards.err
     names = [change.upsert.name for change in parse_changes(journals.out) if change.upsert]
     assert names == [
+        "dead-letters",
         "recovery/app.Words/shard-000",
         "recovery/app.Words/shard-001",
         "words/part-000",
@@ -207,7 +211,7 @@ async def test_a_deployment_from_nothing(running: Project) -> None:
     assert "applied journals" in done.out
     assert f"cannot reach the consumer at http://127.0.0.1:{port}" in done.err
     async with Client(cluster.brokers[0].grpc_url) as client:
-        assert len((await client.list_journals()).journals) == 4
+        assert len((await client.list_journals()).journals) == 5
     application = running.member(port, http, [])
     await application.start()
     try:
@@ -215,7 +219,7 @@ async def test_a_deployment_from_nothing(running: Project) -> None:
         first, again = await running.apply(member), await running.apply(member)
         assert (first.code, again.code) == (0, 0), first.err + again.err
         assert "+ shard shard-001  reads words/part-001; 0 hot standbys\n" in first.out
-        assert again.out == "= 6 unchanged\napplied\n"
+        assert again.out == "= 7 unchanged\napplied\n"
         await _changes_of_the_declaration(running, member, port)
     finally:
         assert await application.stop(30.0), application.log_tail()

@@ -30,9 +30,10 @@ LIMIT_LABEL: Final = "consumer.gazette.dev/poison-limit"
 class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
-    That journal must exist, and hold JSON lines. ``malformed_only``: skip messages that do not
-    decode or lack their declared time, and fail the shard on errors of the application. ``limit`` bounds
-    how many messages a shard skips within an hour. ``raw_bytes_max`` bounds how many bytes of each are kept.
+    That journal must exist, and hold JSON lines. `gazette run` and ``apply`` create it. ``malformed_only``:
+    skip messages that do not decode or lack their declared time, and fail the shard on errors of the
+    application. ``limit`` bounds how many messages a shard skips within an hour. ``raw_bytes_max`` bounds
+    how many bytes of each are kept.
 
     ``errors`` are the types of the application's exceptions that make a message poison. Some never
     do: `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``,
