@@ -25,6 +25,9 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _APPLY_DELAY_S = 0.030
+_STEP_SHARE = 0.2
+"""Share of the event loop's time that steps take, as long as they wait no longer than the next bound."""
+_APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
 _BACKOFF_MAX_S = 5.0
@@ -190,12 +193,17 @@ class KeySpace:
                     await arrived.put(response)
 
         async def apply() -> None:
+            step_s = 0.0
             while True:
                 batch.append(await arrived.get())
                 if self.apply_delay_s > 0:
-                    # Events come in bursts. One step for a whole burst costs as much as for one event.
-                    await etcd.clock.sleep(self.apply_delay_s)
+                    # Events come in bursts. One step for a whole burst costs as much as for one event:
+                    # it visits all keys. Where those are many, it comes less often.
+                    delay_s = min(step_s / _STEP_SHARE, _APPLY_DELAY_MAX_S)
+                    await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
+                begun = etcd.clock.monotonic()
                 step()
+                step_s = etcd.clock.monotonic() - begun
 
         def step() -> None:
             while not arrived.empty():

@@ -36,11 +36,12 @@ def contents(ks: KeySpace) -> dict[str, object]:
 class Script:
     """Stands in for `Etcd` where order and time matter: each watch plays the next part.
 
-    A part is a list of responses; an exception in it is raised, and after its end the watch is silent.
+    A part is a list of responses. An exception in it is raised, and an event is awaited. After its end the
+    watch is silent.
     """
 
     def __init__(
-        self, *parts: Sequence[WatchResponse | Exception], loads: Sequence[Any] = ()
+        self, *parts: Sequence[WatchResponse | Exception | asyncio.Event], loads: Sequence[Any] = ()
     ) -> None:
         self.clock = ManualClock()
         self.parts = list(parts)
@@ -60,6 +61,9 @@ class Script:
         for step in self.parts.pop(0):
             if isinstance(step, Exception):
                 raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
             yield step
         self.silent.set()
         await asyncio.Event().wait()
@@ -112,6 +116,32 @@ async def test_responses_within_the_delay_are_one_step() -> None:
         assert steps == [{"/a": 1, "/b": 2, "/c": 3}]
         # Case: the revision is that of the last event, not the one etcd is at.
         assert ks.header == header(13)
+        scope.cancel()
+
+
+@pytest.mark.parametrize(("took_s", "waits_s"), [(0.001, 0.03), (0.05, 0.25), (7.0, 1.0)])
+async def test_a_step_that_takes_long_is_followed_by_a_longer_delay(
+    took_s: float, waits_s: float
+) -> None:
+    """So the steps of a large cluster take a fifth of the loop's time."""
+    more = asyncio.Event()
+    script = Script([CREATED, put("a", 1, 11), more, put("b", 2, 12)])
+    ks = await started(script, delay=0.03)
+    ks.observers.append(lambda: script.clock.advance(took_s))
+    async with TaskScope("test") as scope:
+        scope.daemon(ks.watch(cast("Etcd", script)), name="watch")
+        while not script.clock.sleepers:
+            await yielded(scope)
+        script.clock.advance(0.03)
+        await ks.wait_for_revision(11)
+        more.set()
+        while not script.clock.sleepers:
+            await yielded(scope)
+        script.clock.advance(waits_s - 0.001)
+        await yielded(scope)
+        assert ks.header.revision == 11
+        script.clock.advance(0.002)
+        await ks.wait_for_revision(12)
         scope.cancel()
 
 
