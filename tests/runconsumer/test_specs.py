@@ -249,7 +249,7 @@ async def test_journals_fit_the_brokers_and_get_no_store_that_is_unhealthy(
     assert {one.spec.replication for one in listed} == {3}
     # Case: an apply without the flag leaves that as it is.
     same = await running.run(*common, STORE)
-    assert same.out == "= 4 unchanged\napplied\n"
+    assert same.out == "= 5 unchanged\napplied\n"
 
 
 async def test_the_page_on_declaring_is_followed(running: Project) -> None:
