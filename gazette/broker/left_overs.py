@@ -1,4 +1,4 @@
-"""What a new journal finds below its name: fragments of a former journal, or of one above or below it.
+"""Left-overs below the name of a new journal: fragments of a former journal, or of one above or below it.
 
 The Apply call says it. Otherwise a journal that goes on behind old bytes, or waits for a decision, is a
 surprise.

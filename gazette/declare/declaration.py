@@ -1,4 +1,4 @@
-"""What an application declares as a whole, checked: `Declaration`, plain data for specifications.
+"""The declaration of a whole application, checked: `Declaration`, plain data for specifications.
 
 No IO: `gazette.declare.specs` turns a declaration into specifications of journals and shards.
 """
@@ -165,7 +165,7 @@ def declaration_of(application: Any, *, name: str = "") -> Declaration:
 
 @dataclass(frozen=True, slots=True)
 class _DeclaredShard:
-    """What a poison policy may ask of a shard that does not run yet."""
+    """The attributes of a shard that a poison policy may ask for before it runs."""
 
     spec: ShardSpec
 

@@ -1,4 +1,4 @@
-"""What an application reads and writes, declared in its class: `Source` and `Output`.
+"""Journals that an application reads and writes, declared in its class: `Source` and `Output`.
 
     class WordCount(Application[SQLiteStore]):
         words = Source("words", Word, partitions=4, key="word")
@@ -348,7 +348,7 @@ class Source(_Declared[M]):
     """
 
     misplaced: MisplacedPolicy = "count"
-    """What a shard does with a message whose key belongs to another partition. ``count``: consume, count and
+    """Policy for a message whose key belongs to another partition. ``count``: consume, count and
     log it. ``fail``: fail, or skip it by the `PoisonPolicy`. ``republish``: publish it to its partition in
     the same transaction, instead of consuming it. Then tables and other applications see it twice."""
 

@@ -1,4 +1,4 @@
-"""What the labels of journals say of the keys of their messages. Pure.
+"""Rules for the keys of messages, in the labels of their journals. Pure.
 
 A declaration labels its journals. A publisher that has only the journals derives keys from these labels.
 """

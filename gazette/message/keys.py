@@ -24,7 +24,7 @@ from gazette.errors import Invalid
 from gazette.message.value_parts import shown
 
 CanonicalKey: TypeAlias = str | bytes
-"""What is hashed. A text stands for its UTF-8."""
+"""The bytes or text that are hashed. A text stands for its UTF-8."""
 
 DIGITS_MAX: Final = 1000
 """Most digits of a number that is a key, before or behind the point."""
@@ -53,7 +53,7 @@ def no_key(value: object, reason: str, hint: str = "") -> Invalid:
 
 @dataclass(frozen=True, slots=True)
 class KeyEncoding:
-    """How values of one type, and their texts, become keys."""
+    """Encoding of the values of one type, and of their texts, as keys."""
 
     name: str
     """Value of the label `gazette.labels.MESSAGE_KEY_TYPE`."""

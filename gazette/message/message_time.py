@@ -47,7 +47,7 @@ class UnusableTime(Corrupt):
 
 @dataclass(frozen=True)
 class MessageTime:
-    """Where messages have the time at which what they tell happened: a field, or a function of them.
+    """The place in messages of the time at which what they tell happened: a field, or a function of them.
 
         Source("orders", Order, time="ordered_at")
         Source("clicks", Click, time=MessageTime("at", unit="ms"))

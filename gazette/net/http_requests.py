@@ -1,4 +1,4 @@
-"""What any HTTP request says besides its path: what changes its meaning is honoured or refused.
+"""Headers and arguments of any HTTP request: what changes its meaning is honoured or refused.
 
 Headers that are not named here have no effect: they are about the connection, the client or the form of the
 answer.

@@ -34,7 +34,7 @@ DESCRIBE: Final = "describe"
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What `gazette run` knows of an application without importing it."""
+    """Facts that `gazette run` knows of an application without importing it."""
 
     declaration: Declaration
     files: tuple[str, ...]

@@ -28,7 +28,7 @@ _SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """Where an application is: a file or a module, and the name of its class, if one was given."""
+    """The place of an application: a file or a module, and the name of its class, if one was given."""
 
     text: str
     """The words of the user."""

@@ -1,4 +1,4 @@
-"""How far a stream is behind its journals: from the progress of the query, since Spark asks no data
+"""The lag of a stream behind its journals: from the progress of the query, since Spark asks no data
 source of Python for metrics.
 """
 
@@ -28,7 +28,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JournalLag:
-    """How far a stream was behind one journal, at the end of a batch."""
+    """The lag of a stream behind one journal, at the end of a batch."""
 
     journal: JournalName
     offset: Offset

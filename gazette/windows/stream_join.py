@@ -43,7 +43,7 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """Which messages without a partner have a result too."""
+    """The messages without a partner that have a result too."""
 
     INNER = "inner"
     """None of them."""
@@ -69,7 +69,7 @@ class JoinResult(Generic[L, R]):
 
 @dataclass(frozen=True, slots=True)
 class JoinOutcome(Generic[L, R]):
-    """What a message of a join led to."""
+    """The outcome of a message of a join."""
 
     late: bool
     """True if its partners may be gone already. It then changed nothing, and has no pairs."""

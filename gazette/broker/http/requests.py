@@ -1,4 +1,4 @@
-"""What a request for a journal says besides its path: each header or argument that changes its meaning is
+"""Headers and arguments of a request for a journal: each header or argument that changes its meaning is
 honoured or refused. `gazette.net.http_requests` has what is common to all requests.
 """
 

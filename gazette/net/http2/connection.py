@@ -246,7 +246,7 @@ class Http2Connection:
         """The peer's last stream."""
         self._fields: Fields = []
         self._request = RequestHead(b"", b"", b"", [])
-        """What the fields of the last request mean."""
+        """Meaning of the fields of the last request."""
         self._next = 1
         """Number of the next stream that a client begins."""
         self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What services of applications may ask about a call, as `grpc.aio.ServicerContext` says."""
+"""The context of a call that services of applications use, as `grpc.aio.ServicerContext` says."""
 
 from __future__ import annotations
 

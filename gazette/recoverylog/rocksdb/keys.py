@@ -48,7 +48,7 @@ _RESERVED: Final[Mapping[bytes, str]] = {
     EVENT_TIME_KEY: "the event time of timers",
     TIMER_KEY_PREFIX: "a timer by its key",
 }
-"""What the keys with each prefix hold, in the order of keys."""
+"""Contents of the keys with each prefix, in the order of keys."""
 RESERVED_END: Final = b"\x00\x13"
 """All reserved keys are before this one."""
 

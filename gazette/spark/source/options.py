@@ -115,7 +115,7 @@ _RENAMED: Final[dict[str, str]] = {
     "planning_threads": _NOT_NEEDED,
     "pushdown": "Leave it out: Spark applies filters after reading.",
 }
-"""What to do in place of former names, and of some that Spark's other sources have."""
+"""Advice in place of former names, and of some that Spark's other sources have."""
 Mode = Literal["permissive", "dropmalformed", "failfast"]
 _MALFORMED: Final[dict[Mode, Malformed]] = {
     "permissive": "null",

@@ -1,4 +1,4 @@
-"""How much a batch of a stream reads, if it is limited. Pure but for the counting of rows."""
+"""The size of a batch of a stream, if it is limited. Pure but for the counting of rows."""
 
 from __future__ import annotations
 

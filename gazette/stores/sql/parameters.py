@@ -24,7 +24,7 @@ from gazette.stores.bound_values import (
 )
 
 _UNADAPTED: Final = re.compile(r"can(?:no|')t adapt type '([^']+)'")
-"""What psycopg and psycopg2 say of a class that they have no adapter for. Such errors have no SQLSTATE."""
+"""Messages of psycopg and psycopg2 for a class without an adapter. Such errors have no SQLSTATE."""
 
 
 def require_kept(

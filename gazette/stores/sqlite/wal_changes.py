@@ -45,7 +45,7 @@ would let the WAL grow for ever.
 
 
 class Collected(NamedTuple):
-    """What commits changed, and the size of the database in pages after them."""
+    """Changes of commits, and the size of the database in pages after them."""
 
     changes: Iterator[PageChange]
     """Read all of them before the next commit."""
