@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TENURES_MAX: Final = 64
+_LOST_MAX: Final = 64
 _ATTEMPTS_MAX: Final = 5
 """Attempts of one write. A failed attempt has found a newer value, written by another primary."""
 _RETRY_S: Final = 5.0
@@ -59,13 +60,15 @@ class Head:
     Each tenure is the creation revision of a primary's assignment, with the offset at which the primary
     began. A tenure is left out if a later primary began at or below its offset: nothing depends on it then.
     ``closed`` holds the journal's registers if the last primary left in good order, with nothing
-    acknowledged beyond ``offset``. It is None while a primary may have acknowledged more.
+    acknowledged beyond ``offset``. It is None while a primary may have acknowledged more. ``lost`` are the
+    offsets that no fragment had when an operator confirmed a head behind them.
     """
 
     life: Revision
     offset: Offset = 0
     tenures: tuple[tuple[Revision, Offset], ...] = ()
     closed: LabelSet | None = None
+    lost: tuple[tuple[Offset, Offset], ...] = ()
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {
@@ -75,6 +78,8 @@ class Head:
         }
         if self.closed is not None:
             fields["closed"] = [(label.name, label.value) for label in self.closed.labels]
+        if self.lost:
+            fields["lost"] = self.lost
         return json.dumps(fields).encode()
 
     @classmethod
@@ -86,7 +91,8 @@ class Head:
             closed = fields.get("closed")
             if closed is not None:
                 closed = LabelSet(tuple(Label(str(name), str(value)) for name, value in closed))
-            return cls(int(fields["life"]), int(fields["offset"]), tenures, closed)
+            lost = tuple((int(begin), int(end)) for begin, end in fields.get("lost", ()))
+            return cls(int(fields["life"]), int(fields["offset"]), tenures, closed, lost)
         except (ValueError, TypeError, KeyError) as error:
             raise Conflict(
                 "the known head of a journal cannot be read",
@@ -103,6 +109,10 @@ class Head:
         if not tenures or tenures[-1][0] != tenure:
             tenures = _with_tenure(tenures, tenure, begin)
         return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
+
+    def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
+        """Return the head to write when an operator confirms that ``lost`` will not come."""
+        return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary than ``tenure`` has
@@ -163,6 +173,11 @@ class KnownHead:
         """
         return None if self._begun else self._head.closed
 
+    @property
+    def lost(self) -> tuple[tuple[Offset, Offset], ...]:
+        """Offsets that are lost, as an operator has confirmed."""
+        return self._head.lost
+
     def limit(self, tenure: Revision) -> Offset | None:
         """Return the offset at which a later primary than that of ``tenure`` has begun, as last read."""
         return self._head.limit(tenure)
@@ -171,8 +186,8 @@ class KnownHead:
         """Return True if this replica has recorded in etcd that the primary of ``tenure`` has appended."""
         return self._tenure == tenure
 
-    async def load(self) -> Offset:
-        """Read the head from etcd, and return its offset.
+    async def load(self) -> None:
+        """Read the head from etcd.
 
         Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the
         journal was deleted since.
@@ -190,9 +205,9 @@ class KnownHead:
             )
         if head.life < life:
             head = Head(life)
-        self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
+        if kv is None or kv.mod_revision >= self._mod_revision:  # Else a write has overtaken this.
+            self._head, self._mod_revision = head, 0 if kv is None else kv.mod_revision
         self.loaded = True
-        return head.offset
 
     async def begin(self, tenure: Revision, begin: Offset) -> bool:
         """Record in etcd that the primary of ``tenure`` begins at ``begin``. Then former primaries
@@ -210,6 +225,14 @@ class KnownHead:
 
         self._begun = self._tenure == tenure or await self._write(change, tenure, begin)
         return self._begun
+
+    async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
+        """Record in etcd that ``lost`` will not come: an operator goes on behind these offsets.
+
+        Raise as ``Etcd.txn``, and ``Conflict`` if a later primary than that of ``tenure`` has begun.
+        """
+        if not set(lost) <= set(self._head.lost):
+            await self._write(lambda head: head.with_lost(lost), tenure)
 
     async def acknowledge(self, tenure: Revision, begin: Offset, end: Offset) -> None:
         """Return once an append of ``[begin, end)`` may be answered by the primary of ``tenure``.

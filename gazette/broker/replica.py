@@ -95,6 +95,7 @@ class Replica:
         self.journal = journal
         self.life = life
         self.index = Index(journal, context.clock)
+        self.index.on_hole = self.list_again
         self.head_readers = HeadReaders(
             self.index, context.disk_pace.reads, context.settings.read_chunk_bytes
         )
@@ -136,7 +137,21 @@ class Replica:
 
     async def load_head(self) -> None:
         """Read from etcd how far the journal reaches. Raise as ``KnownHead.load``."""
-        self.index.known_head = await self.head.load()
+        await self.head.load()
+        self._adopt_head()
+
+    async def confirm(self, tenure: Revision, head: Offset) -> None:
+        """Record that the journal goes on at ``head``: offsets before it that no fragment has are lost.
+
+        Raise as ``KnownHead.confirm``. Cancellation: etcd may be written.
+        """
+        try:
+            await self.head.confirm(tenure, self.index.holes(head))
+        finally:
+            self._adopt_head()
+
+    def _adopt_head(self) -> None:
+        self.index.adopt_head(self.head.offset, self.head.lost)
 
     def other_followers(self, route: Route) -> frozenset[Incarnation]:
         """Return the followers of ``route`` without this broker."""
@@ -174,7 +189,7 @@ class Replica:
         try:
             begun = await self.head.begin(tenure, end)
         finally:
-            self.index.known_head = self.head.offset
+            self._adopt_head()
         timeout_s = self._context.settings.listing_timeout_s
         try:
             async with timeout(timeout_s):
@@ -197,7 +212,7 @@ class Replica:
         try:
             await self.head.acknowledge(tenure, begin, end)
         finally:
-            self.index.known_head = self.head.offset
+            self._adopt_head()
         self.others.clear()
         # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
         self._agreed(end)
@@ -421,7 +436,8 @@ class Replica:
         if spec is None:
             return
         try:
-            if not self.head.loaded:
+            if self.index.has_hole or not self.head.loaded:
+                # An operator may have confirmed that what is missing is lost.
                 await self.load_head()
             await self._list(spec)
         except GazetteError as error:

@@ -12,7 +12,6 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, TypeAlias
 
 from gazette.errors import Closed
@@ -94,12 +93,16 @@ class Index:
         """Stored fragments that may be the journal's, as of the last listing."""
         self.unexplained_to: Offset = 0
         """End of these; zero without any."""
-        self.known_head: Offset = 0
+        self._known_head: Offset = 0
         """Offset that the journal has reached at least. The fragments here may end earlier."""
+        self._lost: tuple[tuple[Offset, Offset], ...] = ()
+        """Offsets that will not come, as an operator has confirmed."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """The waiters of the heap whose query has not been cancelled."""
         self.on_change: Callable[[], None] | None = None
         """Called when there may be more for readers, and when the index closes."""
+        self.on_hole: Callable[[], None] | None = None
+        """Called when a commit leaves a hole before it, and the hole is not known to be lost."""
 
     @property
     def begin_offset(self) -> Offset:
@@ -114,7 +117,7 @@ class Index:
     @property
     def write_head(self) -> Offset:
         """Head of the journal for readers, as far as this broker knows."""
-        return max(self._set.end, self.known_head)
+        return max(self._set.end, self._known_head)
 
     @property
     def last_mod_time(self) -> int:
@@ -133,10 +136,13 @@ class Index:
     @property
     def has_hole(self) -> bool:
         """True if fragments are missing that may soon be uploaded: between others, or before the first."""
-        spans = self._set[0:]
-        if spans and spans[0].begin and not self._is_settled(spans[0]):
-            return True
-        return any(after.begin > before.end for before, after in pairwise(spans))
+        if not len(self._set):
+            return False
+        first = self._set[0]
+        holes = self.holes(self._set[-1].begin)
+        if first.begin and self._is_settled(first):
+            holes = holes[1:]
+        return not all(self._is_lost(*hole) for hole in holes)
 
     @property
     def waiting(self) -> int:
@@ -151,6 +157,24 @@ class Index:
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
         """Return a copy of the covering fragments of readers that begin at ``begin`` or later."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
+
+    def holes(self, end: Offset) -> list[tuple[Offset, Offset]]:
+        """Return the offsets before ``end`` that no fragment has, for readers or not yet."""
+        holes, at = [], 0
+        for span in (*self._set, *self._hidden):
+            if span.begin >= end:
+                break
+            if at < span.begin:
+                holes.append((at, span.begin))
+            at = max(at, span.end)
+        return [*holes, (at, end)] if at < end else holes
+
+    def adopt_head(self, known_head: Offset, lost: tuple[tuple[Offset, Offset], ...]) -> None:
+        """Adopt the offset that the journal has reached at least, and the offsets that will not come."""
+        self._known_head = known_head
+        if lost != self._lost:
+            self._lost = lost
+            self._wake_holes()
 
     def has(self, fragment: Fragment) -> bool:
         """Return True if there is exactly ``fragment``, for readers or not yet."""
@@ -186,7 +210,13 @@ class Index:
         self._local.add(local)
         if local.begin < was_end and not grows:
             self._wake_holes()
+        elif local.begin > was_end:
+            self._note_hole(was_end, local.begin)
         self._wake_head()
+
+    def _note_hole(self, begin: Offset, end: Offset) -> None:
+        if self.on_hole is not None and self.first_refreshed and not self._is_lost(begin, end):
+            self.on_hole()
 
     def stored(self, fragment: Fragment) -> None:
         """Let go of the local file of exactly ``fragment``, if it is still here: a store has it."""
@@ -244,8 +274,9 @@ class Index:
     ) -> IndexResult:
         """Find the fragment from which to read ``offset``; ``AT_WRITE_HEAD`` is the present head.
 
-        An offset that no fragment covers jumps to the next persisted fragment in two cases: there is no
-        fragment before it, or that fragment was persisted long ago. Persisted fragments older than
+        An offset that no fragment covers jumps to the next fragment if an operator has confirmed that what
+        is between is lost. It jumps to the next persisted fragment in two more cases: there is no fragment
+        before it, or that fragment was persisted long ago. Persisted fragments older than
         ``begin_mod_time`` (Unix seconds) are skipped. An offset that is left uncovered gives
         OFFSET_NOT_YET_AVAILABLE or, with ``block``, waits for a fragment.
 
@@ -283,7 +314,7 @@ class Index:
             at, found = self._set.longest_overlapping(offset)
             if not found:
                 self._require_explained(offset, at)
-            if not found and self._may_jump(at):
+            if not found and self._may_jump(offset, at):
                 offset, found = self._set[at].begin, True
             if not found:
                 return IndexResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, self.write_head)
@@ -317,14 +348,19 @@ class Index:
         else:
             self.unexplained.check(self.journal, max(offset, self.end_offset))
 
-    def _may_jump(self, at: int) -> bool:
-        """Return True if a reader in the hole before span ``at`` may go on from the span's begin."""
+    def _may_jump(self, offset: Offset, at: int) -> bool:
+        """Return True if a reader at ``offset``, in the hole before span ``at``, may go on from the span."""
         if at == len(self._set):
             return False
+        if self._is_lost(offset, self._set[at].begin):
+            return True
         if at == 0:
             return self._is_settled(self._set[0])
         mod_time = _fragment(self._set[at]).mod_time
         return 0 < mod_time < int(self._clock.now()) - JUMP_AGE_S
+
+    def _is_lost(self, begin: Offset, end: Offset) -> bool:
+        return any(lost[0] <= begin and end <= lost[1] for lost in self._lost)
 
     def _is_settled(self, first: Fragment | LocalFragment) -> bool:
         """Return True if no fragment can be missing before the first one: the last listing would

@@ -542,6 +542,7 @@ def test_preconditions(
 
 def test_explicit_offset_resets_the_head_and_synchronizes_once() -> None:
     story = Story(AppendTerms(JOURNAL, offset=50)).until_ready(spool(0, 0, ("k", "v")))
+    assert story.tell(ready(0, 50)) == (ev.ConfirmHead(50),), "what is missing is lost"
     assert story.tell(ready(0, 50)) == (
         ev.SendSync(fragment(50, 50), LabelSet.of(("k", "v")), opening=False),
     )

@@ -198,7 +198,7 @@ async def test_nothing_new(journal: Journal) -> None:
     async with TaskScope("test") as scope:
         waiting = scope.spawn(journal.readers.serve(HeadReader(5, caller.send)), name="reader")
         await turns(1)
-        journal.index.known_head = 100
+        journal.index.adopt_head(100, ())
         journal.commit(b"abc")
         await turns()
         assert not waiting.done()

@@ -28,6 +28,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
 from tests.facts import logged, raises
@@ -236,6 +237,53 @@ async def test_a_journal_without_stores_goes_on_at_its_known_head(cluster: Fixed
     outcome = await append(cluster["b"], b"x")
     assert outcome.commit is not None
     assert outcome.commit.begin == 7
+
+
+@pytest.mark.parametrize("content", [b"", b"x"], ids=["reset-head", "append"])
+async def test_a_head_that_is_confirmed_has_no_hole_for_readers(
+    cluster: FixedCluster, tmp_path: Path, content: bytes
+) -> None:
+    """All replicas are lost by power. Of what etcd knows, the store has two parts.
+
+    Readers at the primary and at a follower go on where the journal does, and not six hours later.
+    """
+    cluster.create(journal_spec(JOURNAL, length=1024), "a")
+    for _ in range(5):
+        await append(cluster["a"], bytes(1025))
+    await until(lambda: len(stored(tmp_path)) >= 4)
+    await until(lambda: cluster["a"].replica(JOURNAL).head.offset >= 4100)
+    cluster["a"].replica(JOURNAL).stop_daemons()  # No pulse completes another fragment.
+    await until(lambda: not cluster["a"].context.persister.unpersisted)
+    await cluster["a"].replica(JOURNAL).head.settle(10.0)
+    await lose_all(cluster, "a")
+    for path in [stored(tmp_path)[1], *stored(tmp_path)[3:]]:
+        path.unlink()
+    cluster.put_spec(journal_spec(JOURNAL, length=1024, replication=2))
+    cluster.assign(JOURNAL, "b", "c")
+    assert (await append(cluster["b"], b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
+    indexes = [cluster[name].replica(JOURNAL).index for name in "bc"]
+    await until(lambda: all(index.first_refreshed for index in indexes))
+    end = indexes[0].write_head
+
+    async with TaskScope("readers") as scope:
+        readers = [
+            scope.spawn(index.query(at, block=True), name="reader")
+            for index in indexes
+            for at in (1025, 3075)
+        ]
+        control = SuspendControl.KEEP if not content else SuspendControl.RESUME
+        confirmed = await append(
+            cluster["b"], *filter(None, [content]), offset=end, suspend=control
+        )
+        assert confirmed.ending is Ending.COMMITTED
+        if not content:
+            assert (await append(cluster["b"], b"x")).ending is Ending.COMMITTED
+        found = [await reader for reader in readers]
+    assert [one.offset for one in found] == [2050, end, 2050, end]
+    head = known(cluster)
+    assert head is not None
+    assert head.lost == ((1025, 2050), (3075, end))
+    assert not any(index.has_hole for index in indexes)
 
 
 async def test_the_head_of_another_life_means_nothing(cluster: FixedCluster) -> None:
@@ -456,10 +504,12 @@ async def test_what_a_broker_that_wakes_up_saves_is_not_given_out_again(
     await pause_with_content(cluster, tmp_path)
     cluster.assign(JOURNAL, "b")
     assert (await append(cluster["b"])).status is Status.INDEX_HAS_GREATER_OFFSET
+    replica = cluster["b"].replica(JOURNAL)
+    replica.stop_daemons()  # The next listing is a while away, and so is the next pulse.
+    for _ in range(10):
+        await SystemClock().sleep(0)  # A pulse that runs learns of it.
     confirm: dict[str, Any] = {"offset": 5, "suspend": SuspendControl.KEEP}
     assert (await append(cluster["b"], **confirm)).ending is Ending.COMMITTED
-    replica = cluster["b"].replica(JOURNAL)
-    replica.stop_daemons()  # The next listing is a while away.
     # As if b had followed a primary that appended nothing either.
     replica.others.follow(frozenset())
     cluster["a"].catch_up()

@@ -159,6 +159,40 @@ async def test_jumps(index: Index, file: LocalFile, clock: ManualClock) -> None:
     assert await ask(index, 550) == (550, 500, 600)
 
 
+async def test_what_an_operator_has_confirmed_as_lost_is_jumped_at_once(
+    index: Index, file: LocalFile, clock: ManualClock
+) -> None:
+    now = int(clock.now())
+    index.replace_remote(CoverSet([*remote((0, 100)), *remote((200, 300), mod_time=now)]))
+    assert index.holes(400) == [(100, 200), (300, 400)]
+    assert (index.holes(100), index.holes(150), index.holes(250)) == (
+        [],
+        [(100, 150)],
+        [(100, 200)],
+    )
+    noted: list[int] = []
+    index.on_hole = lambda: noted.append(1)
+    async with TaskScope("readers") as scope:
+        waits = [scope.spawn(index.query(at, block=True), name="reader") for at in (100, 150, 300)]
+        while index.waiting < len(waits):
+            await clock.sleep(0)
+        index.adopt_head(400, tuple(index.holes(400)))
+        assert [(await one).offset for one in waits[:2]] == [200, 200]
+        index.spool_commit(local(400, 410, file))
+        assert (await waits[2]).offset == 400
+    assert (index.has_hole, noted) == (False, [])
+    # Case: a hole that is in no span of these, or in a part of it only.
+    index.spool_commit(local(500, 510, file))
+    assert (index.has_hole, noted) == (True, [1])
+    assert await ask(index, 410) == (410, None, None)
+    index.adopt_head(510, ((410, 499), (420, 500)))
+    assert await ask(index, 410) == (410, None, None)
+    assert await ask(index, 430) == (500, 500, 510)
+    # Case: the store has the missing bytes after all.
+    index.replace_remote(remote((0, 100), (100, 200), (200, 300)))
+    assert await ask(index, 100) == (100, 100, 200)
+
+
 async def test_old_fragments_are_skipped(index: Index, file: LocalFile) -> None:
     """By the time they were persisted; local ones are never too old."""
     index.replace_remote(CoverSet([*remote((0, 10), mod_time=50), *remote((10, 20), mod_time=60)]))

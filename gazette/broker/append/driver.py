@@ -273,7 +273,7 @@ class AppendDriver:
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
                 return await self._write(put_suspend(self._context, self._at, level, offset))
-            case ev.LoadHead() | ev.AwaitReadiness() | ev.BeginTenure():
+            case ev.LoadHead() | ev.AwaitReadiness() | ev.ConfirmHead() | ev.BeginTenure():
                 return await self._make_ready(effect)
             case ev.AwaitAcks():
                 return await self._await_acks()
@@ -527,7 +527,7 @@ class AppendDriver:
             return ev.Failed(error)
 
     async def _make_ready(
-        self, effect: ev.LoadHead | ev.AwaitReadiness | ev.BeginTenure
+        self, effect: ev.LoadHead | ev.AwaitReadiness | ev.ConfirmHead | ev.BeginTenure
     ) -> ev.Event:
         at, replica = self._at, self._replica
         assert replica is not None
@@ -536,7 +536,11 @@ class AppendDriver:
                 case ev.LoadHead():
                     await self._wait(replica.load_head())
                 case ev.AwaitReadiness(until):
+                    if replica.line.store_ails_since is None:
+                        replica.line.store_ails_since = self._context.clock.monotonic()
                     await self._wait(self._readiness_change(replica, until))
+                case ev.ConfirmHead(offset):
+                    await self._wait(replica.confirm(at.tenure, offset))
                 case ev.BeginTenure(end):
                     await self._wait(replica.begin(at.tenure, end))
         except (Superseded, _Interrupted, GazetteError) as error:
@@ -593,10 +597,9 @@ class AppendDriver:
         if not ails:
             line.store_ails_since = None
             return 0.0
-        if line.store_ails_since is None:
-            line.store_ails_since = self._context.clock.monotonic()
         assert self._arrived is not None
-        begun = max(self._arrived, line.store_ails_since)
+        since = line.store_ails_since
+        begun = max(self._arrived, self._context.clock.monotonic() if since is None else since)
         return begun + self._context.settings.store_check_timeout_s
 
     def _admission(self, sessions: SessionLedger) -> Admission:

@@ -381,6 +381,14 @@ class AwaitReadiness(msgspec.Struct, frozen=True):
     until: float
 
 
+class ConfirmHead(msgspec.Struct, frozen=True):
+    """Record that the journal goes on at ``offset``, without what is missing before, and look again. →
+    ReadinessSeen.
+    """
+
+    offset: Offset
+
+
 class BeginTenure(msgspec.Struct, frozen=True):
     """End uploads for former primaries at ``end``, list the stores, and look again. → ReadinessSeen."""
 
@@ -447,6 +455,7 @@ RareEffect: TypeAlias = (
     | PutSuspend
     | LoadHead
     | AwaitReadiness
+    | ConfirmHead
     | BeginTenure
     | AwaitAcks
 )

@@ -126,6 +126,8 @@ class AppendFSM:
     _rounds: int = 0
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
+    _confirmed: Offset = 0
+    """The head before which missing bytes are recorded as lost."""
     _final_status: Status = Status.OK
     _begin: Offset = 0
     _length: int = 0
@@ -364,8 +366,7 @@ class AppendFSM:
             return self._resync(seen.now)
         if head > max(end, index.end) and not spec.fragment.stores:
             # No store could ever hold the missing bytes: they are lost. Never use their offsets again.
-            self.roll_to = head
-            return self._resync(seen.now)
+            return self._go_on_at(head, seen.now)
         if end != head and terms.offset is None and spec.may_write:
             if known.closed is not None and index.end >= known.offset:
                 # The last primary left in good order, and stores have all that was acknowledged.
@@ -379,11 +380,18 @@ class AppendFSM:
         if terms.offset is not None and terms.offset != head:
             return self._refuse(Status.WRONG_APPEND_OFFSET)
         if terms.offset is not None and end != head:
-            self.roll_to = head
-            return self._resync(seen.now)
+            return self._go_on_at(head, seen.now)
         if seen.must_begin and terms.suspend not in _WITHOUT_CONTENT:
             return (ev.BeginTenure(end),)
         return self._check_suspension(seen)
+
+    def _go_on_at(self, head: Offset, now: float) -> tuple[Effect, ...]:
+        """Go on at ``head``, once it is recorded that nothing more will come before it."""
+        if self._confirmed != head:
+            self._confirmed = head
+            return (ev.ConfirmHead(head),)
+        self.roll_to = head
+        return self._resync(now)
 
     def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
         """Synchronize again, with ``registers`` (default: those of the spool)."""

@@ -83,8 +83,8 @@ def note_holes(
     for begin, end in holes((one.fragment for one in stored), head):
         context.terminal.note(
             f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). "
-            f"Readers that get there wait until {_WAIT_H} h after the next fragment was stored. Then they "
-            f"go on behind it. To go on now, let them begin at {end}."
+            f"Readers that get there go on at {end}: at once if `gazctl journals reset-head` confirmed a "
+            f"head behind these offsets, and else {_WAIT_H} h after the next fragment was stored."
         )
 
 
