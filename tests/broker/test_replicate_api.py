@@ -263,6 +263,8 @@ async def test_replica_without_a_lease_acknowledges_nothing(cluster: FixedCluste
     error = await primary.broken()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "late_s=" in str(error.details())
+    # Nor do its readers get what another broker may have given these offsets to by now.
+    assert cluster["b"].replica(JOURNAL).index.end_offset == 0
 
 
 async def test_broker_that_does_not_have_the_journal(cluster: FixedCluster) -> None:

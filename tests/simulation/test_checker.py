@@ -369,3 +369,24 @@ def test_an_upload_that_brokers_know_to_be_doubtful() -> None:
     assert "fragment path has other bytes" in story.found()
     story.history.stored[0].marked = True
     assert story.found() == ""
+
+
+def test_late_copies_of_a_session() -> None:
+    """A copy behind a later append of its session is one that readers take for new. One before is none."""
+    first, second = b"<1:a/journal:30>" * 2, b"<2:a/journal:30>" * 2
+    for late in (True, False):
+        story = Story()
+        at = 0 if late else 32
+        story.append(first, at, session=1, batch=(at, at + 32), repeated=True)
+        story.append(second, at + 32, session=1, batch=(at + 32, at + 64), repeated=True)
+        story.read(first + (second + first if late else first + second), 0)
+        assert ("a late copy" in story.found()) is late, story.found()
+
+
+def test_copies_of_other_sessions_have_no_order() -> None:
+    first, second = b"<1:a/journal:30>" * 2, b"<2:a/journal:30>" * 2
+    story = Story()
+    story.append(first, 0, session=1, batch=(0, 32), repeated=True)
+    story.append(second, 32, session=2, batch=(32, 64), repeated=True)
+    story.read(first + second + first, 0)
+    assert story.found() == ""

@@ -72,7 +72,9 @@ LARGEST = 4 << 20
 OPTIONS = [("grpc.min_reconnect_backoff_ms", 1_000), ("grpc.initial_reconnect_backoff_ms", 50)]
 
 
-def over_sockets(case: Case, *, serve: bool, own_client: bool, own_server: bool) -> None:
+def over_sockets(
+    case: Case, *, serve: bool, own_client: bool, own_server: bool, take: Any = None
+) -> None:
     async def run() -> None:
         service = Service()
         listener = bind_tcp("127.0.0.1", 0)
@@ -86,6 +88,8 @@ def over_sockets(case: Case, *, serve: bool, own_client: bool, own_server: bool)
         elif serve:
             server.listen(listener, None)
         server.add_generic_rpc_handlers((service.handler(),))
+        if take is not None:
+            server.take_whole_calls("/test.Service/Join", take)
         if serve:
             await server.start()
         else:
@@ -101,7 +105,7 @@ def over_sockets(case: Case, *, serve: bool, own_client: bool, own_server: bool)
     asyncio.run(run())
 
 
-def over_simulation(case: Case, *, serve: bool) -> None:
+def over_simulation(case: Case, *, serve: bool, take: Any = None) -> None:
     import random
 
     errors: list[str] = []
@@ -114,6 +118,8 @@ def over_simulation(case: Case, *, serve: bool) -> None:
         service = Service()
         server = SimServer(network, at, "server:80")
         server.add_generic_rpc_handlers((service.handler(),))
+        if take is not None:
+            server.take_whole_calls("/test.Service/Join", take)
         if serve:
             await server.start()
         channel = SimChannel(network, client, "server:80", dict(OPTIONS))
@@ -125,6 +131,35 @@ def over_simulation(case: Case, *, serve: bool) -> None:
     assert task.done(), "the case waits for ever"
     task.result()
     assert errors == []
+
+
+def test_calls_that_arrive_as_a_whole() -> None:
+    """The simulation offers them as our server does, and serves those that are handed back."""
+
+    async def case(channel: Any, service: Any) -> None:
+        for content, answer in ((b"now", b"whole now"), (b"later", b"later"), (b"never", None)):
+            call = channel.stream_unary("/test.Service/Join")()
+            await call.write(content)
+            await call.done_writing()
+            if answer is None:
+                assert await code_of(call) is CODE.RESOURCE_EXHAUSTED
+            else:
+                assert await call == answer
+
+    def take(calls: Any) -> Any:
+        rest = []
+        for call in calls:
+            match call.messages():
+                case [b"now"]:
+                    call.answer(b"whole now")
+                case [b"never"]:
+                    call.refuse(CODE.RESOURCE_EXHAUSTED, "no")
+                case _:
+                    rest.append(call)
+        return rest
+
+    over_sockets(case, serve=True, own_client=True, own_server=True, take=take)
+    over_simulation(case, serve=True, take=take)
 
 
 OVER: dict[str, Callable[..., None]] = {

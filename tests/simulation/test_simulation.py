@@ -69,6 +69,25 @@ def test_a_mistake_that_is_planted_is_found() -> None:
     assert simulate("--plant", "no-such-plant").returncode == 2
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("plant", ["unknown-session-admitted", "group-answered-ok"])
+def test_mistakes_of_sessions_and_groups_are_found(plant: str) -> None:
+    """Within 150 seeds: sessions and groups have a fair share of what is simulated."""
+    run = simulate("--plants", "--plant", plant, "--first", "1", "--seeds", "150")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_seeds_go_the_ways_of_shipped_brokers() -> None:
+    """By whole calls, groups, sessions, and messages that are replicated as they arrive."""
+    said = simulate("--first", "1", "--seeds", "30").stdout
+    shares = {way: int(share) for way, share in re.findall(r"\d+ ([a-z ]+) \((\d+)%\)", said)}
+    assert shares["whole calls"] >= 20, said
+    assert shares["in groups"] >= 15, said
+    assert shares["of sessions"] >= 15, said
+    assert re.search(r"^[1-9]\d{2,} messages replicated as they arrived$", said, re.MULTILINE), said
+    assert re.search(r"^seeds 1 to 25: [1-9]\d* new branches and pairs", said, re.MULTILINE), said
+
+
 def test_a_seed_that_hangs_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from functools import partial
 
+from tools.simulation.progress import Progress
 from tools.simulation.run import (
     Outcome,
     in_children,
@@ -99,10 +100,10 @@ def _find_plants(arguments: argparse.Namespace) -> int:
         ]
         found, spent = None, 0.0
         with closing(in_children(calls, arguments.workers)) as results:
-            for failed, seconds in results:
-                spent += seconds
-                if failed:
-                    found = failed[0]
+            for one in results:
+                spent += one.seconds
+                if one.failed:
+                    found = one.failed[0]
                     break
         missed += found is None
         at = f"not in {arguments.seeds} seeds" if found is None else f"{found.seed}"
@@ -115,7 +116,7 @@ def _find_plants(arguments: argparse.Namespace) -> int:
 def _many(arguments: argparse.Namespace) -> int:
     consumers, plant = arguments.consumers, arguments.plant
     slices = _slices(arguments)
-    done, failures, spent = 0, 0, 0.0
+    done, failures, progress = 0, 0, Progress()
     timers = arguments.timers
     flag = (" --timers" if timers else " --consumers" if consumers else "") + (
         f" --plant {plant}" if plant else ""
@@ -125,9 +126,10 @@ def _many(arguments: argparse.Namespace) -> int:
         for seeds in slices
     ]
     with closing(in_children(calls, arguments.workers)) as results:
-        for seeds, (failed, seconds) in zip(slices, results, strict=True):
-            done, spent = done + len(seeds), spent + seconds
-            for outcome in failed:
+        for seeds, one in zip(slices, results, strict=True):
+            done += len(seeds)
+            progress.add(one, len(seeds))
+            for outcome in one.failed:
                 failures += 1
                 sys.stdout.write(report(outcome) + "\n")
                 sys.stdout.write(
@@ -136,7 +138,8 @@ def _many(arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
             if failures and not arguments.keep_going:
                 break
-    rate = done / spent if spent else 0.0
+    sys.stdout.write("".join(f"{line}\n" for line in progress.describe()))
+    rate = done / progress.seconds if progress.seconds else 0.0
     sys.stdout.write(
         f"{done} seeds from {arguments.first}, {failures} with violations, {rate:.1f} seeds/s per process\n"
     )

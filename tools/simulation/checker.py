@@ -103,6 +103,7 @@ def _check_life(
     if life.deleted is None and finals:
         yield from _missing(kept, finals)
         yield from _strangers(history, life, kept, finals)
+        yield from _late_copies(history, life, kept, finals)
     if life.deleted is None and history.stopped:
         yield from _not_stored(kept, stored)
 
@@ -318,6 +319,38 @@ def _strangers(
             if match.refused:
                 yield f"{life.journal} has {_name(match)} at {begin + at}, which was refused"
             at += len(match.payload)
+
+
+def _late_copies(
+    history: History, life: Life, kept: list[Append], finals: list[Piece]
+) -> Iterator[str]:
+    """Yield appends of which there is a copy behind what their session appended later.
+
+    Readers drop a copy before that: a session repeats an append until it has succeeded.
+    """
+    ends: dict[int, list[Append]] = defaultdict(list)
+    for append in kept:
+        if append.session and append.payload:
+            ends[append.session].append(append)
+    runs = _assembled(finals)
+    for append in history.appends:
+        if append.journal != life.journal or append.batch is None or not append.payload:
+            continue
+        end = append.batch[1]
+        later = [
+            one.end
+            for one in ends[append.session]
+            if one.number > append.number and one.begin is not None and one.begin >= end
+        ]
+        if not later:
+            continue
+        for begin, content in runs:
+            at = content.find(append.payload, max(0, min(later) - begin))
+            if at >= 0 and begin + at >= min(later):
+                yield (
+                    f"{life.journal} has a late copy of {_name(append)} at {begin + at}, behind a later "
+                    f"append of its session, which ends at {min(later)}"
+                )
 
 
 def _assembled(pieces: Iterable[Piece]) -> list[tuple[int, bytes]]:

@@ -34,6 +34,7 @@ from tools.simulation.consumer_app import KEYS, Input, Output
 from tools.simulation.consumer_pruning import Archive, Pruner
 from tools.simulation.consumer_queries import Asked, QueryClient
 from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProcess, Trap
+from tools.simulation.history import Fault
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.network import SimTransport
 from tools.simulation.storage import Threads
@@ -428,6 +429,7 @@ class ConsumerScenario:
         world = self.world
         now = world.loop.now
         world.say("fault", what, f"for {seconds:.1f} s", *hosts)
+        world.history.faults.append(Fault(now, now + seconds, what))
         self.plan.until = max(self.plan.until, now + seconds)
         if lease:
             for host in hosts:

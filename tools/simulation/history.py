@@ -29,6 +29,10 @@ class Append:
     """Whether it may be in the journal more than once."""
     shared: bool = False
     """Whether it was acknowledged as a part of something, at an offset that is not known."""
+    session: int = 0
+    """The session of which it is one: they are in the order of their numbers. 0 for none."""
+    batch: tuple[int, int] | None = None
+    """Begin and end of the commit that has it, and others of its session."""
     error: str = ""
     refused: bool = False
     """Whether it was answered that nothing was appended."""

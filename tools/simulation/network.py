@@ -13,7 +13,7 @@ import inspect
 import random
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,15 +21,22 @@ import grpc
 import grpc.aio
 
 from gazette.net.grpc_metrics import MeasuredMethod
+from gazette.net.http2.handling import Handling
 from gazette.net.http2.messages import MessageQueue
+from gazette.net.http2.whole_call import TakeWhole
 from gazette.runtime.clock import Clock
 from tools.simulation.loop import Handle, Node, VirtualLoop
+from tools.simulation.whole_calls import SimWholeCall, WholeCalls
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
 """What servers take, as brokers and etcd do by default."""
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _Code: Final = grpc.StatusCode
 _OVERHEAD: Final = 16
+_FULL_CHANCE: Final = 0.1
+"""How often a socket takes nothing at once."""
+_PACKS_CHANCE: Final = 0.7
+"""How often messages of a stream that are sent together arrive together, as in one packet."""
 _SYN_S: Final = 1.0
 """After which TCP sends again what a connection begins with; then it doubles."""
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)
@@ -208,13 +215,16 @@ class _Pipe:
     """Messages of a stream in one direction. Its ends are at different nodes."""
 
     __slots__ = (
-        "_arrived",
         "_at",
-        "_ended",
         "_network",
+        "_packs",
         "_readers",
+        "_sent_at",
         "_unread",
         "_writers",
+        "arrived",
+        "ended",
+        "on_arrival",
         "target",
     )
 
@@ -222,16 +232,28 @@ class _Pipe:
         self._network = network
         self.target = target
         self._at = 0.0
+        self._sent_at = -1.0
+        self._packs = network.rng.random() < _PACKS_CHANCE
         self._unread = 0
-        self._arrived: deque[bytes] = deque()
-        self._ended = False
+        self.arrived: deque[bytes] = deque()
+        """Messages that were not taken yet."""
+        self.ended = False
+        self.on_arrival: Callable[[], None] | None = None
+        """Called when a message, or the end, has arrived."""
         self._readers = _Waiters(network.loop)
         self._writers = _Waiters(network.loop)
 
     def send(self, source: Node, callback: Callable[..., None], *args: Any) -> None:
-        """Deliver something behind all that was sent before."""
-        if source.alive:
-            self._at = self._network.send(source.name, self.target, self._at, callback, *args)
+        """Deliver something behind all that was sent before; at times with what was sent just now."""
+        network = self._network
+        if not source.alive:
+            return
+        now, sent_at = network.loop.now, self._sent_at
+        self._sent_at = now
+        if self._packs and sent_at == now and not network.is_blocked(source.name, self.target.name):
+            network.loop.call_at(self._at, callback, *args, context=self.target.context)
+        else:
+            self._at = network.send(source.name, self.target, self._at, callback, *args)
 
     def put(self, source: Node, message: bytes) -> None:
         self._unread += len(message) + _OVERHEAD
@@ -246,21 +268,35 @@ class _Pipe:
         await self._writers.wait()
 
     def _arrive(self, message: bytes) -> None:
-        if not self._ended:
-            self._arrived.append(message)
-            self._readers.wake()
+        if not self.ended:
+            self.arrived.append(message)
+            self._wake_reader()
 
     def end(self) -> None:
         """Mark the end: nothing else comes."""
-        self._ended = True
+        self.ended = True
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self.on_arrival is not None:
+            self.on_arrival()
         self._readers.wake()
 
+    @property
+    def held(self) -> int:
+        """Bytes of the messages that were not taken yet."""
+        return sum(map(len, self.arrived))
+
+    def waiting(self) -> list[bytes]:
+        """Return the messages that were not taken yet."""
+        return list(self.arrived)
+
     def clear(self) -> None:
-        self._arrived.clear()
+        self.arrived.clear()
 
     @property
     def empty(self) -> bool:
-        return not self._arrived
+        return not self.arrived
 
     def wake(self) -> None:
         """Wake readers and writers: the call has ended, or begun."""
@@ -269,11 +305,15 @@ class _Pipe:
 
     async def get(self) -> bytes | None:
         """Return the next message; None at the end."""
-        while not self._arrived:
-            if self._ended:
+        while not self.arrived:
+            if self.ended:
                 return None
             await self._readers.wait()
-        message = self._arrived.popleft()
+        return self.take()
+
+    def take(self) -> bytes:
+        """Return the next message, which has arrived."""
+        message = self.arrived.popleft()
         self._unread -= len(message) + _OVERHEAD
         if self._unread < self._network.window:
             self._writers.wake()
@@ -764,6 +804,28 @@ class SimCall:
             raise
         self._raise_for_status()
 
+    def send_now(self, *requests: Any) -> bool:
+        """Send requests as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
+        up = self.up
+        if up is None or self._status is not None or self._half_closed:
+            return False
+        if up.full or self._network.rng.random() < _FULL_CHANCE:
+            return False
+        for request in requests:
+            self._put(self._encoded(request))
+        return True
+
+    def listen(self, sink: Callable[[Any], None]) -> None:
+        """Give each response to ``sink`` as it arrives, as a call of our HTTP/2 does."""
+
+        def give() -> None:
+            while not self.down.empty:
+                message = self.down.take()
+                sink(message if self._deserialize is None else self._deserialize(message))
+
+        self.down.on_arrival = give
+        give()
+
     async def done_writing(self) -> None:
         if self._status is not None or self._half_closed:
             return
@@ -836,6 +898,8 @@ class SimContext:
         self._task: asyncio.Task[None] | None = None
         self._gone = False
         self._finished = False
+        self.whole: SimWholeCall | None = None
+        """Set while the call has no task: it is not whole yet, or a function has taken it as a whole."""
 
     def use(self, handler: Any, task: asyncio.Task[None]) -> None:
         self._serialize, self._deserialize = (
@@ -849,6 +913,8 @@ class SimContext:
         if self._gone:
             return
         self._gone = True
+        if self.whole is not None:
+            self.whole.gone()
         assert self.call.up is not None
         self.call.up.end()
         self.call.down.wake()
@@ -915,15 +981,52 @@ class SimContext:
             await _yield()
             raise asyncio.CancelledError("the caller is gone")
         down = self.call.down
-        down.put(self._node, message)
+        self.put(message)
         while down.full and not self._gone:
             await down.room()
         await _yield()
 
+    def put(self, message: bytes) -> None:
+        """Send an encoded response."""
+        self.call.down.put(self._node, message)
+
+    async def each(
+        self,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        bound: Callable[[Awaitable[None]], Awaitable[None]],
+    ) -> None:
+        """Handle the requests that follow as `GrpcCall.each` does."""
+        up = self.call.up
+        assert up is not None
+        handling = Handling(self, up.arrived, handle)
+        up.on_arrival = handling.arrived
+        try:
+            while await handling.turn():
+                await bound(handling.wait())
+        finally:
+            up.on_arrival = None
+            await handling.cancel()
+
+    @property
+    def fault(self) -> None:
+        return None
+
+    @property
+    def has_ended(self) -> bool:
+        assert self.call.up is not None
+        return self.call.up.ended
+
+    def take(self) -> Any:
+        assert self.call.up is not None
+        message = self.call.up.take()
+        return message if self._deserialize is None else self._deserialize(message)
+
     def send_now(self, content: bytes) -> bool:
         """Take several messages as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
         down, messages = self.call.down, MessageQueue(MESSAGE_BYTES_MAX)
-        if self._gone or self._finished or down.full or self._network.rng.random() < 0.1:
+        if self._gone or self._finished or down.full:
+            return False
+        if self._network.rng.random() < _FULL_CHANCE:
             return False
         messages.feed(memoryview(content))
         while messages:
@@ -972,14 +1075,16 @@ class SimServer:
         self._methods: dict[str, Any] = {}
         self._serving: dict[SimContext, asyncio.Task[None]] = {}
         self._idle = _Waiters(network.loop)
+        self._whole = WholeCalls(self, self._idle.wake)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any], admit: Any = None) -> None:
         """Serve the methods of ``handlers``, too. They authorize their callers, without ``admit`` as well."""
         del admit
         self._handlers += handlers
 
-    def take_whole_calls(self, _path: str, _take: Any) -> None:
-        """Do nothing: calls arrive in parts here, and their handlers serve all of them."""
+    def take_whole_calls(self, path: str, take: TakeWhole) -> None:
+        """Offer calls of a method to ``take`` that arrive as a whole."""
+        self._whole.add(path, take)
 
     def add_registered_method_handlers(self, _service: str, _handlers: Any) -> None:
         """Ignore the handlers that generated code adds a second time; the generic ones suffice."""
@@ -994,13 +1099,14 @@ class SimServer:
         self._stopped = True
         self.listening = False
         self.network.unlisten(self.address, self)
-        if grace and self._serving:
+        if grace and self._is_busy:
             try:
                 async with asyncio.timeout(grace):
-                    while self._serving:
+                    while self._is_busy:
                         await self._idle.wait()
             except TimeoutError:
                 pass
+        self._whole.give_up()
         for context, task in list(self._serving.items()):
             context.set_code(_Code.CANCELLED)
             task.cancel()
@@ -1010,6 +1116,10 @@ class SimServer:
             if connection.server is self:
                 connection.server_lost()
 
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._serving) or len(self._whole) > 0
+
     def accept(self, context: SimContext) -> None:
         """Begin to serve a call that has arrived."""
         if context._gone or not context.connection.server_open:
@@ -1018,6 +1128,11 @@ class SimServer:
             context.finish(_Code.UNAVAILABLE, "the server is stopping (GOAWAY)")
             return
         context.connection.served[context] = None
+        if not self._whole.begin(context):
+            self.serve(context)
+
+    def serve(self, context: SimContext) -> None:
+        """Serve a call by a task."""
         task = self.network.loop.create_task(
             self._serve(context),
             name=f"serve {context.call.path}",

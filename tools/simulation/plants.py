@@ -7,13 +7,16 @@ or a mistake that is easily made. ``python -m tools.simulation --plants`` says a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
 from gazette.broker.append import driver as append_driver
 from gazette.broker.append import rules as append_rules
+from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
+from gazette.broker.append.sessions import SessionLedger
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
@@ -21,6 +24,7 @@ from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.disk_pace import Pace
 from gazette.fragment.index import Index
+from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
@@ -197,6 +201,27 @@ def shown_at_once() -> None:
     _replace(Index, "show", lambda self, end: None)
 
 
+def unknown_session_admitted() -> None:
+    """Let a primary admit an append whose session it has never heard of, whatever ledger it names."""
+    _replace(SessionLedger, "_is_complete_since", lambda self, ledger: True)
+
+
+def group_answered_ok() -> None:
+    """Answer OK to the appends of a group although the outcome of the append that leads it is uncertain."""
+
+    def outcome_of(
+        self: append_driver.AppendDriver, small: Any, leader: Any, begin: int, end: int
+    ) -> Outcome:
+        if leader is None or not leader.uncertain:
+            return before(self, small, leader, begin, end)
+        digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
+        commit = Fragment(self.journal, begin, end, digest, Codec.NONE)
+        return Outcome(Ending.COMMITTED, commit=commit)
+
+    before = append_driver.AppendDriver._outcome_of
+    _replace(append_driver.AppendDriver, "_outcome_of", outcome_of)
+
+
 # A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
 # is consistent, and not what it holds (`gazette.allocator.converge`). Alone it breaks no promise, so no judge
 # of histories can find it:
@@ -230,6 +255,8 @@ PLANTS: Final[dict[str, Plant]] = {
         uploads_unnamed,
         lost_followers_forgotten,
         shown_at_once,
+        unknown_session_admitted,
+        group_answered_ok,
     )
 }
 

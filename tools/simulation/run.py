@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from tools.simulation import consumer_plants, plants
 from tools.simulation.checker import check
 from tools.simulation.consumer_scenario import ConsumerScenario
+from tools.simulation.coverage import PROBES, Coverage
 from tools.simulation.scenario import Scenario
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def run_seed(
 def _run(seed: int, *, trace: bool) -> Outcome:
     scenario = Scenario(seed, trace=trace)
     world = scenario.world
+    PROBES.begin(world.history, world.loop.time)
     scenario.run()
     world.close()
     violations = check(world.history)
@@ -84,6 +86,7 @@ def _run(seed: int, *, trace: bool) -> Outcome:
 def _run_consumers(seed: int, *, trace: bool, timers: bool) -> Outcome:
     scenario = ConsumerScenario(seed, trace=trace, timers=timers)
     world = scenario.world
+    PROBES.begin(world.history, world.loop.time)
     try:
         scenario.run()
     finally:
@@ -139,8 +142,15 @@ def plants_of(consumers: bool, timers: bool = False) -> Mapping[str, Callable[[]
     return consumer_plants.PLANTS if consumers else plants.PLANTS
 
 
-Slice: TypeAlias = "tuple[list[Outcome], float]"
-"""The seeds of a slice that violated something, and the seconds of processor time that it took."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Seeds that were simulated one after the other."""
+
+    failed: list[Outcome]
+    """Those that violated something."""
+    seconds: float
+    """Processor time."""
+    coverage: Coverage
 
 
 def simulate(
@@ -159,7 +169,7 @@ def simulate(
     if plant:
         plants_of(consumers, timers)[plant]()
     begun = time.process_time()
-    failed = []
+    failed: list[Outcome] = []
     for seed in seeds:
         with watched(seed):
             if not run_seed(seed, consumers=consumers, timers=timers).violations:
@@ -167,7 +177,7 @@ def simulate(
             failed.append(run_seed(seed, trace=True, consumers=consumers, timers=timers))
         if not keep_going:
             break
-    return failed, time.process_time() - begun
+    return Slice(failed, time.process_time() - begun, PROBES.take())
 
 
 def in_children(calls: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:

@@ -42,10 +42,38 @@ _STOP_S: Final = 420.0
 _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
 """How long a broker keeps away from a store that was down."""
+_PARTED_S: Final = 60.0
+"""How long the first attempt of an append is late, at most."""
 _LARGE: Final = 1_600_000
 """Bytes of an append of which brokers write a part before they have all of it."""
 _REGISTER: Final = "tag"
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
+
+
+_CLASSES: Final = {
+    "processes": (
+        "_crash",
+        "_crash_pair",
+        "_deaths_apart",
+        "_pause",
+        "_terminate",
+        "_terminate_many",
+    ),
+    "network": (
+        "_amid_append",
+        "_amid_group",
+        "_cut_connections",
+        "_late_copy",
+        "_part_client",
+        "_partition",
+        "_slow_link",
+    ),
+    "etcd": ("_lagging_watch", "_late_etcd", "_partition_etcd", "_pause_etcd"),
+    "stores": ("_store_errors", "_store_hangs", "_store_unmounted"),
+    "disks and clocks": ("_clock_jump", "_disk", "_slow_disk"),
+    "journals": ("_large_registers", "_recreate"),
+}
+"""Names of the faults of each class."""
 
 
 @dataclass(slots=True)
@@ -88,7 +116,12 @@ class Scenario:
 
     def _plan(self) -> Plan:
         rng, world = self.rng, self.world
-        tales = (self._deaths_apart, self._paused_leader, self._reassigned_unseen)
+        tales = (
+            self._deaths_apart,
+            self._paused_leader,
+            self._reassigned_unseen,
+            self._late_and_together,
+        )
         self.story = rng.choice((*[None] * 8, *tales))
         is_tale_of_deaths = self.story == self._deaths_apart
         is_tale_of_pauses = self.story == self._paused_leader
@@ -105,6 +138,8 @@ class Scenario:
         replications: tuple[int, ...] = (1, 2, 3, 3)
         if self.story is not None:
             replications = (3,) if is_tale_of_deaths else (1,) if is_tale_of_pauses else (1, 1, 2)
+        if self.story == self._late_and_together:
+            replications = (2, 3)
         journals = {}
         for number in range(rng.choice((2, 3)) if is_tale_of_deaths else rng.choice((1, 1, 1, 2))):
             name = f"journal-{number}"
@@ -206,6 +241,15 @@ class Scenario:
             self._faults_open -= 1
 
     def _faults(self) -> list[Callable[[], Any]]:
+        """Return the faults to choose from. In half of the seeds whole classes of them are off."""
+        faults = self._all_faults()
+        on = {kind for kind in _CLASSES if self.rng.random() < 0.5}
+        if self.rng.random() < 0.5 or not on:
+            return faults
+        names = {name for kind in on for name in _CLASSES[kind]}
+        return [fault for fault in faults if fault.__name__ in names]
+
+    def _all_faults(self) -> list[Callable[[], Any]]:
         common = [self._crash, self._crash, self._pause, self._partition, self._partition_etcd]
         rare = [
             self._crash_pair,
@@ -226,6 +270,8 @@ class Scenario:
             self._part_client,
             self._deaths_apart,
             self._late_etcd,
+            *[self._amid_group] * 3,
+            *[self._late_copy] * 2,
         ]
         if self.rng.random() < 0.25:
             rare.append(self._large_registers)  # It costs more time than all others.
@@ -387,6 +433,76 @@ class Scenario:
                     self._hold(rng.choice((hosts[0], peer)), rng.choice((2.0, 15.0, 25.0)))
                 case _:
                     self._cut(peer)
+
+    async def _amid_group(self) -> None:
+        """Send small appends together, and break something before their replicas have answered."""
+        rng, network = self.rng, self.world.network
+        journal = rng.choice(list(self.plan.journals))
+        hosts = self.world.assigned(journal)
+        if len(hosts) < 2:
+            return
+        leader, peers = hosts[0], hosts[1:]
+        late = peers if rng.random() < 0.7 else [rng.choice(peers)]
+        late_s = rng.choice((0.05, 0.5, 3.0))
+        await self._append_often(0.5, [leader], 1)  # Now it has a pipeline.
+        self._fault(f"slow link to {late} by {late_s} s", 2 * late_s, leader)
+        for peer in late:
+            network.slow(leader, peer, late_s)
+        await self._append_often(0.01, [leader], rng.randint(3, 12))
+        await self.clock.sleep(rng.uniform(0.0, late_s))
+        match rng.choice(("cut", "cut", "part", "crash", "terminate")):
+            case "cut":
+                for peer in late:
+                    self._cut(peer)
+            case "part":
+                await self._part(leader, rng.choice(peers), "partition amid a group")
+            case "crash":
+                self._kill(rng.choice(peers))
+            case _:
+                self._fault("terminate hurriedly", 10.0, leader)
+                self.world.brokers[leader].terminate(hurried=True)
+        if rng.random() < 0.6:
+            await self.clock.sleep(rng.uniform(0.0, 0.2))
+            self._kill(leader)
+        for peer in late:
+            network.slow(leader, peer, 0.0)
+
+    async def _late_and_together(self) -> None:
+        """Break what depends on the order of appends, and on their being made together."""
+        for _ in range(self.rng.choice((2, 3, 4))):
+            await self.rng.choice((self._amid_group, self._late_copy))()
+            await self.clock.sleep(self.rng.choice((2.0, 40.0, 90.0)))
+
+    async def _late_copy(self) -> None:
+        """Let the first attempt of an append arrive at a later primary, behind what its session appended
+        since.
+        """
+        rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
+        hosts = self.world.assigned(journal)
+        heir = rng.choice(hosts[1:] or self.plan.hosts)
+        others = [host for host in self.plan.hosts if host != heir]
+        node = Node(self.world.loop, f"late-{self._numbers}")
+        client = self.world.client(node, heir, *rng.sample(others, len(others)))
+        session = Session(self, node, journal, client)
+        self._fault(f"partition of {node.name} and {heir}", 60.0)
+        self._writers.append(node.spawn(session.append_around(heir), "append late"))
+        deadline = self.world.loop.now + 60.0
+        await session.ahead.wait()
+        while self.world.loop.now < deadline:
+            hosts = self.world.assigned(journal)
+            if not hosts or hosts[0] == heir:
+                break
+            self._end_leader(hosts[0])
+            await self.clock.sleep(rng.choice((3.0, LEASE_S + 3.0)))
+        await self._append_often(rng.choice((0.5, 3.0)), [heir], 2)
+        session.free.set()
+
+    def _end_leader(self, host: str) -> None:
+        if self.rng.random() < 0.3:
+            self._kill(host)
+            return
+        self._fault("terminate hurriedly", 10.0, host)
+        self.world.brokers[host].terminate(hurried=True)
 
     async def _reassigned_unseen(self) -> None:
         """Take a journal from a broker, let others lead it, and give it back, all unseen by the broker.
@@ -768,7 +884,7 @@ class Scenario:
         # What ended before the primary began was not sent the append.
         since = max(append.begun, world.began(append.primary))
         append.holders = tuple(
-            append.primary if member == primary else world.holder(member.suffix, since)
+            append.primary if member == primary else world.holder(member.suffix, since, revision)
             for member in result.header.route.members
         )
         world.say(append.client, f"append {append.number} is at {append.begin}", append.holders)
@@ -1008,6 +1124,61 @@ class Scenario:
         return min((begin for begin, _ in spans if begin > offset), default=offset)
 
 
+class Session:
+    """Appends of one service to one journal, which have an order."""
+
+    def __init__(self, scenario: Scenario, node: Node, journal: str, client: Client) -> None:
+        self._scenario = scenario
+        self._world = scenario.world
+        self._node = node
+        self._journal = journal
+        self._client = client
+        self._service = AppendService(client, pool=scenario.pool(node))
+        self._world.sessions += 1
+        self._number = self._world.sessions
+        self.ahead = asyncio.Event()
+        """Set once the session has gone on behind the append that is late."""
+        self.free = asyncio.Event()
+        """Let the late append arrive."""
+
+    async def append(self, append: Append) -> None:
+        """Append through the service, which tries as often as it has to. What is begun first is first."""
+        append.repeated, append.session = True, self._number
+        result = await await_future(
+            self._service.append(AppendParams(self._journal), append.payload)
+        )
+        append.batch = (result.commit.begin, result.commit.end)
+        # What shares a commit shares its result: where this part is, readers will see.
+        if result.commit.length == len(append.payload):
+            self._scenario.answered(append, result)
+        else:
+            append.shared = True
+            append.ended = self._world.loop.now
+
+    async def append_around(self, host: str) -> None:
+        """Append by way of ``host``, whose link takes long; in the meantime again, by way of others."""
+        network, name = self._world.network, self._node.name
+        await self._append_new()
+        self._client.forget_route(self._journal)
+        network.block(name, host)
+        for _ in range(2):
+            await self._append_new()
+        self.ahead.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PARTED_S):
+                await self.free.wait()
+        network.unblock(name, host)
+        await self._append_new()
+
+    async def _append_new(self) -> None:
+        append = self._scenario.new_append(self._node.name, self._journal, 60)
+        try:
+            async with asyncio.timeout(_CALL_S):
+                await self.append(append)
+        except (GazetteError, TimeoutError) as error:
+            self._scenario.failed(append, error)
+
+
 class Writer:
     """A client that appends to one journal, in several ways."""
 
@@ -1027,10 +1198,11 @@ class Writer:
         self._uses_registers = rng.random() < 0.3
         self._bursts = random.Random(f"bursts of {self._name} {self._left} {self._think_s}")
         """A source apart, so that other choices of a seed stay as they are."""
-        self._most_at_once = self._bursts.choice((1, 1, 8))
-        self._service: AppendService | None = None
-        if rng.random() < 0.3:
-            self._service = AppendService(client, pool=scenario.pool(node))
+        self._most_at_once = self._bursts.choice((1, 4, 16))
+        self._sessions: list[Session] = []
+        if rng.random() < 0.5:
+            count = self._bursts.choice((1, 3, 6))
+            self._sessions = [Session(scenario, node, journal, client) for _ in range(count)]
 
     async def run(self) -> None:
         async with TaskScope(f"writer {self._name}") as scope:
@@ -1048,8 +1220,8 @@ class Writer:
         kind = rng.random()
         try:
             async with asyncio.timeout(_CALL_S):
-                if self._service is not None:
-                    await self._enqueue(append)
+                if self._sessions:
+                    await self._bursts.choice(self._sessions).append(append)
                 elif kind < 0.1 and append.payload:
                     await self._go_away(append)
                 elif self._uses_registers and append.payload:
@@ -1061,19 +1233,6 @@ class Writer:
             if status_of(error) == _INDEX_GREATER and scenario.may_reset(self._journal):
                 with suppress(GazetteError, TimeoutError):
                     await scenario.reset_head(self._client, self._journal)
-
-    async def _enqueue(self, append: Append) -> None:
-        """Append through the service, which tries as often as it has to."""
-        assert self._service is not None
-        append.repeated = True
-        future = self._service.append(AppendParams(self._journal), append.payload)
-        result = await await_future(future)
-        # What shares a commit shares its result: where this part is, readers will see.
-        if result.commit.length == len(append.payload):
-            self._scenario.answered(append, result)
-        else:
-            append.shared = True
-            append.ended = self._world.loop.now
 
     async def _go_away(self, append: Append) -> None:
         """Send a part of it, and then nothing more."""

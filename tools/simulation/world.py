@@ -234,6 +234,8 @@ class World:
         self.excused_until: dict[str, float] = {}
         """Hosts whose broker may lose its lease, until then."""
         self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
+        self.sessions = 0
+        """How many sessions of appends there were."""
         self.identities = 0
         """How many member ids were made up."""
         self._processes = 0
@@ -458,21 +460,26 @@ class World:
         self.network.crashed(process.node, silent=False)
         self.on_exited(process)
 
-    def holder(self, id: str, since: float) -> tuple[str, ...]:
+    def holder(self, id: str, since: float, revision: int) -> tuple[str, ...]:
         """Return the processes that had a member id, in order, from ``since`` until now.
 
-        One that etcd has never named serves nothing yet. It counts only if there is no other.
+        One that etcd has never named serves nothing yet. One that was no member any more at ``revision`` has
+        no part in what was committed then: an append may have begun long before its last attempt. Such
+        processes count only if there is no other.
         """
         names = [
             one.name
             for one in self.processes
             if one.id == id and (one.ended_at is None or one.ended_at >= since)
         ]
-        return tuple(name for name in names if name in self.history.members) or tuple(names)
+        members = self.history.members
+        named = [name for name in names if name in members]
+        present = tuple(name for name in named if members[name][1] > revision)
+        return present or tuple(named or names)
 
     def primary(self, id: str, since: float, revision: int) -> tuple[str, ...]:
         """Return those of ``holder`` that can have led at a ``revision``, or all if none can."""
-        names = self.holder(id, since)
+        names = self.holder(id, since, revision)
         return tuple(name for name in names if self.history.was_member(name, revision)) or names
 
     def began(self, names: Collection[str]) -> float:

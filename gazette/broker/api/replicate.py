@@ -226,6 +226,9 @@ class _Stream:
         return await self.expiry.bound(anext(self.requests, None))
 
     async def _propose(self, proposal: Proposal, *, acknowledge: bool) -> None:
+        if acknowledge:
+            # Readers get what is committed. After a pause, another broker may have these offsets by now.
+            self.lease.check()
         result = await self.local.propose(proposal)
         if result.status is Status.OK:
             replica, at = self.replica, self.at

@@ -16,6 +16,7 @@ import grpc.aio
 from gazette.errors import Broken, Closed, GazetteError, TooLarge, Unavailable
 from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream
 from gazette.net.http2.frames import FaultCode
+from gazette.net.http2.handling import Handling
 from gazette.net.http2.headers import Fields, RequestHead, encode_fields
 from gazette.net.http2.held_memory import HeldMemory
 from gazette.net.http2.messages import MessageQueue, prefixed
@@ -33,7 +34,6 @@ from gazette.net.http2.servicer_context import ServicerContext
 from gazette.net.http2.unfinished import Unfinished
 from gazette.net.http2.waiters import Waiters
 from gazette.net.http_accept import next_turn
-from gazette.runtime.tasks import TaskScope, begin_now
 
 _AT_HAND_MAX: Final = 1 << 20
 """Bytes that a handler may take of what is at hand before the loop goes on with others."""
@@ -107,7 +107,7 @@ class GrpcCall(ServicerContext):
         """Memory of that response."""
         self._ended = stream.remote_ended
         self._fault: GazetteError | None = None
-        self._handling: _Handling | None = None
+        self._handling: Handling | None = None
         self._head_sent = False
         self._code: grpc.StatusCode | None = None
         self._details = ""
@@ -251,7 +251,7 @@ class GrpcCall(ServicerContext):
         `in_task`. ``bound`` is put around the waits for requests. Raise as ``read``, and what both raise.
         Cancellation: ``handle`` is cancelled.
         """
-        handling = self._handling = _Handling(self, handle)
+        handling = self._handling = Handling(self, self._queue, handle)
         try:
             while await handling.turn():
                 await bound(handling.wait())
@@ -363,6 +363,11 @@ class GrpcCall(ServicerContext):
         return self._fault
 
     @property
+    def has_ended(self) -> bool:
+        """True if no request comes behind those that have arrived."""
+        return self._ended
+
+    @property
     def connection(self) -> Http2Connection:
         """Return the connection of the caller."""
         return self._stream.connection
@@ -408,65 +413,6 @@ class GrpcCall(ServicerContext):
         if metadata:
             block += encode_fields(fields_of(metadata))
         self._stream.send_fields(block, ended=False)
-
-
-class _Handling:
-    """The requests of a call that are handled as they arrive, or else by the task of the call's handler."""
-
-    __slots__ = ("_call", "_failure", "_handle", "_rest", "_woken")
-
-    def __init__(self, call: GrpcCall, handle: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        self._call = call
-        self._handle = handle
-        self._rest: Coroutine[Any, Any, None] | None = None
-        """The rest of a request that ``arrived`` has begun to handle."""
-        self._failure: BaseException | None = None
-        self._woken: asyncio.Future[None] | None = None
-        """Set while the task waits for requests, and leaves them to ``arrived``."""
-
-    async def turn(self) -> bool:
-        """Handle what has arrived. Return False at the end of the requests. Raise as ``GrpcCall.each``."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            await rest
-        if self._failure is not None:
-            raise self._failure
-        call = self._call
-        while call._queue:
-            await self._handle(call.take())
-        if call._fault is not None:
-            raise call._fault
-        return not call._ended
-
-    async def wait(self) -> None:
-        """Return once there is something for ``turn``."""
-        self._woken = asyncio.get_running_loop().create_future()
-        try:
-            await self._woken
-        finally:
-            self._woken = None
-
-    async def cancel(self) -> None:
-        """Cancel what was begun and not ended, and return when it has ended."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            async with TaskScope("a request that was begun") as scope:
-                scope.spawn(rest, name="rest")
-                scope.cancel()
-
-    def arrived(self) -> None:
-        """Handle what has arrived, unless the task does so."""
-        woken, call = self._woken, self._call
-        if woken is None or woken.done():
-            return
-        try:
-            while call._queue and self._rest is None:
-                self._rest = begin_now(self._handle(call.take()))
-        except BaseException as error:  # noqa: BLE001 - raised by the task
-            self._failure = error
-        for_task = self._rest is not None or self._failure is not None
-        if for_task or call._fault is not None or call._ended:
-            woken.set_result(None)
 
 
 def status_of_fault(error: GazetteError) -> grpc.StatusCode:

@@ -1,0 +1,94 @@
+"""The requests of one call, handled one after the other: as they arrive, or by the task of the call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sized
+from typing import Any, Protocol
+
+from gazette.errors import GazetteError
+from gazette.runtime.tasks import TaskScope, begin_now
+
+
+class HandledCall(Protocol):
+    """A call, as the handling of its requests sees it."""
+
+    @property
+    def fault(self) -> GazetteError | None:
+        """The reason why requests end before their end; None if they do not."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no request comes behind those that have arrived."""
+        ...
+
+    def take(self) -> Any:
+        """Return the next request, which has arrived."""
+        ...
+
+
+class Handling:
+    """The requests of a call that are handled as they arrive, or else by the task of the call's handler."""
+
+    __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
+
+    def __init__(
+        self,
+        call: HandledCall,
+        waiting: Sized,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Handle the requests of ``call`` by ``handle``. ``waiting`` are those that have arrived."""
+        self._call = call
+        self._waiting = waiting
+        self._handle = handle
+        self._rest: Coroutine[Any, Any, None] | None = None
+        """The rest of a request that ``arrived`` has begun to handle."""
+        self._failure: BaseException | None = None
+        self._woken: asyncio.Future[None] | None = None
+        """Set while the task waits for requests, and leaves them to ``arrived``."""
+
+    async def turn(self) -> bool:
+        """Handle what has arrived. Return False at the end of the requests. Raise as ``GrpcCall.each``."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await rest
+        if self._failure is not None:
+            raise self._failure
+        call = self._call
+        while self._waiting:
+            await self._handle(call.take())
+        if call.fault is not None:
+            raise call.fault
+        return not call.has_ended
+
+    async def wait(self) -> None:
+        """Return once there is something for ``turn``."""
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            await self._woken
+        finally:
+            self._woken = None
+
+    async def cancel(self) -> None:
+        """Cancel what was begun and not ended, and return when it has ended."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            async with TaskScope("a request that was begun") as scope:
+                scope.spawn(rest, name="rest")
+                scope.cancel()
+
+    def arrived(self) -> None:
+        """Handle what has arrived, unless the task does so."""
+        woken, call = self._woken, self._call
+        if woken is None or woken.done():
+            return
+        try:
+            while self._waiting and self._rest is None:
+                self._rest = begin_now(self._handle(call.take()))
+        except BaseException as error:  # noqa: BLE001 - raised by the task
+            self._failure = error
+        for_task = self._rest is not None or self._failure is not None
+        if for_task or call.fault is not None or call.has_ended:
+            woken.set_result(None)

@@ -1,0 +1,188 @@
+"""What simulations have gone through: branches of state machines, and pairs of a fault and a stage.
+
+A *branch* is a state of a machine, what came in, and the state after it. The machines are those of appends,
+sessions, recovery, sequencing and transactions. A *pair* is a kind of fault that was going on, and the state
+that an append came to in the meantime. A third count says how appends went: in groups, as whole calls, and so
+on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gazette.broker.api.append import AppendApi
+from gazette.broker.append.driver import AppendDriver
+from gazette.broker.append.fsm import AppendFSM
+from gazette.broker.append.sessions import SessionLedger
+from gazette.consumer.transaction.transaction import Transaction
+from gazette.message.sequencer.sequencer import Sequencer
+from gazette.net.http2.handling import Handling
+from gazette.recoverylog.log.fsm import RecoveryFSM
+from tools.simulation.history import Fault, History
+
+_NAMES: Final = re.compile(r"\[.*|\S*\d\S*")
+"""What is of one seed only in the words of a fault."""
+WHOLE: Final = "whole calls"
+GROUPED: Final = "in groups"
+OF_SESSIONS: Final = "of sessions"
+AT_ONCE: Final = "replicated as they arrived"
+BY_TASKS: Final = "by tasks"
+PROXIED: Final = "by way of another broker"
+COMMITTED: Final = "committed"
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What some seeds went through."""
+
+    branches: set[str] = field(default_factory=set)
+    pairs: set[str] = field(default_factory=set)
+    ways: Counter[str] = field(default_factory=Counter)
+    """How many attempts of appends went each way, at the brokers."""
+
+    def add(self, other: Coverage) -> int:
+        """Take what another one has. Return how many branches and pairs are new."""
+        before = len(self.branches) + len(self.pairs)
+        self.branches |= other.branches
+        self.pairs |= other.pairs
+        self.ways += other.ways
+        return len(self.branches) + len(self.pairs) - before
+
+    @property
+    def attempts(self) -> int:
+        """Attempts to append, at the broker that was called."""
+        return self.ways[WHOLE] + self.ways[BY_TASKS]
+
+    def describe(self) -> list[str]:
+        """Return what to print, one line each."""
+        attempts = self._shares(self.attempts, WHOLE, BY_TASKS, PROXIED)
+        committed = self._shares(self.ways[COMMITTED], GROUPED, OF_SESSIONS)
+        return [
+            f"{self.attempts} attempts to append: {attempts}",
+            f"{self.ways[COMMITTED]} appends committed: {committed}",
+            f"{self.ways[AT_ONCE]} messages {AT_ONCE}",
+            f"{len(self.branches)} branches of state machines, {len(self.pairs)} pairs of fault and stage",
+        ]
+
+    def _shares(self, total: int, *ways: str) -> str:
+        return ", ".join(
+            f"{self.ways[way]} {way} ({self.ways[way] / max(1, total):.0%})" for way in ways
+        )
+
+
+class _Probes:
+    """Counts in the shipped code of this process, for one slice of seeds after the other."""
+
+    def __init__(self) -> None:
+        self.seen = Coverage()
+        self._faults: list[Fault] = []
+        self._now: Callable[[], float] = lambda: 0.0
+        self._installed = False
+
+    def begin(self, history: History, now: Callable[[], float]) -> None:
+        """Look at another world from now on."""
+        self._faults, self._now = history.faults, now
+        if not self._installed:
+            self._installed = True
+            self._install()
+
+    def take(self) -> Coverage:
+        """Return what was seen, and begin with nothing."""
+        seen, self.seen = self.seen, Coverage()
+        return seen
+
+    def _active(self) -> Iterable[str]:
+        now = self._now()
+        for fault in self._faults:
+            if fault.begin <= now <= fault.end:
+                yield _NAMES.sub("", fault.what).strip()
+
+    def _install(self) -> None:
+        self._around(AppendFSM, "step", self._stepped)
+        self._around(AppendApi, "take_whole", self._took)
+        self._around(AppendApi, "append", lambda *_: self._count(BY_TASKS))
+        self._around(AppendApi, "_proxy", lambda *_: self._count(PROXIED))
+        self._around(AppendDriver, "_note_commit", self._committed)
+        self._around(SessionLedger, "admit", self._admitted)
+        self._around(Handling, "arrived", lambda *_: self._count(AT_ONCE))
+        self._around(RecoveryFSM, "apply", self._applied)
+        self._around(Sequencer, "queue", self._queued)
+        self._around(Transaction, "decide", self._decided)
+
+    def _around(
+        self, owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], Any], None]
+    ) -> None:
+        """Call ``note`` with the object, the arguments and the result of a method, behind it."""
+        before = vars(owner)[name]
+        states = owner is AppendFSM
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            state = self.state if states else None
+            result = before(self, *args, **kwargs)
+            note(self, (state, *args), result)
+            return result
+
+        setattr(owner, name, method)
+
+    def _count(self, way: str, number: int = 1) -> None:
+        self.seen.ways[way] += number
+
+    def _branch(self, *parts: object) -> None:
+        self.seen.branches.add(" ".join(map(str, parts)))
+
+    def _stepped(self, fsm: AppendFSM, args: tuple[Any, ...], effects: Any) -> None:
+        before, event = args
+        after, outcome = fsm.state.name, fsm.outcome
+        ended = "" if outcome is None else f"{outcome.ending.name} {outcome.status.name}"
+        wanted = "+".join(type(one).__name__ for one in effects)
+        self._branch("append", before.name, type(event).__name__, after, wanted, ended)
+        self.seen.pairs.update(f"{fault} x {after}" for fault in self._active())
+
+    def _took(self, api: AppendApi, args: tuple[Any, ...], rest: Any) -> None:
+        del api
+        self._count(WHOLE, len(args[1]) - len(rest))
+
+    def _committed(self, driver: AppendDriver, args: tuple[Any, ...], _: Any) -> None:
+        outcome, along = args[1], driver._along
+        certain = "uncertain" if outcome.uncertain else "certain"
+        self._branch("group", "of more" if along else "of one", outcome.ending.name, certain)
+        if outcome.commit is None or not outcome.commit.length or outcome.repeated:
+            return
+        if driver._turn is None:
+            return  # Another append has taken it along, and counts it.
+        self._count(COMMITTED, 1 + len(along))
+        self._count(GROUPED, 1 + len(along) if along else 0)
+        of_sessions = (driver._call.session, *(small.session for small in along))
+        self._count(OF_SESSIONS, sum(one is not None for one in of_sessions))
+
+    def _admitted(self, ledger: SessionLedger, args: tuple[Any, ...], admission: Any) -> None:
+        del ledger
+        refusal = admission.refusal
+        kind = "goes on" if admission.commit is None else "has its commit"
+        if refusal is not None:
+            kind = "is unknown" if "ledger" in refusal.facts else "is late"
+        self._branch("session", kind, "first" if args[1].sequence == 1 else "later")
+        self.seen.pairs.update(f"{fault} x session {kind}" for fault in self._active())
+
+    def _applied(self, fsm: RecoveryFSM, args: tuple[Any, ...], outcome: Any) -> None:
+        action = type(args[1].action).__name__
+        hinted = "hinted" if fsm.has_hints else "unhinted"
+        self._branch("recovery", action, outcome.name, hinted)
+
+    def _queued(self, sequencer: Any, args: tuple[Any, ...], outcome: Any) -> None:
+        del sequencer, args
+        self._branch("sequencer", outcome.name)
+
+    def _decided(self, transaction: Transaction, args: tuple[Any, ...], decision: Any) -> None:
+        del args
+        empty, prior = transaction.is_empty, transaction.prior.name
+        self._branch("transaction", decision.step.name, prior, empty, transaction.closed)
+        self.seen.pairs.update(f"{fault} x {decision.step.name}" for fault in self._active())
+
+
+PROBES: Final = _Probes()
+"""Those of this process."""
