@@ -372,7 +372,7 @@ def test_an_upload_that_brokers_know_to_be_doubtful() -> None:
 
 
 def test_late_copies_of_a_session() -> None:
-    """A copy behind a later append of its session is one that readers take for new. One before is none."""
+    """A copy behind a later append of its session is taken for new by readers. They drop one before it."""
     first, second = b"<1:a/journal:30>" * 2, b"<2:a/journal:30>" * 2
     for late in (True, False):
         story = Story()
