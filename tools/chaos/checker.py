@@ -8,7 +8,8 @@ again from what a run left. The kinds of violation:
 ``overwritten`` two appends were acknowledged at the same offsets
 ``deposed``    a broker that etcd had removed acknowledged an append
 ``reborn``     bytes of a journal that was deleted are in the one that was created after it
-``duplicate``  a payload is in the journal twice
+``duplicate``  a payload is in the journal twice, and was not repeated by its session
+``late``       a copy of an append stands behind a later append of its session
 ``torn``       a part of a payload is there
 ``interleaved`` another append's bytes are within a payload
 ``changed``    a payload has other bytes than were appended; an acknowledgement another sum
@@ -210,6 +211,16 @@ class _Book:
         for attempt in self.attempts.values():
             found[attempt.invoked.journal].append(attempt)
         return found
+
+    def session_of(self, op: int) -> str:
+        """Return the session of an append; empty for none."""
+        return self.attempts[self.by_op[op][0]].invoked.session
+
+    def began(self, attempt: Attempt) -> float:
+        """Return when an append began. An attempt of a session may be answered for an earlier one."""
+        if not attempt.invoked.session:
+            return attempt.invoked.time
+        return self.attempts[self.by_op[attempt.invoked.op][0]].invoked.time
 
     def enter(self, event: Event) -> None:
         self.quiet.enter(event)
@@ -508,7 +519,7 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     for one in placed:
         places[one.op].append(one)
     for op, found in places.items():
-        if len(found) > 1:
+        if len(found) > 1 and not book.session_of(op):
             say("duplicate", [f"op {op} is at {', '.join(str(one.begin) for one in found)}"])
     attempts: list[Attempt] = []
     old: list[Attempt] = []
@@ -522,10 +533,11 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     say("changed", _wrong_sums(attempts, content, places))
     say("deposed", _deposed(attempts, book))
     say("replication", _too_few(attempts, book))
+    say("late", _late(placed, book))
     log = _order(placed, book)
     say("refused", _refused(places, book))
     say("offset", _wrong_offsets(places, book))
-    say("order", _wrong_order(log, placed))
+    say("order", _wrong_order(log, placed, book))
     refused = [
         one
         for one in attempts
@@ -678,13 +690,28 @@ def _wrong_offsets(places: Mapping[int, Sequence[Placed]], book: _Book) -> Itera
             yield f"op {op} is at {found[0].begin}, but was to be at {sorted(offsets)}"
 
 
-def _wrong_order(log: Sequence[Attempt], placed: Sequence[Placed]) -> Iterator[str]:
+def _late(placed: Sequence[Placed], book: _Book) -> Iterator[str]:
+    """Yield copies behind what their session appended later: it had succeeded, or was given up, before."""
+    last: dict[str, Placed] = {}
+    for one in placed:
+        session = book.session_of(one.op)
+        if not session:
+            continue
+        before = last.get(session)
+        if before is not None and one.op < before.op:
+            yield f"op {one.op} is at {one.begin}, behind op {before.op} of its session at {before.begin}"
+        else:
+            last[session] = one
+
+
+def _wrong_order(log: Sequence[Attempt], placed: Sequence[Placed], book: _Book) -> Iterator[str]:
     """Yield appends that were acknowledged before an earlier append of the journal began."""
     earliest, whose = float("inf"), 0
     for attempt, one in zip(reversed(log), reversed(placed), strict=True):
-        if attempt.invoked.time > earliest:
+        began = book.began(attempt)
+        if began > earliest:
             yield (
-                f"op {one.op} at {one.begin} began at {attempt.invoked.time:.3f} s, and op {whose}, which"
+                f"op {one.op} at {one.begin} began at {began:.3f} s, and op {whose}, which"
                 f" stands behind it, was acknowledged at {earliest:.3f} s"
             )
         completed = attempt.completed

@@ -28,6 +28,8 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked", omit_defaults=True):
     check: str = ""
     union: Labels = ()
     subtract: Labels = ()
+    session: str = ""
+    """The session of the append, which is made again while its outcome is unknown; empty for none."""
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):

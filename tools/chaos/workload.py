@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, TypeAlias
 
 from gazette.client.append.appender import AppendParams, AppendResult, append_once
@@ -15,6 +16,7 @@ from gazette.client.read.reader import OffsetJump, Reader, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
 from gazette.errors import Closed, Corrupt, GazetteError, NotYet
+from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope
@@ -47,6 +49,8 @@ _SLOW_PAUSE_S: Final = 2.0
 _SLOW_TIMEOUT_S: Final = 20.0
 _ENDLESS: Final = 1 << 62
 _BARE: Final = "-bare@"
+_SESSION_ATTEMPTS: Final = 8
+_OTHER_LEDGER: Final = "OTHER_LEDGER"
 _DATA_LOSS: Final = "DATA_LOSS"
 
 
@@ -95,7 +99,7 @@ class Workload:
         for journal in journals:
             style = journal.rpartition("/")[2].partition("-")[0]
             kinds: dict[str, list[Kind]] = {
-                "plain": [self._plain, self._plain, self._plain],
+                "plain": [self._plain, self._plain, self._in_session, self._in_session],
                 "registers": [
                     self._conditional,
                     self._conditional,
@@ -150,6 +154,19 @@ class Workload:
     async def _plain(self, appending: Appending) -> AsyncIterator[None]:
         while True:
             await appending.append(appending.new())
+            yield
+
+    async def _in_session(self, appending: Appending) -> AsyncIterator[None]:
+        """Append in the order of a session, and again while the outcome is unknown."""
+        session, ledger = f"{appending.rng.getrandbits(128):032x}", ""
+        for sequence in count(1):
+            op = appending.new()
+            for _ in range(_SESSION_ATTEMPTS):
+                attempt = SessionAppend(session, sequence, ledger)
+                if await appending.append(op, session=attempt) is not None:
+                    break
+                ledger = appending.ledger or ledger
+                yield
             yield
 
     async def _hesitant(self, appending: Appending) -> AsyncIterator[None]:
@@ -316,6 +333,8 @@ class Appending:
         self.rng = workload.rng(name)
         self.status = ""
         """The reason for which the last append was refused."""
+        self.ledger = ""
+        """The ledger of sessions that the last answer named; empty for none."""
         self.slow = False
         self._workload = workload
         self._recorder = workload.recorder
@@ -337,6 +356,7 @@ class Appending:
         check: str = "",
         union: Labels = (),
         subtract: Labels = (),
+        session: SessionAppend | None = None,
     ) -> AppendResult | None:
         """Make one attempt. Return None if it failed, or if its outcome is unknown.
 
@@ -345,8 +365,9 @@ class Appending:
         recorder, time = self._recorder, self._recorder.time
         attempt, length = self._attempts[op]
         self._attempts[op] = (attempt + 1, length)
+        name = "" if session is None else session.session
         invoked = Invoked(
-            time, op, attempt, self.name, self.journal, length, offset, check, union, subtract
+            time, op, attempt, self.name, self.journal, length, offset, check, union, subtract, name
         )
         recorder.record(invoked)
         params = AppendParams(
@@ -356,7 +377,7 @@ class Appending:
             union_registers=LabelSet.of(*union) if union else None,
             subtract_registers=LabelSet.of(*subtract) if subtract else None,
         )
-        outcome, error, result = await self._outcome(params, op, length)
+        outcome, error, result = await self._outcome(params, op, length, session)
         if result is None:
             status = self.status
             recorder.record(
@@ -384,16 +405,16 @@ class Appending:
         return result
 
     async def _outcome(
-        self, params: AppendParams, op: int, length: int
+        self, params: AppendParams, op: int, length: int, session: SessionAppend | None
     ) -> tuple[Outcome, str, AppendResult | None]:
         content = payload(op, length)
         timeout_s = _SLOW_TIMEOUT_S if self.slow else ATTEMPT_TIMEOUT_S
-        self.status = ""
+        self.status = self.ledger = ""
         try:
             if self._workload.patient:
                 return "ok", "", await self._client.append(params, content)
             async with asyncio.timeout(timeout_s):
-                result = await append_once(self._client, params, self._content(content))
+                result = await append_once(self._client, params, self._content(content), session)
                 return "ok", "", result
         except TimeoutError:
             return "unknown", f"no answer within {timeout_s:g} s", None
@@ -401,7 +422,8 @@ class Appending:
             self.status = _ABORTED
             return "fail", str(error), None
         except GazetteError as error:
-            self.status = status_of(error)
+            self.ledger = error.facts.get("ledger", "")
+            self.status = status_of(error) or (_OTHER_LEDGER if self.ledger else "")
             return ("fail" if self.status else "unknown"), str(error), None
 
     async def _content(self, content: bytes) -> AsyncIterator[bytes]:

@@ -991,3 +991,34 @@ def test_a_history_is_read_from_its_file_as_often_as_it_is_asked_for(tmp_path: P
 def test_a_line_that_is_no_event() -> None:
     with pytest.raises(msgspec.DecodeError):
         list(decode([b'{"type": "nothing"}\n']))
+
+
+def test_copies_within_a_session() -> None:
+    """A session repeats an append until it has succeeded, and never behind a later one."""
+    for late in (False, True):
+        story = Story()
+        first = story.invoke(session="s")
+        story.land(first)
+        story.complete(first, "unknown")
+        if not late:
+            story.invoke(op=first, session="s")
+            story.acknowledge(first, *story.land(first))
+        second = story.invoke(session="s")
+        story.acknowledge(second, *story.land(second))
+        if late:
+            story.land(first)
+        kinds = {one.kind for one in story.verdict().violations}
+        assert kinds == ({"late"} if late else set())
+
+
+def test_an_attempt_that_is_answered_for_an_earlier_one() -> None:
+    """It began before what stands behind it."""
+    story = Story()
+    first = story.invoke(session="s")
+    place = story.land(first)
+    story.complete(first, "unknown")
+    other = story.invoke()
+    story.acknowledge(other, *story.land(other))
+    story.invoke(op=first, session="s")
+    story.acknowledge(first, *place)
+    assert not story.verdict().violations
