@@ -23,7 +23,6 @@ from gazette.errors import (
     Bug,
     Closed,
     Conflict,
-    Corrupt,
     Fenced,
     GazetteError,
     Invalid,
@@ -287,7 +286,6 @@ TERMINAL = {
     Status.JOURNAL_NOT_FOUND: NotFound,
     Status.NOT_ALLOWED: NotAllowed,
     Status.WRONG_APPEND_OFFSET: Conflict,
-    Status.INDEX_HAS_GREATER_OFFSET: Corrupt,
     Status.REGISTER_MISMATCH: Fenced,
     Status.FRAGMENT_STORE_UNHEALTHY: Unavailable,
 }
@@ -395,6 +393,23 @@ async def test_a_newer_owner_fences_appends_that_check_registers(
     with pytest.raises(Fenced):
         await await_future(put(service, fenced, b"3"))
     assert isinstance(put(service, fenced, b"4").exception(), Fenced)
+    assert broker.content_of(A.journal) == b"12"
+
+
+async def test_appends_wait_with_the_reason_for_an_operator_who_confirms_the_head(
+    service: AppendService, broker: StubBroker, instant: InstantClock
+) -> None:
+    held = Hold(asyncio.Event())
+    broker.on_append(*[Reply(Status.INDEX_HAS_GREATER_OFFSET)] * 9, held)
+    first, behind = put(service, A, b"1"), put(service, A, b"2")
+    await held.reached.wait()
+    assert "INDEX_HAS_GREATER_OFFSET" in service.waiting()[A.journal]
+    assert "reset-head" in service.waiting()[A.journal]
+    assert not first.done()
+    assert max(instant.slept) == 5.0
+    held.until.set()
+    await await_future(first)
+    await await_future(behind)
     assert broker.content_of(A.journal) == b"12"
 
 

@@ -61,7 +61,6 @@ _NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 _TERMINAL: Final = frozenset(
     {
         Status.FRAGMENT_STORE_UNHEALTHY.name,
-        Status.INDEX_HAS_GREATER_OFFSET.name,
         Status.JOURNAL_NOT_FOUND.name,
         Status.NOT_ALLOWED.name,
         Status.REGISTER_MISMATCH.name,
@@ -84,7 +83,8 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
 
     A refusal of rights is final, but for an attempt whose token may have expired meanwhile: it
     lasted ``lasted_s``. Unreachable brokers, a journal between owners, too few brokers and suspension are
-    retried. So is any other failure of gRPC: a broker that stops may refuse with any of them.
+    retried. So is a journal whose head an operator has to confirm. So is any other failure of gRPC: a broker
+    that stops may refuse with any of them.
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
