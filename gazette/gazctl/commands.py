@@ -234,8 +234,9 @@ removed too.
         f"""\
 When all brokers of a journal are lost at once, appends are refused (INDEX_HAS_GREATER_OFFSET): its stored
 fragments reach beyond what its new brokers know. This command moves the head to the end of the fragments.
-Bytes that were appended but not persisted are lost. A journal that another client appends to meanwhile is
-left unchanged. Suspended journals stay suspended.
+Bytes that were appended but not persisted are lost. A journal that takes appends, or that another client
+appends to meanwhile, is left unchanged. With --dry-run the table tells which journals need
+it, and why. Suspended journals stay suspended.
 
 {SELECTORS}""",
         "  gazctl journals reset-head -l name=a/journal",

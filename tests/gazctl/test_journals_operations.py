@@ -220,6 +220,9 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
     # Case: nothing is moved by looking.
     result = await gazctl.ok("journals", "reset-head", "-l", "name=a/lost", "--dry-run")
     assert result.rows[0][:5] == ["a/lost", "26", "would", "be", "reset,"]
+    assert "beyond what its brokers know" in result.out
+    result = await gazctl.ok("journals", "reset-head", "-l", "name=a/well", "--dry-run")
+    assert result.rows == [["a/well", "4", "not", "needed:", "it", "takes", "appends"]]
     with raises(Corrupt, journal="a/lost", status="INDEX_HAS_GREATER_OFFSET"):
         await broker.client.append(AppendParams("a/lost"), b"more")
 
@@ -228,7 +231,7 @@ async def test_the_head_of_a_journal_that_lost_its_brokers_is_reset(
         ["a/empty", "0", "empty:", "the", "journal", "has", "no", "fragments", "to", "reset", "to"],
         ["a/lost", "26", "reset"],
         ["a/suspended", "?", "skipped:", "it", "is", "fully", "suspended"],
-        ["a/well", "4", "reset"],
+        ["a/well", "4", "not", "needed:", "it", "takes", "appends"],
     ]
     appended = await broker.client.append(AppendParams("a/lost"), b"more")
     assert (appended.commit.begin, appended.commit.end) == (26, 30)

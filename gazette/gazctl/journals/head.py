@@ -18,6 +18,7 @@ from gazette.protocol.status import Status
 
 RESET = "reset"
 WOULD_RESET = "would be reset, unless an append comes first"
+NOT_NEEDED = "not needed: it takes appends"
 RACED = "raced: an append came first, and no reset is needed"
 EMPTY = "empty: the journal has no fragments to reset to"
 FULLY_SUSPENDED = "skipped: it is fully suspended"
@@ -44,7 +45,10 @@ async def reset(context: Context) -> int:
 async def reset_head(
     context: Context, client: Client, journal: ListedJournal, *, dry_run: bool
 ) -> tuple[str, str]:
-    """Move the head of one journal to the end of its fragments. Return the head and the outcome."""
+    """Move the head of one journal to the end of its fragments, if it takes no appends.
+
+    Return the head and the outcome.
+    """
     if journal.spec.suspend_level is SuspendLevel.FULL:
         return "?", FULLY_SUSPENDED
     name = journal.spec.name
@@ -52,8 +56,11 @@ async def reset_head(
     if head == 0:
         # Do not append: an append with offset zero takes place at any offset.
         return "0", EMPTY
+    refusal = await _refusal(context, client, name)
+    if refusal is None:
+        return str(head), NOT_NEEDED
     if dry_run:
-        return str(head), WOULD_RESET
+        return str(head), f"{WOULD_RESET}: {refusal}" if refusal else WOULD_RESET
     params = AppendParams(name, offset=head, suspend=SuspendControl.KEEP)
     try:
         async with context.answering(client.address):
@@ -64,6 +71,23 @@ async def reset_head(
         return str(head), RACED
     note_holes(context, name, await fragments_of(context, client, FragmentsParams(name)), head)
     return str(head), RESET
+
+
+async def _refusal(context: Context, client: Client, name: str) -> str | None:
+    """Return why a journal takes no appends until its head is confirmed; None if it takes them.
+
+    Empty for one that is suspended: it would have to be resumed to know.
+    """
+    try:
+        async with context.answering(client.address):
+            await client.append(AppendParams(name, suspend=SuspendControl.KEEP))
+    except GazetteError as error:
+        if status_of(error) == Status.SUSPENDED.name:
+            return ""
+        if status_of(error) != Status.INDEX_HAS_GREATER_OFFSET.name:
+            raise
+        return error.message
+    return None
 
 
 async def suspend(context: Context) -> int:
