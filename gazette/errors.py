@@ -23,32 +23,37 @@ that may be what a server said, so none of it has control characters (`printable
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, Final
+from unicodedata import category
 
-_CONTROL: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that move a cursor, change a terminal's state, or turn the direction of text. Halves of
-surrogate pairs cannot be printed at all.
-"""
+_HIDDEN: Final = frozenset({"Cc", "Cn", "Co", "Cs", "Zl", "Zp"})
+"""Categories of characters that control, end lines, have no meaning that all share, or are half of one."""
+_TURNING: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""These turn the direction of text."""
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    """Return a stranger's text as a terminal and a log may show it: control characters are escaped.
+    """Return a stranger's text as a terminal and a log may show it.
 
-    Tabs and ends of lines stay, but with ``one_line``: then the text cannot look like another line of a log.
+    What moves a cursor, changes a terminal's state or turns the direction of text is escaped. So are
+    characters for private use, and those that are not assigned. Tabs and ends of lines stay, but with
+    ``one_line``: then the text cannot look like another line of a log.
     """
     if text.isprintable():
         return text
     if one_line:
         text = text.replace("\n", "\\n")
-    return _CONTROL.sub(_escaped, text)
+    return "".join(_escaped(ord(one)) if _is_hidden(one) else one for one in text)
 
 
-def _escaped(character: re.Match[str]) -> str:
-    code = ord(character[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+def _is_hidden(one: str) -> bool:
+    return one not in "\t\n" and (category(one) in _HIDDEN or one in _TURNING)
+
+
+def _escaped(code: int) -> str:
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class GazetteError(Exception):

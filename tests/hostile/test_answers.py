@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from gazette.client.rpc.errors import map_errors
-from gazette.errors import GazetteError
+from gazette.errors import GazetteError, printable
 from gazette.net.http2 import frames as fr
 from gazette.net.http2.grpc_client import Http2Channel
 from gazette.net.http2.headers import encode_fields
@@ -218,7 +218,7 @@ async def outcome(calling: Any) -> str:
         failure = error
     if failure is None:
         return "OK"
-    assert str(failure).replace("\t", "").isprintable(), repr(failure)
+    assert printable(str(failure), one_line=True) == str(failure), repr(failure)
     code = grpc.StatusCode[failure.facts["code"]]
     assert code is not grpc.StatusCode.OK
     return code.name

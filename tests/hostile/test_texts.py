@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any, Final
+from unicodedata import category
 
 import pytest
 
@@ -12,7 +13,7 @@ from gazette.auth import Claims, KeyedAuth
 from gazette.broker.http.ranges import Unsatisfiable, parse_range, parse_tags
 from gazette.config.ini_file import ini_entries
 from gazette.config.yaml_file import yaml_entries
-from gazette.errors import GazetteError, NotAllowed
+from gazette.errors import GazetteError, NotAllowed, printable
 from gazette.net.http_guard import is_loopback
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl
 from gazette.protocol.ids import validate_journal_name, validate_shard_id
@@ -143,3 +144,24 @@ def _same(text: str, good: str) -> bool:
     head, payload, signature = token.strip().split(".")
     known = good.partition(" ")[2].split(".")
     return [head, payload] == known[:2] and signature[:-1] == known[2][:-1]
+
+
+@pytest.mark.parametrize(
+    "number", [0x00, 0x1B, 0x9B, 0x202E, 0xD800, 0xE000, 0xF8FF, 0xF0000, 0x10FFFD]
+)
+def test_what_cannot_be_seen_is_escaped(number: int) -> None:
+    shown = printable(f"a {chr(number)} b", one_line=True)
+    assert shown.isprintable()
+    assert f"{number:x}" in shown
+
+
+def test_every_text_can_be_printed(dice: random.Random) -> None:
+    """Also what is random, whatever its characters are for. Spaces and marks within words stay."""
+    for _ in range(2_000):
+        text = "".join(chr(dice.randrange(0x110000)) for _ in range(dice.randrange(12)))
+        shown = printable(text, one_line=True)
+        assert all(
+            one.isprintable() or one == "\t" or category(one) in ("Cf", "Zs") for one in shown
+        )
+        if text.isprintable():
+            assert shown == text
