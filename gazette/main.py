@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from gazette.runtime.commands import import_function
+from gazette.runtime.near_names import near_name
 from gazette.runtime.process_exit import end_process
 from gazette.version import __version__
 
@@ -56,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
         print(__version__)
         return 0
     if command not in _COMMANDS:
-        near = difflib.get_close_matches(command, _COMMANDS, n=1)
-        guess = f" (did you mean {near[0]}?)" if near else ""
+        near = near_name(command, _COMMANDS)
+        guess = f" (did you mean {near}?)" if near else ""
         print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
         return 2
     module, name = _COMMANDS[command]

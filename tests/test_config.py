@@ -313,3 +313,8 @@ def test_every_name_of_the_environment_has_a_prefix_of_ours() -> None:
     prefixes = ("GAZETTE_", "GAZCTL_", "BROKER_", "CONSUMER_", "ETCD_", "LOG_", "DEBUG_")
     assert [name for name in sorted(names) if not name.startswith(prefixes)] == []
     assert "GAZETTE_ZONE" in names
+
+
+def test_a_file_may_begin_with_the_mark_of_editors_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "gazette.ini").write_bytes(b"\xef\xbb\xbf[broker]\r\nlimit = 7\r\n")
+    assert schema().load([], {}, directory=tmp_path).sources["broker.limit"] != "default"

@@ -22,7 +22,6 @@ set it. A program of several commands has a schema for each, and one file for al
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from gazette.config.ini_file import ini_entries, ini_value
 from gazette.config.option import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
 from gazette.errors import Bug, Invalid
+from gazette.runtime.near_names import near_name
 from gazette.runtime.redaction import redact_setting
 
 log = logging.getLogger(__name__)
@@ -271,10 +271,10 @@ class Schema:
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
         folded = {_folded(name): name for name in names}
-        near = difflib.get_close_matches(_folded(word), folded, n=1, cutoff=0.65)
+        near = near_name(_folded(word), folded)
         hint = f"See `{self.program} --help`."
         if near:
-            name = folded[near[0]]
+            name = folded[near]
             message, hint = f"{message} (did you mean {name}?)", f"Write {name}."
         return Invalid(message, path=path, hint=hint)
 
@@ -302,7 +302,7 @@ class Schema:
         """
         is_ini = path.suffix == ".ini"
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8-sig")  # Editors of Windows write a mark first.
             if is_ini:
                 entries = list(ini_entries(text))
             else:

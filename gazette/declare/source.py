@@ -9,7 +9,6 @@ No IO: `gazette.declare.specs` turns a declaration into specifications of journa
 
 from __future__ import annotations
 
-import difflib
 import random
 import re
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from gazette.message.time_fields import check_time_field
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.near_names import near_name
 
 M = TypeVar("M")
 
@@ -306,8 +306,8 @@ class _Declared(Generic[M]):
         known = fields_of(self.message_type)
         if known is None or name in known:
             return
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Write {near[0]!r}." if near else f"Its fields: {', '.join(sorted(known))}."
+        near = near_name(name, known)
+        hint = f"Write {near!r}." if near else f"Its fields: {', '.join(sorted(known))}."
         raise self._invalid(argument, f"{type_name(self.message_type)} has no field {name!r}", hint)
 
     def _check_time(self) -> None:

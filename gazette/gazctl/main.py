@@ -11,7 +11,6 @@ Exit codes:
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from gazette.gazctl.io.terminal import Terminal
 from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.commands import import_function
+from gazette.runtime.near_names import near_name
 from gazette.version import __version__
 
 EXIT_OK: Final = 0
@@ -93,8 +93,8 @@ def find_command(argv: Sequence[str]) -> tuple[Command | str, list[str]]:
             {one.words[len(words)] for one in COMMANDS if _begins(one.words, words)}
         )
         if word not in candidates:
-            near = difflib.get_close_matches(word, candidates, n=1)
-            guess = f" (did you mean {near[0]}?)" if near else ""
+            near = near_name(word, candidates)
+            guess = f" (did you mean {near}?)" if near else ""
             path = " ".join(["gazctl", *words])
             raise Invalid(
                 f"unknown command {word}{guess}",

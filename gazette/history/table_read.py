@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.text.validation import within
+from gazette.runtime.near_names import near_name
 
 T = TypeVar("T")
 
@@ -196,11 +196,11 @@ def _require_known(options: TableOptions) -> None:
     for name in options:
         if name not in TableOptions.__annotations__:
             known = list(TableOptions.__annotations__)
-            near = difflib.get_close_matches(name, known, n=1)
+            near = near_name(name, known)
             raise Invalid(
                 "there is no such option",
                 path=name,
-                hint=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}.",
+                hint=f"Did you mean {near}?" if near else f"Known: {', '.join(known)}.",
             )
 
 

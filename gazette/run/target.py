@@ -5,7 +5,6 @@ Loading runs the user's code. Only child processes of `gazette run` do so.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -21,6 +20,7 @@ from typing import Any
 
 from gazette.consumer.application import Application
 from gazette.errors import GazetteError, Invalid
+from gazette.runtime.near_names import near_name
 from gazette.runtime.user_code import is_user_file, shown_path, user_frames
 
 _SHOWN_MAX = 10
@@ -54,8 +54,8 @@ class RunTarget:
         if path.is_dir():
             raise _no_file(f"{place} is a directory")
         if not path.is_file():
-            near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
-            guess = f" (did you mean {path.parent / near[0]}?)" if near else ""
+            near = near_name(path.name, _python_files(path.parent))
+            guess = f" (did you mean {path.parent / near}?)" if near else ""
             raise _no_file(f"{place} does not exist{guess}")
         if path.suffix != ".py":
             raise _no_file(f"{place} is no Python file")
@@ -125,8 +125,8 @@ class RunTarget:
         found = getattr(module, self.name, None)
         if found is None:
             names = [kind.__name__ for kind in _applications(module)]
-            near = difflib.get_close_matches(self.name, names, n=1, cutoff=0.5) or names[:1]
-            guess = f" (did you mean {near[0]}?)" if near else ""
+            near = near_name(self.name, names) or next(iter(names), None)
+            guess = f" (did you mean {near}?)" if near else ""
             raise Invalid(
                 f"{self.text}: there is no {self.name} in it{guess}",
                 hint=f"Its applications: {', '.join(names) or 'none'}.",

@@ -6,7 +6,6 @@ and SIGINT stop it gracefully. A second one ends the wait for other members to t
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import random
@@ -41,6 +40,7 @@ from gazette.protocol.text.validation import within
 from gazette.runconsumer import specs
 from gazette.runconsumer.flags import ConsumerFlags
 from gazette.runtime.clock import Clock, SystemClock
+from gazette.runtime.near_names import near_name
 from gazette.runtime.process_exit import end_process
 from gazette.runtime.random_names import two_words
 
@@ -109,8 +109,8 @@ def run(
         sys.stdout.write(USAGE.format(program=program))
         return EXIT_OK
     if command not in _COMMANDS:
-        near = difflib.get_close_matches(command, _COMMANDS, n=1)
-        guess = f" (did you mean {near[0]}?)" if near else ""
+        near = near_name(command, _COMMANDS)
+        guess = f" (did you mean {near}?)" if near else ""
         usage = USAGE.format(program=program)
         sys.stderr.write(f"{program}: unknown command {command}{guess}\n\n{usage}")
         return 2

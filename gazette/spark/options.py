@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar, get_args
 
 from gazette.errors import Invalid
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.near_names import near_name
 from gazette.runtime.numbers import parse_integer, parse_number
 
 T = TypeVar("T")
@@ -47,14 +47,14 @@ class Options:
         for name, value in self._values.items():
             if name in self._known or name in _IGNORED:
                 continue
-            near = difflib.get_close_matches(name, self._known, n=1)
+            near = near_name(name, self._known)
             hint = f"Known: {', '.join(known)}."
             if name in renamed:
                 hint = renamed[name]
             elif (plain := name.replace("_", "")) in self._known:
                 hint = f"It is now {self._known[plain][0]}."
             elif near:
-                hint = f"Did you mean {self._known[near[0]][0]}?"
+                hint = f"Did you mean {self._known[near][0]}?"
             raise Invalid(
                 f"there is no such option (value {value!r})", path=f"option {name}", hint=hint
             )

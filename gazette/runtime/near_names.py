@@ -1,0 +1,49 @@
+"""The name that a user most likely meant by an unknown word: `near_name`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Final
+
+_LETTERS_PER_MISTAKE: Final = 4
+_BEGINNING_MIN: Final = 4
+
+
+def near_name(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that ``word`` is a slip of, or None.
+
+    The first letter is the same. There is one mistake for each four letters at most: a letter that is
+    missing, added, or another, or two that are swapped. Or all letters but the last begin the name.
+    """
+    letters = word.strip("-")
+    allowed = max(1, len(letters) // _LETTERS_PER_MISTAKE)
+    ranked = sorted(
+        (mistakes(letters, name.strip("-")), name)
+        for name in names
+        if name.strip("-")[:1] == letters[:1]
+    )
+    if ranked and ranked[0][0] <= allowed:
+        return ranked[0][1]
+    shared = max(_BEGINNING_MIN, len(letters) - 1)
+    return next(
+        (name for _, name in ranked if _beginning(letters, name.strip("-")) >= shared), None
+    )
+
+
+def mistakes(word: str, name: str) -> int:
+    """Return the least number of mistakes that make ``word`` of ``name``."""
+    before: list[int] = []
+    row = list(range(len(name) + 1))
+    for i, letter in enumerate(word, 1):
+        former, before, row = before, row, [i]
+        for j, other in enumerate(name, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == name[j - 2] and word[i - 2] == other:
+                cost = min(cost, former[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def _beginning(word: str, name: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, name, strict=False)))
