@@ -10,6 +10,7 @@ from typing import Final
 from gazette.runtime.commands import import_function
 from gazette.runtime.near_names import near_name
 from gazette.runtime.process_exit import end_process
+from gazette.runtime.standard_streams import with_streams
 from gazette.version import __version__
 
 USAGE: Final = f"""gazette {__version__}
@@ -77,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    end_process(run(sys.argv[1:]))
+    end_process(with_streams(lambda: run(sys.argv[1:])))
 
 
 if __name__ == "__main__":

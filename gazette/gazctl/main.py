@@ -30,6 +30,7 @@ from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.commands import import_function
 from gazette.runtime.near_names import near_name
+from gazette.runtime.standard_streams import open_closed_streams, with_streams
 from gazette.version import __version__
 
 EXIT_OK: Final = 0
@@ -304,15 +305,16 @@ def _report_os_error(error: OSError, terminal: Terminal) -> int:
 
 
 def main() -> None:
+    open_closed_streams()
     terminal = Terminal.system()
-    code = run(sys.argv[1:], os.environ, terminal)
-    try:
+
+    def run_and_flush() -> int:
+        code = run(sys.argv[1:], os.environ, terminal)
         terminal.stdout.flush()
-        terminal.stderr.flush()
-    except BrokenPipeError:
-        code = EXIT_SIGNAL + signal.SIGPIPE
+        return code
+
     # `sys.exit` waits for every thread. A thread may wait for a pipe that no process writes or reads.
-    os._exit(code)
+    os._exit(with_streams(run_and_flush))
 
 
 if __name__ == "__main__":

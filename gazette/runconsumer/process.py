@@ -43,6 +43,7 @@ from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.near_names import near_name
 from gazette.runtime.process_exit import end_process
 from gazette.runtime.random_names import two_words
+from gazette.runtime.standard_streams import with_streams
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     The command line is ``[COMMAND] FLAGS``; see ``USAGE``. Settings come from flags, the environment,
     ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
     """
-    end_process(run(application, sys.argv[1:], os.environ, bind_host=bind_host))
+    end_process(
+        with_streams(lambda: run(application, sys.argv[1:], os.environ, bind_host=bind_host))
+    )
 
 
 def run(
