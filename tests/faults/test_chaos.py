@@ -15,10 +15,10 @@ import pytest
 from gazette.client.append.appender import AppendParams, AppendResult, append_once
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams, JournalChange
-from gazette.client.read.reader import ReadParams
+from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.errors import status_of
 from gazette.dev.heads import write_head
-from gazette.errors import Conflict, GazetteError, NotYet, Unavailable
+from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.text import duration
@@ -206,8 +206,10 @@ async def test_all_replicas_are_lost_and_the_head_is_reset(tmp_path: Path) -> No
                 kept = commit.end <= gap
                 assert (content[commit.begin : commit.end] == held) == kept
             assert head == stored.commit.end
-            with pytest.raises(NotYet):
+            # Readers of what is lost go on at the head at once.
+            with pytest.raises(OffsetJump) as jump:
                 await lost.content(gap, head)
+            assert (jump.value.facts["expected"], jump.value.facts["offset"]) == (gap, head)
             assert await write_head(lost.client, JOURNAL) == again.commit.end
             assert await lost.content(head, again.commit.end) == b"appended after the loss"
             # Repeating the command does nothing.
