@@ -162,8 +162,8 @@ class LocalCluster:
         grpc_port, http_port = self._ports(index)
         fragments = self.directory / "fragments"
         spools = self.directory / "spools" / name
-        fragments.mkdir(parents=True, exist_ok=True)
-        spools.mkdir(parents=True, exist_ok=True)
+        fragments.mkdir(0o700, parents=True, exist_ok=True)
+        spools.mkdir(0o700, parents=True, exist_ok=True)
         flags = (
             f"--broker.id={name}",
             f"--broker.zone={zone}",

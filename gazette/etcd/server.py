@@ -144,7 +144,7 @@ class EtcdServer:
         if self._process is not None:
             self._forget(self._process)  # it has died
         binary = self._binary if self._binary is not None else find_etcd()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(0o700, parents=True, exist_ok=True)
         if self._lifeline is None:
             self._lifeline = _Lifeline()
         try:

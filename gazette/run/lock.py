@@ -38,7 +38,7 @@ class RunLock:
     def __enter__(self) -> Self:
         """Take the lock. Raise ``Conflict`` that names its owner, or ``Invalid`` for the directory."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Invalid(

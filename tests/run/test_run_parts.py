@@ -130,6 +130,15 @@ def test_standbys_need_one_process_more() -> None:
 # --- The lock
 
 
+def test_the_directory_of_a_run_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with RunLock(tmp_path / "state", "app.py"):
+            assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
 def test_a_second_run_names_the_first(tmp_path: Path) -> None:
     with (
         RunLock(tmp_path, "app.py") as lock,

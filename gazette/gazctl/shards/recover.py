@@ -97,7 +97,7 @@ async def _convert(context: Context, flags: RecoverFlags, directory: Path) -> in
 def check_directory(directory: Path, *, force: bool) -> None:
     """Make the directory, and require that it is empty or may be replaced. Raise ``Invalid``."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(0o700, parents=True, exist_ok=True)
         # An interrupted recovery may have left the staging directory. It is ours.
         shutil.rmtree(directory / STAGING, ignore_errors=True)
         occupied = next(directory.iterdir(), None)
