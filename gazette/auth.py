@@ -15,7 +15,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntFlag
@@ -271,3 +271,18 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Return call metadata that carries ``token``; nothing if it is empty."""
     return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def admission(
+    verifier: Verifier, capabilities: Mapping[str, int]
+) -> Callable[[str, Iterable[tuple[str, str | bytes]]], None]:
+    """Return a function that looks at the head of a call, by its path and metadata.
+
+    It raises ``NotAllowed`` as the call's handler would, but before anything of the call is kept.
+    ``capabilities`` are what methods require, by name.
+    """
+
+    def admit(path: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        verifier.verify(authorization_of(metadata), capabilities[path.rpartition("/")[2]])
+
+    return admit

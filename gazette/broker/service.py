@@ -23,11 +23,11 @@ from gazette.allocator.membership import Membership
 from gazette.allocator.model import member_key
 from gazette.allocator.shutdown import end_all, leave
 from gazette.allocator.state import State
-from gazette.auth import KeyedAuth, NoAuth
+from gazette.auth import KeyedAuth, NoAuth, admission
 from gazette.blobs.registry import BlobSettings, BlobStores, StoreConstructor
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
-from gazette.broker.api.handlers import APPEND, admission, journal_handler
+from gazette.broker.api.handlers import APPEND, CAPABILITIES, journal_handler
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
@@ -188,7 +188,7 @@ class BrokerService:
         self._daemons.daemon(context.refresher.run(), name="refresher")
         parts.membership.allocate(self._solver_pool)
         whole = {APPEND: parts.append.take_whole}
-        self.server.add_handlers(parts.handler, whole, admission(self._auth))
+        self.server.add_handlers(parts.handler, whole, admission(self._auth, CAPABILITIES))
         await self.server.start_grpc()
         self._phase = "ready"
         log.info(

@@ -25,12 +25,12 @@ from gazette.allocator.membership import Membership
 from gazette.allocator.model import DecodedKV, member_key
 from gazette.allocator.shutdown import end_all, leave
 from gazette.allocator.state import State
-from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier
+from gazette.auth import Claims, KeyedAuth, NoAuth, Verifier, admission
 from gazette.client.append.service import AppendService, MemoryBudget
 from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels, TlsSettings
 from gazette.consumer.api.json_gateway import json_routes
-from gazette.consumer.api.shard_api import ShardApi
+from gazette.consumer.api.shard_api import CAPABILITIES, ShardApi
 from gazette.consumer.application import Application
 from gazette.consumer.application_name import Owner, checked_name, name_of
 from gazette.consumer.broker_watch import BrokerWatch
@@ -419,9 +419,10 @@ class ConsumerMember:
         self._started.set()
         membership.follow()
         membership.allocate(self._solver)
-        self.server.grpc.add_generic_rpc_handlers(
-            (parts.shard_api.handler(), self._http_queries.handler())
-        )
+        grpc_server = self.server.grpc
+        admit = admission(self.verifier, CAPABILITIES)
+        grpc_server.add_generic_rpc_handlers((parts.shard_api.handler(),), admit)
+        grpc_server.add_generic_rpc_handlers((self._http_queries.handler(),))
         await self.server.start_grpc()
         self._up = ShardCollector(parts.resolver, self.append_service, self._append_budget)
         REGISTRY.register(self._up)

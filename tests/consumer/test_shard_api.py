@@ -282,3 +282,16 @@ async def test_list_and_stat_answer_json(start: Start, broker: BrokerFixture) ->
         assert bad.status_code == 400
         other = await http.post("/v1/shards/list", json={}, headers={"origin": "https://other"})
         assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("method", ["Stat", "List", "Apply", "GetHints", "Unassign"])
+async def test_strangers_are_refused_by_the_head_of_their_call(method: str, start: Start) -> None:
+    """Nothing of their messages is waited for, kept or inflated."""
+    member = await start(shard_limit=0, auth=auth())
+    target = member.endpoint.removeprefix("http://")
+    async with grpc.aio.insecure_channel(target) as channel:
+        begin: Any = channel.stream_unary  # The stubs demand what may be left out.
+        call = begin(f"/consumer.Shard/{method}")(timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED

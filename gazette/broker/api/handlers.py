@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 
-from gazette.auth import Capability, Verifier, authorization_of
+from gazette.auth import Capability
 from gazette.broker.api.append import AppendApi
 from gazette.broker.api.fragments import FragmentsApi
 from gazette.broker.api.health import HealthApi
 from gazette.broker.api.list_apply import ListApplyApi
 from gazette.broker.api.read import ReadApi
 from gazette.broker.api.replicate import ReplicateApi
-from gazette.net.http2.metadata import Metadata
 from gazette.protocol.content import decode_append, decode_replicate, encode_read
 from gazette.protocol.pb import broker_pb2
 
@@ -30,18 +28,6 @@ CAPABILITIES: Final = {
     "FragmentStoreHealth": Capability.READ,
 }
 """The capability that each call requires of its caller."""
-
-
-def admission(verifier: Verifier) -> Callable[[str, Metadata], None]:
-    """Return a function that looks at the head of a call, by its path and metadata.
-
-    It raises ``NotAllowed`` as the call's handler would, but before anything of the call is kept.
-    """
-
-    def admit(path: str, metadata: Metadata) -> None:
-        verifier.verify(authorization_of(metadata), CAPABILITIES[path.rpartition("/")[2]])
-
-    return admit
 
 
 def journal_handler(

@@ -41,6 +41,16 @@ from gazette.protocol.status import ShardStatus
 MAX_TXN_OPS: Final = 128
 
 
+CAPABILITIES: Final = {
+    "Stat": Capability.READ,
+    "List": Capability.LIST,
+    "Apply": Capability.APPLY,
+    "GetHints": Capability.READ,
+    "Unassign": Capability.APPLY,
+}
+"""The capability that each call requires of its caller."""
+
+
 class ShardApi:
     """The RPCs of ``consumer.Shard``, answered from this member's view of its cluster.
 
@@ -78,27 +88,23 @@ class ShardApi:
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler to add to a gRPC server."""
 
-        def unary(name: str, capability: int, request: Any, response: Any) -> Any:
+        def unary(method: str, name: str, request: Any, response: Any) -> Any:
             async def call(message: Any, context: Any) -> Any:
-                return await self._guarded(name, capability, message, context)
+                return await self._guarded(name, CAPABILITIES[method], message, context)
 
             return grpc.unary_unary_rpc_method_handler(
                 call, request.FromString, response.SerializeToString
             )
 
+        methods = (
+            ("Stat", "stat", pb.StatRequest, pb.StatResponse),
+            ("List", "list", pb.ListRequest, pb.ListResponse),
+            ("Apply", "apply", pb.ApplyRequest, pb.ApplyResponse),
+            ("GetHints", "get_hints", pb.GetHintsRequest, pb.GetHintsResponse),
+            ("Unassign", "unassign", pb.UnassignRequest, pb.UnassignResponse),
+        )
         return grpc.method_handlers_generic_handler(
-            "consumer.Shard",
-            {
-                "Stat": unary("stat", Capability.READ, pb.StatRequest, pb.StatResponse),
-                "List": unary("list", Capability.LIST, pb.ListRequest, pb.ListResponse),
-                "Apply": unary("apply", Capability.APPLY, pb.ApplyRequest, pb.ApplyResponse),
-                "GetHints": unary(
-                    "get_hints", Capability.READ, pb.GetHintsRequest, pb.GetHintsResponse
-                ),
-                "Unassign": unary(
-                    "unassign", Capability.APPLY, pb.UnassignRequest, pb.UnassignResponse
-                ),
-            },
+            "consumer.Shard", {one[0]: unary(*one) for one in methods}
         )
 
     async def _guarded(self, name: str, capability: int, message: Any, context: Any) -> Any:
