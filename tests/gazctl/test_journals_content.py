@@ -209,13 +209,19 @@ async def test_an_append_ends_with_the_reason_that_the_broker_gave_last(
         return Broken(tmp_path / "root", url)
 
     async with await BrokerFixture.start(
-        etcd, tmp_path, constructors={"file": construct}, listing_timeout_s=0.2, lease_ttl_s=60.0
+        etcd,
+        tmp_path,
+        constructors={"file": construct},
+        listing_timeout_s=0.2,
+        lease_ttl_s=60.0,
+        store_check_timeout_s=5.0,
     ) as broker:
         await broker.client.apply_journals([JournalChange(upsert=journal_spec("a/journal"))])
         gazctl = Runner({"BROKER_ADDRESS": broker.endpoint})
         append = ("journals", "append", "-l", "name=a/journal", "--timeout=200ms")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journals_append, "_ANSWER_S", 90)  # The broker holds an attempt for 60 s.
+            # The broker holds an attempt for 5 s, and there are two: the first introduces its session.
+            patch.setattr(journals_append, "_ANSWER_S", 90)
             result = await gazctl(*append, stdin=b"content")
         assert result.code == 1
         assert "not appended within 0.2 s: a/journal: " in result.err
