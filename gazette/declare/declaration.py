@@ -201,8 +201,8 @@ def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]
             # It may need what `initialize` makes, which has not been called. The shard asks it again.
             log.warning(
                 "a dead-letter journal that does not exist is not created, since poison_policy fails "
-                "before the application is initialized: %r",
-                error,
+                "before the application is initialized: %(error)r",
+                {"error": error},
             )
             break
         if isinstance(policy, PoisonPolicy):  # The shard refuses any other.

@@ -85,7 +85,7 @@ def _firing() -> Iterator[tuple[str, Plant]]:
     )
     yield (
         "the shard sleeps too long",
-        plant("self._look_at_clock()) / 1e6)", "self._look_at_clock()) / 1e5)"),
+        plant("else self._clock_us())) / 1e6)", "else self._clock_us())) / 1e5)"),
     )
     yield (
         "the watermark is not kept",
