@@ -10,6 +10,7 @@ import socket
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -100,6 +101,8 @@ class Run:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Below `nohup` it would be ignored, and a program keeps to that.
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
             )
 
     async def until(self, text: str, *, times: int = 1) -> None:
