@@ -238,7 +238,7 @@ def test_readers_of_sqlite(tmp_path: Path) -> None:
 
 
 ODD: list[Any] = [None, "a", 7, 1.5, True, bytearray(b"a"), memoryview(b"a"), [b"a"], object()]
-"""What is neither a key nor a value of RocksDB."""
+"""Something that is neither a key nor a value of RocksDB."""
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda one: type(one).__name__)

@@ -1,4 +1,4 @@
-"""What simulations have gone through: branches of state machines, and pairs of a fault and a stage.
+"""Coverage of simulations: branches of state machines, and pairs of a fault and a stage.
 
 A *branch* is a state of a machine, what came in, and the state after it. The machines are those of appends,
 sessions, recovery, sequencing and transactions. A *pair* is a kind of fault that was going on, and the state
@@ -25,7 +25,7 @@ from gazette.recoverylog.log.fsm import RecoveryFSM
 from tools.simulation.history import Fault, History
 
 _NAMES: Final = re.compile(r"\[.*|\S*\d\S*")
-"""What is of one seed only in the words of a fault."""
+"""The parts of a fault's words that belong to one seed."""
 WHOLE: Final = "whole calls"
 GROUPED: Final = "in groups"
 OF_SESSIONS: Final = "of sessions"
@@ -37,12 +37,12 @@ COMMITTED: Final = "committed"
 
 @dataclass(slots=True)
 class Coverage:
-    """What some seeds went through."""
+    """The coverage of some seeds."""
 
     branches: set[str] = field(default_factory=set)
     pairs: set[str] = field(default_factory=set)
     ways: Counter[str] = field(default_factory=Counter)
-    """How many attempts of appends went each way, at the brokers."""
+    """Number of attempts of appends that went each way, at the brokers."""
 
     def add(self, other: Coverage) -> int:
         """Take what another one has. Return how many branches and pairs are new."""

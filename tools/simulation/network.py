@@ -34,9 +34,9 @@ EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not
 _Code: Final = grpc.StatusCode
 _OVERHEAD: Final = 16
 _FULL_CHANCE: Final = 0.1
-"""How often a socket takes nothing at once."""
+"""Share of writes of which a socket takes no byte at once."""
 _PACKS_CHANCE: Final = 0.7
-"""How often messages of a stream that are sent together arrive together, as in one packet."""
+"""Share of messages of a stream, sent together, that arrive together, as in one packet."""
 _SYN_S: Final = 1.0
 """After which TCP sends again what a connection begins with; then it doubles."""
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)

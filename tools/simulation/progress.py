@@ -1,4 +1,4 @@
-"""How many states a run of many seeds has come to, and how many new ones an hour more brings."""
+"""Number of states that a run of many seeds has come to, and of new ones in an hour more."""
 
 from __future__ import annotations
 

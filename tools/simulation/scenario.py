@@ -43,7 +43,7 @@ _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
 """How long a broker keeps away from a store that was down."""
 _PARTED_S: Final = 60.0
-"""How long the first attempt of an append is late, at most."""
+"""Longest delay of the first attempt of an append."""
 _LARGE: Final = 1_600_000
 """Bytes of an append of which brokers write a part before they have all of it."""
 _REGISTER: Final = "tag"

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _Code: Final = grpc.StatusCode
 _BUSY_S: Final = (0.0, 0.002, 0.01)
-"""How long a loop may be busy before it reads what has arrived."""
+"""Longest time for which a loop is busy before it reads what has arrived."""
 
 
 class SimWholeCall:
-    """What a function that takes whole calls sees of one."""
+    """The view of a whole call that a function takes."""
 
     def __init__(self, calls: WholeCalls, context: SimContext) -> None:
         self.context = context

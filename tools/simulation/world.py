@@ -235,7 +235,7 @@ class World:
         """Hosts whose broker may lose its lease, until then."""
         self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
         self.sessions = 0
-        """How many sessions of appends there were."""
+        """Number of sessions of appends."""
         self.identities = 0
         """How many member ids were made up."""
         self._processes = 0

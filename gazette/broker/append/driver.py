@@ -402,7 +402,10 @@ class AppendDriver:
         """
         clock = self._context.clock
         while True:
-            error, unlisted = self._ailments(replica, self._store())
+            store = self._store()
+            if store is not None and _refusal(store, replica):
+                return  # It does not heal by waiting: the answer is given at once, in turn.
+            error, unlisted = self._ailments(replica, store)
             until = self._store_until(replica.line, ails=error is not None or bool(unlisted))
             if clock.monotonic() >= until:
                 return
