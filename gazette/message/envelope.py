@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gazette.errors import Invalid
-from gazette.message.message_time import MessageTime, TimeReader, UnusableTime, unusable
+from gazette.message.message_time import MessageTime, TimeReader, UnusableTime, no_clock, unusable
 from gazette.message.uuid import (
     ACK_TXN,
     NIL_PRODUCER,
@@ -70,7 +69,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         """Event time in UTC: that of the message, if its source declares ``time=``. Otherwise the
         clock of the publisher when it published the message.
 
-        Raises ``Invalid`` for a message without a UUID, and ``UnusableTime`` without the declared time.
+        Raises ``UnusableTime`` without the declared time. If none is declared, it does without a UUID.
         """
         return _EPOCH + timedelta(microseconds=self.time_us)
 
@@ -78,12 +77,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     def time_us(self) -> int:
         """Event time in Unix microseconds. Raises as `time` does."""
         if not self.clock:
-            raise Invalid(
-                "the message has no UUID of a publisher, and so no time",
-                journal=self.journal,
-                begin=self.begin,
-                hint="Publish it with a Publisher, or with gazctl attach-uuids.",
-            )
+            raise no_clock(self.journal, self.begin, self.end)
         return clock_unix_ns(self.clock) // 1000
 
     @property

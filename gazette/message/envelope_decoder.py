@@ -12,6 +12,7 @@ from gazette.message.envelope import Envelope, build_envelopes
 from gazette.message.foreign_uuids import warn_of_foreign_uuids
 from gazette.message.framing.frames import Framing, MalformedMessage, TruncatedFrame
 from gazette.message.message_time import TimeReader
+from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
@@ -59,6 +60,14 @@ class EnvelopeDecoder(Generic[M]):
     def pending(self) -> int:
         """Bytes of the incomplete frame that the decoder holds."""
         return self._size
+
+    @property
+    def clock_place(self) -> str | None:
+        """Place of the UUID whose clock is the time of messages. None: it is declared, or they have none."""
+        codec = self.framing.codec
+        if self._times is not None or codec.form is None:
+            return None
+        return DEFAULT_PLACE if codec.place is None else codec.place.text
 
     def feed(self, data: bytes) -> None:
         """Add the bytes that begin at ``end``."""

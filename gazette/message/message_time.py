@@ -34,10 +34,17 @@ FUNCTION: Final = "--"
 _AHEAD: Final = timedelta(days=1)
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
+_NO_CLOCK: Final = (
+    "Publish such messages with a Publisher or gazctl produce, or give them UUIDs by gazctl attach-uuids. Or"
+    " declare where their time is: time= of the Source. To go on without this one, set the application's"
+    " `poison_policy`."
+)
 
 
 class UnusableTime(Corrupt):
-    """A message whose declared time is missing, or cannot be used. Poison policies skip it."""
+    """A message whose declared time is missing, or cannot be used, or that has no UUID with a clock. Poison
+    policies skip it.
+    """
 
     default_hint = (
         "Repair its producer, or skip the message by the application's `poison_policy`. A time that lies"
@@ -241,6 +248,25 @@ def unusable(
     return UnusableTime(
         f"the time of the message ({time.name}) {reason}",
         field=time.name,
+        journal=journal,
+        begin=begin,
+        end=end,
+    )
+
+
+def no_clock(
+    journal: JournalName, begin: Offset, end: Offset, place: str | None = None
+) -> UnusableTime:
+    """Return the error of a message without a UUID of a publisher, whose clock is its time.
+
+    ``place`` is the place of the UUID, if it is known.
+    """
+    field = {} if place is None else {"field": place}
+    found = "" if place is None else f" in {place}"
+    return UnusableTime(
+        f"the message has no UUID of a publisher{found}, and so no time",
+        hint=_NO_CLOCK,
+        **field,
         journal=journal,
         begin=begin,
         end=end,

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from word_count import ngram_pb2
 
-from gazette.errors import Invalid
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_decoder import EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.message import CSVRecord, Message
+from gazette.message.message_time import UnusableTime
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import (
     ACK_TXN,
@@ -120,7 +120,7 @@ def test_lines_with_random_uuids_are_delivered_once_each(
     }
     for one in found[:3]:
         assert one.uuid == NIL_UUID
-        with raises(Invalid, journal=journal):
+        with raises(UnusableTime, journal=journal):
             _ = one.time
     assert sum(journal in record.getMessage() for record in caplog.records) == 1
 

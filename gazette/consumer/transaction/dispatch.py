@@ -8,8 +8,9 @@ smaller one is delivered next. A timer is handed over as a message is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 from gazette.consumer.application import Application, DeferToNextTransaction
@@ -21,9 +22,11 @@ from gazette.consumer.transaction.inbox import Inbox
 from gazette.consumer.transaction.misplaced import MisplacedMessages
 from gazette.consumer.transaction.poison_handler import PoisonSkipper
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
+from gazette.consumer.transaction.untimed import UntimedMessages
 from gazette.errors import Aborted
-from gazette.message.envelope import Envelope, TimedEnvelope
+from gazette.message.envelope import Envelope
 from gazette.message.uuid import ACK_TXN
+from gazette.protocol.ids import JournalName
 
 _TRANSIENT: Final = (
     "The message is not to blame, but the system that it was written to: see the cause, and "
@@ -81,7 +84,9 @@ class Dispatcher:
         inbox: Inbox,
         poison: PoisonSkipper | None,
         timers: ShardTimers | None = None,
+        clock_places: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
+        """Create it. ``clock_places``: the place of UUIDs in each source whose times are their clocks."""
         self._timers = timers
         self._application = application = callbacks.application
         self._shard = callbacks.shard
@@ -91,7 +96,10 @@ class Dispatcher:
         self._inbox = inbox
         self._poison = poison
         self._guarded = poison is not None and not poison.policy.malformed_only
-        self._timed = bool(declared_times(application, callbacks.shard))
+        observes = timers is not None and timers.observes
+        self._untimed = UntimedMessages(
+            bool(declared_times(application, callbacks.shard)), clock_places if observes else {}
+        )
         self._misplaced = MisplacedMessages(callbacks, poison)
         self._singly = type(application).consume_messages is Application.consume_messages
 
@@ -141,30 +149,25 @@ class Dispatcher:
         timers = self._timers
         if timers is None or not timers.observes:
             return False
-        has_time = not isinstance(envelope, TimedEnvelope) or envelope.unusable is None
-        return has_time and timers.observe(envelope)
+        return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_usable(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
         """Return how many messages were consumed, and True if timers are due. Pass over messages without
-        their declared time, or raise.
+        their time, or raise.
         """
-        if not self._timed:
+        untimed = self._untimed.find(batch) if batch else []
+        if not untimed:
             return self._deliver_usual(batch)
         begin = 0
-        for at, one in enumerate(batch):
-            if not isinstance(one, TimedEnvelope) or (error := one.unusable) is None:
-                continue
-            if begin < at:
-                done, due = self._deliver_usual(batch[begin:at])
-                if due or begin + done < at:
-                    return begin + done, due
+        for at, error in untimed:
+            done, due = self._deliver_usual(batch[begin:at])
+            if due or begin + done < at:
+                return begin + done, due
             self._inbox.check()
             if self._poison is None:
                 raise error
-            self._poison.skip_untimed(one, error)
+            self._poison.skip_untimed(batch[at], error)
             begin = at + 1
-        if begin == len(batch):
-            return begin, False
         done, due = self._deliver_usual(batch[begin:])
         return begin + done, due
 
@@ -320,10 +323,10 @@ class Dispatcher:
         try:
             self._attempt(batch)
         except BaseException as error:
-            if passes_through(error):
-                raise
             poison = self._poison
             if poison is None or not self._is_poison(error):
+                if passes_through(error):
+                    raise
                 raise self._failed("consume_messages", error, batch) from error
             if len(batch) == 1:
                 poison.skip_message(batch[0], error)

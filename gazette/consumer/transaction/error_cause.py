@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gazette.errors import Aborted, GazetteError, Invalid, InvalidValue, NotAllowed, NotFound
+from gazette.message.message_time import UnusableTime
 
 _CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
@@ -66,7 +67,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
     match error:
-        case Invalid() | NotAllowed() | NotFound():
+        case Invalid() | NotAllowed() | NotFound() | UnusableTime():
             return ErrorCause.MESSAGE
         case Aborted():
             return ErrorCause.ABORTED

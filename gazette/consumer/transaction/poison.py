@@ -15,6 +15,7 @@ from typing import Final
 from gazette.consumer.transaction.error_cause import passes_through
 from gazette.errors import Invalid
 from gazette.message.message import Message
+from gazette.message.message_time import UnusableTime
 from gazette.protocol.ids import JournalName, validate_journal_name
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.text.validation import within
@@ -31,13 +32,14 @@ class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
     That journal must exist, and hold JSON lines. `gazette run` and ``apply`` create it. ``malformed_only``:
-    skip messages that do not decode or lack their declared time, and fail the shard on errors of the
+    skip messages that do not decode, or lack the time of their source, and fail the shard on errors of the
     application. ``limit`` bounds how many messages a shard skips within an hour. ``raw_bytes_max`` bounds
     how many bytes of each are kept.
 
-    ``errors`` are the types of the application's exceptions that make a message poison. Some never
-    do: `GazetteError` other than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``,
-    ``OSError``, and exceptions outside ``Exception``. Nor do errors that the store takes for its own
+    ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime`
+    always does: the application asked a message for the time that it lacks. Some never do: another
+    `GazetteError` than ``InvalidValue`` (a lost database, a fenced shard), ``MemoryError``, ``OSError``,
+    and exceptions outside ``Exception``. Nor do errors that the store takes for its own
     (`Store.classify_error`).
     """
 
@@ -80,6 +82,8 @@ class PoisonPolicy:
 
     def is_poison(self, error: BaseException) -> bool:
         """Return True if the policy skips messages for this exception of the application."""
+        if isinstance(error, UnusableTime):
+            return not self.malformed_only
         excluded = passes_through(error) or isinstance(error, MemoryError)
         return not self.malformed_only and isinstance(error, self.errors) and not excluded
 

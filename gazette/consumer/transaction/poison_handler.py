@@ -80,7 +80,7 @@ class PoisonSkipper:
 
         Raise ``TooMuchPoison``, caused by ``error``.
         """
-        self._skip(envelope, error, "application")
+        self._skip(envelope, error, "time" if isinstance(error, UnusableTime) else "application")
 
     def skip_untimed(self, envelope: Envelope[Any], error: UnusableTime) -> None:
         """Publish a message without its declared time, as `skip_message` does."""

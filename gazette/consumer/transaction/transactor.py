@@ -119,7 +119,9 @@ class Transactor:
             )
         )
         self._timers = timers
-        self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers)
+        places = {one.journal: one.clock_place for one in decoders.values()}
+        clock_places = {name: place for name, place in places.items() if place is not None}
+        self._dispatcher = Dispatcher(callbacks, inbox, self._poison, timers, clock_places)
         self._brings_messages = isinstance(callbacks.application, MessageProducer)
         self._backlog = _Backlog()
         self._limit = 1

@@ -1,0 +1,50 @@
+"""Stage 13 of the byte path: which messages of a shard lack the time that their source has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from gazette.message.envelope import Envelope, TimedEnvelope
+from gazette.message.message_time import UnusableTime, no_clock
+from gazette.protocol.ids import JournalName
+
+_clock_of: Final = attrgetter("clock")
+
+
+class UntimedMessages:
+    """The checks of one shard, by source. Belongs to its thread.
+
+    ``has_declared``: some sources declare the time of their messages. ``clock_places`` are the places of the
+    UUIDs of the others, if the application has event time: there the clock of a UUID is the time.
+    """
+
+    def __init__(self, has_declared: bool, clock_places: Mapping[JournalName, str]) -> None:
+        self._has_declared = has_declared
+        self._clock_places = clock_places
+
+    def find(self, batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:
+        """Return the positions of messages without a time in a batch of one source, and their errors."""
+        place = self._clock_places.get(batch[0].journal)
+        if place is not None:
+            return _without_clock(batch, place)
+        return _without_declared(batch) if self._has_declared else []
+
+
+def _without_clock(batch: Sequence[Envelope[Any]], place: str) -> list[tuple[int, UnusableTime]]:
+    if all(map(_clock_of, batch)):
+        return []
+    return [
+        (at, no_clock(one.journal, one.begin, one.end, place))
+        for at, one in enumerate(batch)
+        if not one.clock
+    ]
+
+
+def _without_declared(batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:
+    return [
+        (at, error)
+        for at, one in enumerate(batch)
+        if isinstance(one, TimedEnvelope) and (error := one.unusable) is not None
+    ]
