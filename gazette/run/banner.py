@@ -12,9 +12,13 @@ import msgspec
 
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.message.key_hash import fnv32a
-from gazette.run.samples import MessageSample
+from gazette.run.samples import NOW, NOW_S, MessageSample
 
-_GAZCTL_BROKER: Final = "http://localhost:8080"
+_SHELL_TIMES: Final = {
+    NOW: "'$(date -u +%Y-%m-%dT%H:%M:%S)'",
+    str(NOW_S): "'$(date +%s)'",
+}
+"""What a shell puts in place of the time of a sample, within single quotes: the time at which it runs."""
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -52,16 +56,31 @@ def banner(
 
 
 def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: str) -> str:
-    """Return a command that appends one message, to the partition of its key."""
-    command = f"gazctl journals append -l name:prefix={source.name}/part- --framing lines"
-    lines = [sample.line]
-    if source.key is not None and source.partitions > 1:
-        command += " --mapping modulo"
-        lines.insert(0, sample.key)
-    if brokers.replace("127.0.0.1", "localhost") != _GAZCTL_BROKER:
-        command += f" --broker.address {brokers}"
-    words = " ".join(shlex.quote(line) for line in lines)
-    return f"printf '%s\\n' {words} | {command}"
+    """Return a command that publishes one message, to the partition of its key.
+
+    It names the brokers: the user's own context or environment may name others.
+    """
+    selector, lines = f"-l name:prefix={source.name}/part-", [sample.line]
+    if not sample.has_uuid:
+        command = f"gazctl journals append {selector} --framing lines"
+        if source.key is not None and source.partitions > 1:
+            command += " --mapping modulo"
+            lines.insert(0, sample.key)
+    elif sample.declared:
+        path = f"{shlex.quote(sample.directory)}:$PYTHONPATH"
+        command = f"PYTHONPATH={path} gazctl produce --declared {sample.declared}"
+    else:
+        command = f"gazctl produce {selector}"
+    words = " ".join(map(_shell_word, lines))
+    return f"printf '%s\\n' {words} | {command} --broker.address {brokers}"
+
+
+def _shell_word(line: str) -> str:
+    """Return a line as a word of a shell, which puts the present time into it."""
+    word = "'" + line.replace("'", "'\"'\"'") + "'"
+    for text, time in _SHELL_TIMES.items():
+        word = word.replace(text, time)
+    return word
 
 
 def query_command(routes: Sequence[str], address: str, values: Mapping[str, str]) -> str:

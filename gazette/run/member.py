@@ -83,12 +83,16 @@ def run(argv: Sequence[str]) -> int:
     try:
         if argv[0] == DESCRIBE:
             file, text = argv[1:]
-            application = RunTarget.parse(text).load()
+            target = RunTarget.parse(text)
+            application = target.load()
             require_callbacks(application)
             described = Description(
                 declaration_of(application),
                 tuple(user_files()),
-                {source.name: sample for source, sample in samples_of(application)},
+                {
+                    source.name: sample
+                    for source, sample in samples_of(application, target.directory)
+                },
             )
             write_whole(Path(file), msgspec.json.encode(described))
             return 0

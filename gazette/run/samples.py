@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,14 +13,29 @@ from gazette.declare.source import Source, sources_of
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.codec import DECODE_ERRORS
 from gazette.message.framing.framing import framing_of
+from gazette.message.message_time import MessageTime
+from gazette.message.zero_value import ObjectType, alternatives, inspect_objects
 
+NOW: Final = "2099-12-31T23:59:59"
+"""The text in a sample that stands for the time at which it is published."""
+NOW_S: Final = 4102444799
+"""The number in a sample that stands for that time in seconds. Zeros follow it for smaller units."""
+_DEPTH_MAX: Final = 8
+_UNIT_OF_S: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _VALUES: Final[dict[type[inspect.Type], Any]] = {
-    inspect.StrType: "gazette",
-    inspect.IntType: 1,
-    inspect.FloatType: 1.5,
     inspect.BoolType: True,
-    inspect.ListType: [],
+    inspect.DateType: "2026-01-31",
+    inspect.DecimalType: "1.5",
     inspect.DictType: {},
+    inspect.FloatType: 1.5,
+    inspect.FrozenSetType: [],
+    inspect.IntType: 1,
+    inspect.ListType: [],
+    inspect.SetType: [],
+    inspect.TimeDeltaType: "PT1S",
+    inspect.TimeType: "12:00:00",
+    inspect.UUIDType: "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+    inspect.VarTupleType: [],
 }
 
 
@@ -28,34 +44,136 @@ class MessageSample(msgspec.Struct, frozen=True):
 
     line: str
     key: str = ""
+    declared: str = ""
+    """Name of its source for ``gazctl produce --declared``, if labels of journals say too little."""
+    directory: str = ""
+    """Directory from which that name is imported."""
+    has_uuid: bool = True
+    """False for a type of messages without a UUID, which are appended and not published."""
 
 
-def samples_of(application: Any) -> Iterator[tuple[Source[Any], MessageSample]]:
-    """Yield the sources of which a sample can be made, with it: those of JSON with simple fields."""
+def samples_of(application: Any, directory: str) -> Iterator[tuple[Source[Any], MessageSample]]:
+    """Yield the sources of which a sample can be made, with it: those of JSON with simple fields.
+
+    ``directory`` is that from which the module of the application is imported.
+    """
     for source in sources_of(application):
-        if source.content_type == CONTENT_JSON_LINES and (sample := _sample_of(source)) is not None:
-            yield source, sample
+        if source.content_type != CONTENT_JSON_LINES:
+            continue
+        try:
+            kind = inspect_objects(source.message_type)[0]
+            sample = _sample_of(source, kind)
+        except DECODE_ERRORS:
+            continue  # The type wants more of its fields than their kinds.
+        if sample is None:
+            continue
+        if _needs_declaration(source, kind):
+            name = _name_in_class(application, source)
+            if not name:
+                continue
+            sample = msgspec.structs.replace(sample, declared=name, directory=directory)
+        yield source, sample
 
 
-def _sample_of(source: Source[Any]) -> MessageSample | None:
-    try:
-        info = inspect.type_info(source.message_type)
-    except TypeError:
-        return None
-    if not isinstance(info, inspect.StructType | inspect.DataclassType):
-        return None
-    value = {
-        field.encode_name: _VALUES.get(type(field.type))
-        for field in info.fields
-        if field.required and field.name != "uuid"
-    }
-    line = msgspec.json.encode(value)
-    try:
-        framing = framing_of(source.content_type, source.message_type, place=source.uuid)
-        message = framing.codec.decode(line)
-        key = "" if source.key is None else source.key_of(message)
-    except DECODE_ERRORS:
-        return None  # The type wants more of its fields than their kinds.
+def _sample_of(source: Source[Any], kind: ObjectType) -> MessageSample | None:
+    line = msgspec.json.encode(_object(kind, _Wanted(source), ()))
+    framing = framing_of(source.content_type, source.message_type, place=source.uuid)
+    message = framing.codec.decode(line)
+    key = "" if source.key is None else source.key_of(message)
     if isinstance(key, bytes):
         key = key.decode(errors="replace")
-    return MessageSample(line.decode(), key) if key.isprintable() else None
+    if not key.isprintable():
+        return None
+    return MessageSample(line.decode(), key, has_uuid=bool(source.uuid_place))
+
+
+def _needs_declaration(source: Source[Any], kind: ObjectType) -> bool:
+    """Return True if only the application knows the key or the time, or if messages are no objects."""
+    time = source.message_time
+    array = isinstance(kind, inspect.StructType) and kind.array_like
+    return array or callable(source.key) or (time is not None and callable(time.field))
+
+
+def _name_in_class(application: Any, source: Source[Any]) -> str:
+    """Return the name by which a source is imported, ``module:Class.attribute``. Empty without one."""
+    kind = type(application)
+    module = sys.modules.get(kind.__module__)
+    if module is None or getattr(module, kind.__qualname__, None) is not kind:
+        return ""
+    names = (name for base in kind.__mro__ for name, value in vars(base).items() if value is source)
+    return f"{kind.__module__}:{kind.__qualname__}.{next(names)}"
+
+
+class _Wanted:
+    """The fields of a source that its messages have to set: the key, the time, and not the UUID."""
+
+    def __init__(self, source: Source[Any]) -> None:
+        self.key = source.key if isinstance(source.key, str) else ""
+        self.time: MessageTime | None = source.message_time
+        self.uuid = tuple(source.uuid_place.split("."))
+
+    def is_time(self, name: str) -> bool:
+        return self.time is not None and self.time.field == name
+
+    @property
+    def now(self) -> Any:
+        unit = None if self.time is None else self.time.unit
+        return f"{NOW}Z" if unit is None else NOW_S * _UNIT_OF_S[unit]
+
+
+def _object(kind: ObjectType, wanted: _Wanted, path: tuple[str, ...]) -> Any:
+    """Return an object with the fields that are needed; with all of them if none is."""
+    fields = [one for one in kind.fields if (*path, one.encode_name) != wanted.uuid]
+    array = isinstance(kind, inspect.StructType) and kind.array_like
+    needed = [one for one in fields if one.required or (not path and _is_wanted(one, wanted))]
+    values = {
+        one.encode_name: wanted.now
+        if not path and wanted.is_time(one.name)
+        else _value(one.type, wanted, (*path, one.encode_name))
+        for one in (fields if array or not needed else needed)
+    }
+    tag = kind.tag if isinstance(kind, inspect.StructType) else None
+    if array:
+        at = [values.get(one.encode_name, "") for one in kind.fields]
+        return at if tag is None else [tag, *at]
+    if tag is not None and isinstance(kind, inspect.StructType):
+        values[str(kind.tag_field)] = tag
+    return values
+
+
+def _is_wanted(field: inspect.Field, wanted: _Wanted) -> bool:
+    return field.name == wanted.key or wanted.is_time(field.name)
+
+
+def _value(info: inspect.Type, wanted: _Wanted, path: tuple[str, ...]) -> Any:
+    """Return a value of a type. None for one that is not known: its decoder then refuses the sample."""
+    parts = [one for one in alternatives(info) if not isinstance(one, inspect.NoneType)]
+    if len(path) > _DEPTH_MAX or not parts:
+        return None
+    match parts[0]:
+        case inspect.StrType() as part:
+            text = "gazette".ljust(part.min_length or 0, "-")
+            return text if part.max_length is None else text[: part.max_length]
+        case inspect.IntType(multiple_of=None) as part:
+            return _number_within(part, 1)
+        case inspect.FloatType(multiple_of=None) as part:
+            return _number_within(part, 1.5)
+        case inspect.DateTimeType(tz=tz):
+            return NOW if tz is False else f"{NOW}Z"
+        case inspect.LiteralType(values=values):
+            return values[0]
+        case inspect.EnumType(cls=cls):
+            return next(iter(cls)).value
+        case inspect.TupleType(item_types=types):
+            return [_value(one, wanted, (*path, "")) for one in types]
+        case inspect.StructType() | inspect.DataclassType() as part:
+            return _object(part, wanted, path)
+        case part:
+            return _VALUES.get(type(part))
+
+
+def _number_within(part: inspect.IntType | inspect.FloatType, value: Any) -> Any:
+    """Return the number nearest to ``value`` that the bounds of a type permit."""
+    least = [one for one in (part.ge, part.gt and part.gt + 1) if one is not None]
+    most = [one for one in (part.le, part.lt and part.lt - 1) if one is not None]
+    return max([*least, min([*most, value])])

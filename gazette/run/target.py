@@ -62,6 +62,12 @@ class RunTarget:
         _check_stem(text, path.stem)
         return cls(text, path.resolve(), path.stem, name)
 
+    @property
+    def directory(self) -> str:
+        """Directory from which the module is imported."""
+        # As `python -m` does, which the text of a module looks like.
+        return os.getcwd() if self.path is None else str(self.path.parent)
+
     def load(self) -> Application[Any]:
         """Import the module and return the application. Raise ``Invalid`` for what is wrong in it."""
         module = self._import()
@@ -85,11 +91,9 @@ class RunTarget:
 
     def _import(self) -> ModuleType:
         try:
+            sys.path.insert(0, self.directory)
             if self.path is None:
-                # As `python -m` does, which the text looks like.
-                sys.path.insert(0, os.getcwd())
                 return importlib.import_module(self.module)
-            sys.path.insert(0, str(self.path.parent))
             spec = importlib.util.spec_from_file_location(self.module, self.path)
             assert spec is not None
             assert spec.loader is not None

@@ -53,6 +53,39 @@ class Words(Application[SQLiteStore]):
         store.execute(upsert, (envelope.message.word,))
 """
 
+PLAIN = APPLICATION.replace(', partitions=2, key="word"', "")
+WINDOWS = """
+from datetime import datetime, timedelta
+from gazette import Application, EventTime, Message, Source, shard_route
+from gazette.stores.sqlite import SQLiteStore
+from gazette.windows import Tumbling, Windows, count
+
+class Click(Message):
+    user: str
+    at: datetime
+
+class Clicks(Application[SQLiteStore]):
+    event_time = EventTime(lateness=timedelta(0))
+    clicks = Source("clicks", Click, partitions=2, key="user", time="at")
+    minutes = Windows("minutes", Tumbling(timedelta(days=36500)), count())
+
+    async def initialize(self, service):
+        service.add_route("/shards/{shard}/counts", self.counts)
+
+    @shard_route()
+    def counts(self, store, request):
+        return dict(store.query("SELECT key, state FROM minutes"))
+
+    def new_store(self, shard, recorder):
+        return SQLiteStore(recorder, self.minutes.schema)
+
+    def consume_message(self, shard, store, envelope, publisher):
+        assert self.minutes.add(shard, store, envelope.message.user, envelope.time, 1)
+
+    def on_timer(self, shard, store, timer, publisher):
+        list(self.minutes.on_timer(shard, store, timer))
+"""
+
 
 class Run:
     """A project directory, and what `gazette run` says there.
@@ -216,6 +249,35 @@ def _left(directory: Path) -> list[str]:
     return found
 
 
+OF_PUBLISHER = WINDOWS.replace(', time="at"', "").replace("    at: datetime\n", "")
+OF_FUNCTIONS = WINDOWS.replace('key="user"', "key=lambda one: one.user").replace(
+    'time="at"', "time=lambda one: one.at"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (PLAIN, {"gazette": 2}),
+        (WINDOWS, {"gazette": "2"}),
+        (OF_PUBLISHER, {"gazette": "2"}),
+        (OF_FUNCTIONS, {"gazette": "2"}),
+    ],
+    ids=["plain", "windows", "time of the publisher", "functions"],
+)
+async def test_the_application_consumes_what_the_banner_publishes(
+    project: Run, text: str, wanted: object
+) -> None:
+    project.program.write_text(text)
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    await project.publish()
+    await project.publish()
+    await project.answers(wanted)
+    assert "failed" not in project.said
+    assert await project.stop() == 0
+
+
 async def test_an_etcd_that_ends_is_started_again(project: Run) -> None:
     await project.start()
     await project.until("Ctrl-C stops it")
@@ -255,8 +317,7 @@ async def test_changed_files_are_reloaded_and_mistakes_keep_the_former_ones(proj
 
 
 async def test_a_failed_shard_says_why(project: Run) -> None:
-    text = APPLICATION.replace("word: str", 'word: str = "bad"').replace('key="word"', "key=None")
-    text = text.replace("partitions=2", "partitions=1")
+    text = PLAIN.replace('"bad"', '"gazette"')
     project.program.write_text(text)
     await project.start()
     await project.until("Ctrl-C stops it")

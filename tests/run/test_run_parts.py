@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 import pytest
 
-from gazette import Application, CSVRecord, Message, Source
+from gazette import Application, CSVRecord, Message, MessageTime, Source
 from gazette.client.client import Client
 from gazette.declare.declaration import Declaration, DeclaredJournals
 from gazette.errors import Conflict, Invalid
@@ -32,7 +35,7 @@ from gazette.run.consumption import (
     space_text,
 )
 from gazette.run.lock import FILE, RunLock
-from gazette.run.samples import MessageSample, samples_of
+from gazette.run.samples import NOW, NOW_S, MessageSample, samples_of
 from gazette.run.session import RunSession
 from gazette.run.settings import RunFlags
 from gazette.runtime.clock import SystemClock
@@ -299,27 +302,138 @@ class App(Application[Any]):
 
 
 def test_samples_fill_the_required_fields() -> None:
-    samples = {source.name: sample for source, sample in samples_of(App())}
-    assert samples == {"words": MessageSample('{"word":"gazette","count":1}', "gazette")}
+    samples = {source.name: sample for source, sample in samples_of(App(), "/here")}
+    assert samples == {
+        "words": MessageSample('{"word":"gazette","count":1}', "gazette"),
+        "nested": MessageSample('{"inner":{"word":"gazette","count":1}}'),
+    }, "a key that is a function of no text has no sample"
+
+
+class Kind(Enum):
+    FIRST = "first"
+
+
+class Reading(Message):
+    sensor: Annotated[str, msgspec.Meta(min_length=9)]
+    level: Annotated[int, msgspec.Meta(ge=5)]
+    share: Annotated[float, msgspec.Meta(lt=1)]
+    kind: Kind
+    unit: Literal["C", "F"]
+    place: tuple[int, str]
+    id: UUID
+    note: str | None
+    seen: datetime
+    at: datetime | None = None
+
+
+class Counted(msgspec.Struct):
+    at_ms: int
+    zone: str = ""
+
+
+class Optional(Message):
+    user: str = ""
+    clicks: int = 0
+
+
+class Row(msgspec.Struct, array_like=True):
+    uuid: str
+    user: str
+
+
+class Put(Message, tag="put"):
+    row: str
+
+
+class Delete(Message, tag="delete"):
+    row: str
+
+
+class Many(Application[Any]):
+    readings = Source("readings", Reading, key="sensor", time="at")
+    counted = Source(
+        "counted", Counted, partitions=2, key="zone", time=MessageTime("at_ms", unit="ms")
+    )
+    optional = Source("optional", Optional, partitions=2, key=lambda one: one.user)
+    rows = Source("rows", Row)
+    changes = Source[Put | Delete]("changes", Put | Delete, key="row")
+
+    def new_store(self, shard: Any, recorder: Any) -> Any: ...
+    def consume_message(self, *args: Any) -> None: ...
+
+
+def test_samples_have_values_of_each_type_the_key_and_the_time() -> None:
+    samples = {source.name: sample for source, sample in samples_of(Many(), "/here")}
+    uuid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    declared = f"{__name__}:Many"
+    assert samples == {
+        "readings": MessageSample(
+            '{"sensor":"gazette--","level":5,"share":0,"kind":"first","unit":"C",'
+            f'"place":[1,"gazette"],"id":"{uuid}","note":"gazette","seen":"{NOW}Z","at":"{NOW}Z"}}',
+            "gazette--",
+        ),
+        "counted": MessageSample(
+            f'{{"at_ms":{NOW_S}000,"zone":"gazette"}}', "gazette", has_uuid=False
+        ),
+        "optional": MessageSample(
+            '{"user":"gazette","clicks":1}', "gazette", f"{declared}.optional", "/here"
+        ),
+        "rows": MessageSample('["","gazette"]', "", f"{declared}.rows", "/here"),
+        "changes": MessageSample('{"row":"gazette","type":"put"}', "gazette"),
+    }
 
 
 WORDS = DeclaredJournals("words", 4, KeyRule("word", "text", 4), "application/x-ndjson", "Word", 0)
 SAMPLE = MessageSample('{"word":"it\'s"}', "it's")
 
 
-def test_the_command_to_publish_sends_a_key_where_it_matters() -> None:
-    """A shell gets the words as they are."""
-    command = publish_command(WORDS, SAMPLE, "http://127.0.0.1:8080")
+def shown(command: str) -> tuple[str, str]:
+    """Return what the command of the banner writes to `gazctl` by a shell, and its call of `gazctl`."""
     text, gazctl = command.split(" | ")
-    shown = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True)
-    assert shown.stdout == 'it\'s\n{"word":"it\'s"}\n'
-    assert gazctl == (
-        "gazctl journals append -l name:prefix=words/part- --framing lines --mapping modulo"
+    done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True)
+    return done.stdout, gazctl
+
+
+def test_the_command_to_publish_names_the_brokers_and_lets_labels_choose() -> None:
+    """A shell gets the words as they are."""
+    assert shown(publish_command(WORDS, SAMPLE, "http://b:1")) == (
+        '{"word":"it\'s"}\n',
+        "gazctl produce -l name:prefix=words/part- --broker.address http://b:1",
     )
-    one = publish_command(msgspec.structs.replace(WORDS, partitions=1), SAMPLE, "http://b:1")
-    assert "--mapping" not in one
-    assert one.endswith("--broker.address http://b:1")
-    assert "it's\n" not in one
+    by_function = msgspec.structs.replace(SAMPLE, declared="app:Words.words", directory="/my dir")
+    assert shown(publish_command(WORDS, by_function, "http://b:1")) == (
+        '{"word":"it\'s"}\n',
+        (
+            "PYTHONPATH='/my dir':$PYTHONPATH gazctl produce --declared app:Words.words "
+            "--broker.address http://b:1"
+        ),
+    )
+
+
+def test_messages_without_a_uuid_are_appended() -> None:
+    plain = msgspec.structs.replace(SAMPLE, has_uuid=False)
+    text, gazctl = shown(publish_command(WORDS, plain, "http://b:1"))
+    assert text == 'it\'s\n{"word":"it\'s"}\n'
+    assert gazctl.startswith(
+        "gazctl journals append -l name:prefix=words/part- --framing lines --mapping modulo --broker"
+    )
+    one = msgspec.structs.replace(WORDS, partitions=1)
+    text, gazctl = shown(publish_command(one, plain, "http://b:1"))
+    assert text == '{"word":"it\'s"}\n'
+    assert "--mapping" not in gazctl
+
+
+def test_the_time_of_the_command_is_that_at_which_it_runs() -> None:
+    begin = SystemClock().now()
+    line = f'{{"at":"{NOW}Z","ms":{NOW_S}000,"s":{NOW_S}}}'
+    text, _ = shown(publish_command(WORDS, MessageSample(line), "http://b:1"))
+    sent = msgspec.json.decode(text)
+    for seconds in (
+        datetime.fromisoformat(sent["at"]).timestamp(),
+        sent["ms"] / 1000,
+        sent["s"],
+    ):
+        assert int(begin) <= seconds <= SystemClock().now()
 
 
 @pytest.mark.parametrize(
