@@ -15,7 +15,7 @@ from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.config.member import ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
-from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.commands import COMMANDS, schema_of
 from tests.facts import raises
 
 
@@ -308,7 +308,7 @@ def test_bare_names_of_the_environment_are_not_read() -> None:
 
 
 def test_every_name_of_the_environment_has_a_prefix_of_ours() -> None:
-    schemas = [schema(), *(command.schema() for command in COMMANDS)]
+    schemas = [schema(), *(schema_of(command) for command in COMMANDS)]
     names = {one.env for each in schemas for one in each.options if one.env and not one.flag_only}
     prefixes = ("GAZETTE_", "GAZCTL_", "BROKER_", "CONSUMER_", "ETCD_", "LOG_", "DEBUG_")
     assert [name for name in sorted(names) if not name.startswith(prefixes)] == []

@@ -17,7 +17,7 @@ from gazette.broker.main import print_config, schema
 from gazette.config.ini_file import ini_entries
 from gazette.config.schema import Loaded, Schema
 from gazette.errors import Invalid
-from gazette.gazctl.commands import COMMANDS, shared_schema
+from gazette.gazctl.commands import COMMANDS, schema_of, shared_schema
 from gazette.gazctl.main import find_command
 from gazette.runconsumer.process import schema as consumer_schema
 from tests.gazctl.runner import offline
@@ -152,7 +152,7 @@ def test_every_key_of_gazctl_ini_is_understood_by_the_commands_that_it_is_for(
     command: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "gazctl.ini").write_text(_ini(GAZCTL))
-    loaded = command.schema().load([], {}, directory=tmp_path)
+    loaded = schema_of(command).load([], {}, directory=tmp_path)
     assert loaded.warnings == ()
     family = command.words[0] if len(command.words) > 1 else ""
     sections = [".".join(command.words)]
@@ -268,7 +268,7 @@ def test_gazctl_prints_sections_of_the_original() -> None:
 def test_shared_flags_may_follow_the_group(argv: list[str], tmp_path: Path) -> None:
     command, rest = find_command(argv)
     assert not isinstance(command, str)
-    loaded = command.schema().load(rest, {}, directory=tmp_path)
+    loaded = schema_of(command).load(rest, {}, directory=tmp_path)
     assert (command.name, loaded.groups["broker"].address) == ("journals list", "http://b:1")
     assert loaded.groups[""].selector == "a=b"
 
@@ -276,5 +276,5 @@ def test_shared_flags_may_follow_the_group(argv: list[str], tmp_path: Path) -> N
 def test_all_commands_of_shards_take_flags_of_brokers() -> None:
     for command in COMMANDS:
         if command.words[0] == "shards":
-            flags = {option.flag for option in command.schema().options}
+            flags = {option.flag for option in schema_of(command).options}
             assert {"--broker.address", "--consumer.address", "--broker.cache.ttl"} <= flags

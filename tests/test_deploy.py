@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import schema
 from gazette.broker.settings import BrokerSettings
-from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.commands import COMMANDS, schema_of
 from gazette.gazctl.journals.apply import parse_changes
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ JOURNALS = [DEPLOY / "journals.yaml", MINIO / "journals.yaml"]
 
 OURS = ("BROKER_", "CONSUMER_", "ETCD_", "LOG_", "DEBUG_", "GAZETTE_", "GAZCTL_")
 SERVE_ENVIRONMENT = {option.env for option in schema().options}
-GAZCTL_ENVIRONMENT = {option.env for command in COMMANDS for option in command.schema().options}
+GAZCTL_ENVIRONMENT = {option.env for command in COMMANDS for option in schema_of(command).options}
 
 
 def documents(*paths: Path) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_settings_are_those_that_programs_have() -> None:
         assert ours <= known, where
         seen += len(ours)
         flags = {option.flag for option in schema().options}
-        flags |= {option.flag for one in COMMANDS for option in one.schema().options}
+        flags |= {option.flag for one in COMMANDS for option in schema_of(one).options}
         assert set(re.findall(r"--[a-z.-]+", command)) <= flags, where
     assert seen > 15
     image = (DEPLOY / "Dockerfile").read_text()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.commands import COMMANDS, schema_of
 from gazette.runtime.near_names import mistakes, near_name
 
 COMMAND_NAMES = sorted({word for one in COMMANDS for word in one.words})
-FLAGS = sorted({option.flag for one in COMMANDS for option in one.schema().options})
+FLAGS = sorted({option.flag for one in COMMANDS for option in schema_of(one).options})
 NAMES = [*COMMAND_NAMES, *FLAGS]
 
 

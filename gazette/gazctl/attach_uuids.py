@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, Protocol
 import msgspec
 
 from gazette.errors import GazetteError, Invalid
-from gazette.gazctl.commands import Command
+from gazette.gazctl.command import Command
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import AttachUuidsFlags
 from gazette.message.framing.csv import parse_record

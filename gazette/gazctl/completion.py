@@ -10,7 +10,8 @@ from typing import Final
 
 from gazette.config.schema import Option
 from gazette.errors import Invalid
-from gazette.gazctl.commands import COMMANDS, Command
+from gazette.gazctl.command import Command
+from gazette.gazctl.commands import COMMANDS, schema_of
 from gazette.gazctl.context import Context
 
 
@@ -43,7 +44,7 @@ def _tree() -> dict[str, list[tuple[str, str]]]:
 
 
 def _options(command: Command) -> tuple[Option, ...]:
-    return command.schema().options
+    return schema_of(command).options
 
 
 def _words(command: Command) -> list[str]:

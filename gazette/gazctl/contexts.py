@@ -1,10 +1,10 @@
-"""``gazctl context``: named addresses of brokers and consumers, in the directory of configuration."""
+"""Named addresses of brokers and consumers, in the directory of configuration of a user: `Contexts`."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +12,21 @@ from typing import Any, Final
 import yaml
 
 from gazette.errors import Invalid, NotFound
-from gazette.gazctl.commands import Command
-from gazette.gazctl.context import Context
-from gazette.gazctl.io.output import NONE, Table
-from gazette.runtime.numbers import is_digits
 
 FILE: Final = "contexts.yaml"
-_ADDRESSES: Final = {"broker": "BROKER_ADDRESS", "consumer": "CONSUMER_ADDRESS"}
+ADDRESSES: Final = {"broker": "BROKER_ADDRESS", "consumer": "CONSUMER_ADDRESS"}
 """Addresses of a context, with the variables whose place they take."""
+
+
+def contexts_directory(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of configuration of this user. None without a home."""
+    homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
+    return Path(homes[0], ".config", "gazette") if homes else None
+
+
+def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the addresses of a context as variables."""
+    return {ADDRESSES[kind]: address for kind, address in addresses.items()}
 
 
 @dataclass(slots=True)
@@ -33,10 +40,10 @@ class Contexts:
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Contexts:
         """Read the file. Without one there are no contexts. Raise ``Invalid`` if it cannot be read."""
-        homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
-        if not homes:
+        directory = contexts_directory(environ)
+        if directory is None:
             return cls(None)
-        path = Path(homes[0], ".config", "gazette", FILE)
+        path = directory / FILE
         try:
             value = yaml.safe_load(path.read_text())
         except FileNotFoundError:
@@ -51,7 +58,7 @@ class Contexts:
             raise _unreadable(path, "it has no contexts")
         for name, addresses in value["contexts"].items():
             if not isinstance(addresses, dict) or not all(
-                kind in _ADDRESSES and isinstance(address, str)
+                kind in ADDRESSES and isinstance(address, str)
                 for kind, address in addresses.items()
             ):
                 raise _unreadable(path, f"context {name} is not an address of broker or consumer")
@@ -82,93 +89,18 @@ class Contexts:
     def require(self, name: str, path: str) -> dict[str, str]:
         """Return the addresses of a context. Raise ``NotFound``."""
         if name not in self.named:
-            raise NotFound(
-                f"there is no context {name}",
-                hint=f"There are: {', '.join(sorted(self.named)) or 'none'}. Create one by "
-                f"`gazctl context set {name} --broker.address=…`.",
-                path=path,
-            )
+            raise not_found(name, self.named, path)
         return self.named[name]
 
-    def environ(self, name: str) -> dict[str, str]:
-        """Return the addresses of a context as variables."""
-        return {_ADDRESSES[kind]: address for kind, address in self.named[name].items()}
 
-
-def use(context: Context, _command: Command) -> int:
-    """Take a context for all commands that follow."""
-    name = _name_of(context)
-    contexts = Contexts.load(context.environ)
-    contexts.require(name, "gazctl context use")
-    contexts.current = name
-    contexts.save()
-    context.terminal.note(f"commands go to {_shown(contexts.named[name])} (context {name})")
-    return 0
-
-
-def set_addresses(context: Context, _command: Command) -> int:
-    """Create a context, or change its addresses."""
-    name = _name_of(context)
-    given: dict[str, str] = {}
-    for key, source in context.loaded.sources.items():
-        group, _, field_name = key.partition(".")
-        if source != "flag":
-            continue
-        if group not in _ADDRESSES or field_name != "address":
-            raise Invalid(
-                "a context has addresses only",
-                path=f"--{key}",
-                hint="Keep other settings in gazctl.ini or in the environment.",
-            )
-        given[group] = context.loaded.groups[group].address
-    if not given:
-        raise Invalid(
-            "no address is given",
-            path="gazctl context set",
-            hint="Give --broker.address, --consumer.address, or both.",
-        )
-    contexts = Contexts.load(context.environ)
-    contexts.named[name] = {**contexts.named.get(name, {}), **given}
-    contexts.save()
-    context.terminal.note(f"context {name}: {_shown(contexts.named[name])}")
-    return 0
-
-
-def delete(context: Context, _command: Command) -> int:
-    """Forget a context."""
-    name = _name_of(context)
-    contexts = Contexts.load(context.environ)
-    contexts.require(name, "gazctl context delete")
-    del contexts.named[name]
-    if contexts.current == name:
-        contexts.current = ""
-    contexts.save()
-    return 0
-
-
-def show(context: Context, _command: Command) -> int:
-    """List all contexts, and mark the one in use."""
-    contexts = Contexts.load(context.environ)
-    table = Table(["Current", "Name", "Broker", "Consumer"])
-    for name, addresses in sorted(contexts.named.items()):
-        mark = "*" if name == contexts.current else ""
-        table.add(mark, name, *(addresses.get(kind, NONE) for kind in _ADDRESSES))
-    if not contexts.named:
-        context.terminal.note("there are no contexts; `gazctl context set` creates one")
-        return 0
-    context.terminal.write(table.text(context.terminal))
-    return 0
-
-
-def _name_of(context: Context) -> str:
-    arguments = context.loaded.arguments
-    if len(arguments) != 1 or not arguments[0].strip() or is_digits(arguments[0]):
-        raise Invalid("expected the name of one context", path="gazctl context")
-    return arguments[0]
-
-
-def _shown(addresses: Mapping[str, str]) -> str:
-    return ", ".join(f"{kind} {address}" for kind, address in sorted(addresses.items()))
+def not_found(name: str, there: Iterable[str], path: str) -> NotFound:
+    """Return the error for a context that is not there, and which names those that are."""
+    return NotFound(
+        f"there is no context {name}",
+        hint=f"There are: {', '.join(sorted(there)) or 'none'}. Create one by "
+        f"`gazctl context set {name} --broker.address=…`.",
+        path=path,
+    )
 
 
 def _unreadable(path: Path, reason: str) -> Invalid:

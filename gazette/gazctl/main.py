@@ -21,11 +21,13 @@ from typing import Any, Final
 
 from gazette.config.schema import Loaded, Schema, options_of
 from gazette.errors import GazetteError, Invalid, NotFound
-from gazette.gazctl.commands import COMMANDS, GROUPS, Command
+from gazette.gazctl.command import Command
+from gazette.gazctl.commands import COMMANDS, GROUPS, schema_of
 from gazette.gazctl.context import Context
-from gazette.gazctl.contexts import Contexts
+from gazette.gazctl.contexts import ADDRESSES, Contexts, as_variables
 from gazette.gazctl.flags import LogFlags, SharedFlags
 from gazette.gazctl.io.terminal import Terminal
+from gazette.gazctl.run_contexts import addresses_of, the_run_context
 from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.commands import import_function
@@ -181,7 +183,7 @@ def _prepare(
                 return EXIT_FAILED
             terminal.write(command)
             return EXIT_OK
-        schema = command.schema()
+        schema = schema_of(command)
         flags = rest[: rest.index("--")] if "--" in rest else rest
         if "-h" in flags or "--help" in flags:
             terminal.write(schema.parser().format_help())
@@ -201,23 +203,33 @@ def _load(
 ) -> tuple[Loaded, str]:
     """Return the settings, and the name of the context whose addresses are used.
 
-    Addresses of a context stand for variables that the environment lacks. Raise ``Invalid``, and
-    ``NotFound`` without the context.
+    Addresses of a context stand for variables that the environment lacks. Those of the one application
+    that `gazette run` runs count if no address is given. Raise ``Invalid``, and ``NotFound`` without the
+    context.
     """
     loaded = schema.load(argv, environ)
     if not command.groups or command.words[0] == "context":
         return loaded, ""
     contexts = Contexts.load(environ)
     name = loaded.group(SharedFlags).context or contexts.current
-    if not name:
-        return loaded, ""
-    contexts.require(name, "--context")
+    if name:
+        addresses = addresses_of(environ, contexts, name)
+    else:
+        run = the_run_context(environ) if _has_no_address(loaded) else None
+        if run is None:
+            return loaded, ""
+        name, addresses = run[0], run[1].addresses
     variables = {
         variable: address
-        for variable, address in contexts.environ(name).items()
+        for variable, address in as_variables(addresses).items()
         if not environ.get(variable)
     }
     return schema.load(argv, {**environ, **variables}), name
+
+
+def _has_no_address(loaded: Loaded) -> bool:
+    sources = [loaded.sources.get(f"{kind}.address", "default") for kind in ADDRESSES]
+    return all(one == "default" for one in sources)
 
 
 def _run_offline(

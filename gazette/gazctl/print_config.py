@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gazette.gazctl.commands import FAMILIES, Command, shared_schema
+from gazette.gazctl.command import Command
+from gazette.gazctl.commands import FAMILIES, shared_schema
 from gazette.gazctl.context import Context
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from gazette.declare.declaration import Declaration
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.dev.processes import ChildProcess
 from gazette.errors import Broken, Conflict, GazetteError, Invalid, NotAllowed
+from gazette.run.announcement import announced
 from gazette.run.banner import banner
 from gazette.run.changed_files import ChangedFiles
 from gazette.run.consumption import ConsumptionReport, space_text
@@ -142,11 +143,17 @@ class RunSession:
                     scope.daemon(local.keep_etcd(self._say_etcd), name="etcd")
                     scope.daemon(local.keep_brokers(self._say_broker), name="brokers")
                 try:
-                    while True:
-                        described = await self._generation(described, cluster, client)
+                    with self._announced(cluster):
+                        while True:
+                            described = await self._generation(described, cluster, client)
                 finally:
                     scope.cancel()
         raise AssertionError("unreachable: generations follow each other until cancelled")
+
+    def _announced(self, cluster: ClusterAddresses) -> AbstractContextManager[None]:
+        members = ",".join(one.grpc_url for one in self._processes())
+        say = partial(self._say, at=False)
+        return announced(self._environ, self._target, cluster.brokers, members, say)
 
     async def _generation(
         self, described: Description, cluster: ClusterAddresses, client: Client

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.commands import COMMANDS, schema_of
 from tests.gazctl.runner import offline
 
 _COMPLETE = """
@@ -71,7 +71,7 @@ def test_bash_completes_commands_flags_and_values(bash: list[str]) -> None:
 def test_bash_knows_every_flag_of_every_command(bash: list[str]) -> None:
     lines = [["gazctl", *command.words, "-"] for command in COMMANDS]
     for command, words in zip(COMMANDS, completed(bash, *lines), strict=True):
-        for option in command.schema().options:
+        for option in schema_of(command).options:
             assert option.flag in words
             assert not option.short or f"-{option.short}" in words
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gazette.config.schema import Option, options_of
-from gazette.gazctl.commands import COMMANDS, GROUPS, Command
+from gazette.gazctl.command import Command
+from gazette.gazctl.commands import COMMANDS, GROUPS
 from gazette.gazctl.flags import SharedFlags
 
 DOCS = Path(__file__).parents[2] / "docs" / "gazctl.md"

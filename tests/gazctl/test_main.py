@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette.gazctl.commands import COMMANDS, Command
+from gazette.gazctl.command import Command
+from gazette.gazctl.commands import COMMANDS, schema_of
 from gazette.version import __version__
 from tests.gazctl.runner import offline
 
@@ -16,7 +17,7 @@ def test_every_command_has_help_that_names_its_flags(command: Command) -> None:
     result = offline(*command.words, "--help")
     assert result.code == 0
     assert result.out.startswith(f"usage: gazctl {command.name} [FLAGS]")
-    for option in command.schema().options:
+    for option in schema_of(command).options:
         assert option.flag in result.out
         if option.short:
             assert f"-{option.short}, {option.flag}" in result.out

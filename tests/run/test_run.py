@@ -170,6 +170,20 @@ class Run:
         async with asyncio.timeout(60):
             assert await child.wait() == 0
 
+    async def gazctl(self, *argv: str) -> tuple[int, str]:
+        """Run a command in another directory. Return its exit code and what it wrote."""
+        child = await asyncio.create_subprocess_exec(
+            *(*self._gazctl.split(), *argv),
+            cwd="/",
+            env=self.environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(90):
+            written, _ = await child.communicate()
+        assert child.returncode is not None
+        return child.returncode, written.decode()
+
     async def count(self, wanted: int) -> None:
         """Return once the query that the banner shows answers with a count."""
         await self.answers({"gazette": wanted})
@@ -357,6 +371,42 @@ async def test_a_callback_that_hangs_is_named_while_it_does(project: Run) -> Non
         r"\(at app.py:\d+ in consume_message, message words/part-000 0\)", project.said
     )
     assert await project.stop() == 0
+
+
+async def test_gazctl_finds_a_run_without_flags_and_each_of_two_by_its_name(project: Run) -> None:
+    await project.start()
+    await project.until("Ctrl-C stops it")
+    assert "gazctl finds it without flags, in any directory (context run)" in project.said
+    code, journals = await project.gazctl("journals", "list")
+    assert code == 0
+    assert "words/part-001" in journals
+    code, shards = await project.gazctl("shards", "list")
+    assert code == 0
+    assert "shard-001" in shards
+    second = Run(project.directory / "second")
+    second.directory.mkdir()
+    second.program.write_text(APPLICATION.replace('"words"', '"texts"'))
+    second.environ["HOME"] = project.environ["HOME"]
+    try:
+        await second.start()
+        await second.until("Ctrl-C stops it")
+        assert "gazctl finds it by --context=run-2 (another run is there)" in second.said
+        code, written = await project.gazctl("journals", "list")
+        assert code == 2
+        assert "2 applications are run" in written
+        code, written = await project.gazctl("journals", "list", "--context=run-2")
+        assert code == 0
+        assert "texts/part-000" in written
+        assert await project.stop() == 0
+        code, written = await project.gazctl("journals", "list")
+        assert code == 0
+        assert "texts/part-000" in written
+        assert second.process is not None
+        second.process.kill()
+        await second.ends()
+        assert "there are no contexts" in (await project.gazctl("context", "list"))[1]
+    finally:
+        await second.stop()
 
 
 async def test_only_one_run_has_a_directory(project: Run, tmp_path: Path) -> None:

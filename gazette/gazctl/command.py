@@ -1,0 +1,38 @@
+"""One command of ``gazctl``: its words, its settings, and where it is implemented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gazette.gazctl import flags
+
+BROKER: Final = ("broker", "log")
+BOTH: Final = ("consumer", "broker", "log")
+"""Groups of settings of commands that call brokers, and of those that call consumers too."""
+SELECTORS: Final = """\
+A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is selected by its name with
+"name=a/journal", journals below a path with "name:prefix=a/path/", a shard by its id with "id=…"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. ``target`` is ``module:function`` of this package.
+
+    The function is a coroutine that takes a `Context`. If the command is ``offline`` it is a plain
+    function, and calls no server.
+    """
+
+    words: tuple[str, ...]
+    summary: str
+    flags: type[flags.SharedFlags]
+    target: str
+    groups: tuple[str, ...]
+    description: str
+    examples: str = ""
+    arguments: str = ""
+    offline: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)

@@ -1,0 +1,143 @@
+"""Contexts of `gazette run`: each is there while its run is. A file and its lock say which there are."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gazette.errors import Invalid
+from gazette.gazctl.contexts import Contexts, contexts_directory, not_found
+
+DIRECTORY: Final = "runs"
+_NAME: Final = "run"
+_SUFFIX: Final = ".json"
+
+
+class RunContext(msgspec.Struct, frozen=True):
+    """The addresses of a run, and what it runs."""
+
+    broker: str
+    consumer: str
+    target: str
+    directory: str
+    host: str = ""
+    """Name of the machine: no other one reaches these addresses."""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {"broker": self.broker, "consumer": self.consumer}
+
+
+@contextmanager
+def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
+    """Let `gazctl` of this user find a run. Yield the name of its context, which other runs do not take.
+
+    The kernel ends it with the process, in any way. Raise ``Invalid`` if it cannot be written.
+    """
+    home = contexts_directory(environ)
+    if home is None:
+        raise Invalid(
+            "there is no place for contexts",
+            path="HOME",
+            hint="Set HOME to a directory that can be written.",
+        )
+    own = Contexts.load(environ).named
+    directory = home / DIRECTORY
+    content = msgspec.json.encode(msgspec.structs.replace(run, host=socket.gethostname()))
+    try:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        name, fd = _taken(directory, frozenset(own))
+    except OSError as error:
+        raise Invalid(
+            f"contexts cannot be written: {error.strerror}",
+            path=str(directory),
+            hint="Give this user the right to write there.",
+        ) from error
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, content, 0)
+        yield name
+    finally:
+        (directory / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+        os.close(fd)
+
+
+def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
+    """Return the contexts of all runs of this user that are there, by name."""
+    home = contexts_directory(environ)
+    if home is None:
+        return {}
+    host = socket.gethostname()
+    paths = sorted((home / DIRECTORY).glob(f"*{_SUFFIX}"), key=lambda path: path.stem)
+    found = ((path.stem, _live(path)) for path in paths)
+    return {name: run for name, run in found if run is not None and run.host == host}
+
+
+def the_run_context(environ: Mapping[str, str]) -> tuple[str, RunContext] | None:
+    """Return the context of the one run that is there. Raise ``Invalid`` if there are several."""
+    found = run_contexts(environ)
+    if len(found) > 1:
+        runs = ", ".join(f"{name} ({run.target} in {run.directory})" for name, run in found.items())
+        raise Invalid(
+            f"{len(found)} applications are run, and no address is given: {runs}",
+            path="--context",
+            hint=f"Say which one, as by --context={next(iter(found))} or GAZCTL_CONTEXT.",
+        )
+    return next(iter(found.items()), None)
+
+
+def addresses_of(environ: Mapping[str, str], contexts: Contexts, name: str) -> dict[str, str]:
+    """Return the addresses of a context, of the user or of a run. Raise ``NotFound``."""
+    if name in contexts.named:
+        return contexts.named[name]
+    runs = run_contexts(environ)
+    if name in runs:
+        return runs[name].addresses
+    raise not_found(name, {*contexts.named, *runs}, "--context")
+
+
+def _taken(directory: Path, own: frozenset[str]) -> tuple[str, int]:
+    """Return a name that no other run has, and its file, locked. Files of ended runs are used again."""
+    for number in itertools.count(1):
+        name = _NAME if number == 1 else f"{_NAME}-{number}"
+        if name in own:
+            continue
+        path = directory / f"{name}{_SUFFIX}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A run that ends removes its file: then this one is not the file of that name any more.
+        if (
+            _locks(fd, fcntl.LOCK_EX)
+            and path.exists()
+            and os.path.samestat(os.fstat(fd), path.stat())
+        ):
+            return name, fd
+        os.close(fd)
+    raise AssertionError("unreachable: there is always one more number")
+
+
+def _live(path: Path) -> RunContext | None:
+    """Return what a file says. None if its run has ended, or has not written it yet."""
+    try:
+        with path.open("rb") as file:
+            if _locks(file.fileno(), fcntl.LOCK_SH):
+                return None
+            return msgspec.json.decode(file.read(), type=RunContext)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _locks(fd: int, kind: int) -> bool:
+    """Lock a file until it is closed. Return False if another process has its lock."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
