@@ -83,21 +83,21 @@ def journal_specs(declaration: Declaration, settings: SpecSettings) -> list[Jour
 
 def partition_specs(declared: DeclaredJournals, settings: SpecSettings) -> list[JournalSpec]:
     """Return the journals of one source or output, in order."""
-    labels, fragment = declared.labels, _fragment(settings, declared.retention_ns)
+    labels, fragment = declared.labels, fragment_spec(settings, declared.retention_ns)
     return [JournalSpec(name, settings.replication, labels, fragment) for name in declared.journals]
 
 
 def log_spec(name: str, settings: SpecSettings) -> JournalSpec:
     """Return the journal of a recovery log. Raise ``Invalid``."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_RECOVERY_LOG))
-    return _checked(JournalSpec(name, settings.replication, labels, _fragment(settings, 0)))
+    return _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
 
 
 def dead_letter_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalSpec]:
     """Return the journals of dead letters, ordered by name. Raise ``Invalid``."""
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, DeadLetter.__name__))
     return [
-        _checked(JournalSpec(name, settings.replication, labels, _fragment(settings, 0)))
+        _checked(JournalSpec(name, settings.replication, labels, fragment_spec(settings, 0)))
         for name in declaration.dead_letters
     ]
 
@@ -147,7 +147,8 @@ def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
     return ShardList.of((spec, 0) for spec in shard_specs(declaration, settings)).to_yaml()
 
 
-def _fragment(settings: SpecSettings, retention: int) -> FragmentSpec:
+def fragment_spec(settings: SpecSettings, retention: int) -> FragmentSpec:
+    """Return how the fragments of new journals are kept. ``retention`` is in nanoseconds, 0 for ever."""
     return FragmentSpec(
         length=settings.fragment_bytes,
         codec=Codec.ZSTANDARD,

@@ -116,6 +116,20 @@ class JournalsApplyFlags(ApplyFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class JournalsCreateFlags(SharedFlags):
+    store: tuple[str, ...] = flag(
+        (), "URL of the blob store, where fragments are kept (required); may be repeated"
+    )
+    replication: int = flag(0, "number of brokers with a replica (0: at most 3 of all)")
+    label: tuple[str, ...] = flag((), "label as NAME=VALUE; may be repeated")
+    retention: float = duration(
+        "0s", "age from which `journals prune` removes fragments; 0 keeps all", flag_only=True
+    )
+    dry_run: bool = flag(False, "print the specifications as YAML instead of creating journals")
+    wait: bool = flag(False, "wait until every journal has its brokers; fail after --timeout")
+
+
+@dataclass(frozen=True, slots=True)
 class EditFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals or shards to edit (required)"), short="l")
     max_txn_size: int = flag(

@@ -39,11 +39,11 @@ async def apply(context: Context) -> int:
         return 0
     await _apply(context, changes, flags.max_txn_size)
     if flags.wait:
-        await _wait_assigned(context, [one.upsert for one in changes if one.upsert is not None])
+        await wait_assigned(context, [one.upsert for one in changes if one.upsert is not None])
     return 0
 
 
-async def _wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
+async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
     """Return when each journal has a primary and all replicas. Raise ``Unavailable`` after
     --timeout.
 

@@ -28,6 +28,25 @@ listed revisions. JSON output is one document; with --watch it is one document o
   gazctl journals list -l name=a/journal -o yaml > a-journal.yaml""",
     ),
     Command(
+        ("journals", "create"),
+        "Create journals by name",
+        flags.JournalsCreateFlags,
+        "journals.create:run",
+        BROKER,
+        """\
+All of the named journals are created alike, or none is: one that exists already is an error. The store is
+checked first. Fragments are compressed by Zstandard, closed at 256 MiB, and stored within an hour; `journals
+edit` changes that. Journals of messages need the label "content-type". Without --replication, it is what the
+running brokers can hold.
+
+With --dry-run the output is input of `journals apply`. More than 128 journals take several transactions.""",
+        """\
+  gazctl journals create a/journal --store s3://my-bucket/fragments/
+  gazctl journals create words/part-000 words/part-001 --store file:/// --replication 1 \\
+      --label content-type=application/x-ndjson --retention 720h --wait""",
+        arguments="NAME...",
+    ),
+    Command(
         ("journals", "apply"),
         "Create, change and delete journals",
         flags.JournalsApplyFlags,
