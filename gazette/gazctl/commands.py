@@ -69,7 +69,8 @@ rolled-back messages and acknowledgements. Journals are read by name, one after 
 head. With --follow all are read at the same time, and also those that match the selector later.
 
 JSON is written as it is, with its "uuid". A row of CSV becomes an array. For protobuf, --message names the
-generated class. With --begin or --tail, what a producer did before that offset is not known.
+generated class. With --begin or --tail, what a producer did before that offset is not known. --last reads
+backwards, and writes what a read of the whole journal would end with.
 
 `gazctl journals read` writes the bytes of journals instead.
 
@@ -77,6 +78,7 @@ generated class. With --begin or --tail, what a producer did before that offset 
         """\
   gazctl read first/words
   gazctl read first/words --follow --tail | jq .word
+  gazctl read first/words --last 20
   gazctl read -l name:prefix=orders/ --meta --limit 10
   gazctl read counts/part-000 --message word_count.ngram_pb2:NGramCount""",
         arguments="[JOURNAL...]",

@@ -357,6 +357,9 @@ class ReadMessagesFlags(SharedFlags):
     follow: bool = flag(False, "at the head, wait for more messages until interrupted", short="f")
     tail: bool = flag(False, "begin at the head instead of the first message")
     begin: int = flag(0, "offset to begin at, in every journal")
+    last: int = flag(
+        0, "number of last messages of each journal to begin with; 0 begins with the first"
+    )
     limit: int = flag(0, "largest number of messages to write; 0 writes all", short="n")
     meta: bool = flag(
         False, "write an object with journal, offset and time around each message", short="m"

@@ -20,17 +20,18 @@ from gazette.gazctl.flags import ProduceMessagesFlags, ReadMessagesFlags
 from gazette.gazctl.io.record_splitter import LineSplitter
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
+from gazette.gazctl.last_messages import MessageJournal, find_last, is_data
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
 from gazette.message.codec import DECODE_ERRORS
 from gazette.message.envelope import Envelope
-from gazette.message.envelope_reader import CommittedReader, UncommittedReader
+from gazette.message.envelope_reader import CommittedReader, OnMalformed, UncommittedReader
 from gazette.message.exact_numbers import ExactDocument, exact_float
 from gazette.message.framing.frames import MalformedMessage
-from gazette.message.message import Acknowledgement, CSVRecord
+from gazette.message.message import CSVRecord
 from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.outputs import Output
-from gazette.message.uuid import ACK_TXN, clock_unix_ns
+from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.tasks import BlockingPool, TaskScope
@@ -45,8 +46,15 @@ _TICKS_PER_S: Final = 10**9
 async def read(context: Context) -> int:
     flags = context.flags(ReadMessagesFlags)
     selector = _selector(context, flags.selector)
-    if flags.limit < 0:
-        raise Invalid(f"invalid number ({flags.limit}; expected >= 0)", path="--limit")
+    for name, number in (("--limit", flags.limit), ("--last", flags.last)):
+        if number < 0:
+            raise Invalid(f"invalid number ({number}; expected >= 0)", path=name)
+    if flags.last and (flags.tail or flags.begin):
+        raise Invalid(
+            "is given, and another place to begin at, too",
+            path="--last",
+            hint="Leave --tail and --begin out.",
+        )
     client = await context.broker()
     writer = MessageWriter(context, client, flags)
     context.on_signal = writer.on_signal
@@ -128,21 +136,39 @@ class MessageWriter:
     async def _read(self, journal: ListedJournal) -> None:
         flags, name = self.flags, journal.spec.name
         kind, shown = self._type_of(journal)
-        begin = flags.begin
+        begin, end, skipped = flags.begin, 0, 0
         if flags.tail:
             begin = await write_head(self.context, self.client, name)
-        params = ReadParams(name, begin, block=flags.follow)
-        reader: Any = (UncommittedReader if flags.uncommitted else CommittedReader)(
-            self.client,
-            params,
-            kind,
-            uuid=flags.uuid,
-            on_malformed=self._skipped if flags.skip_malformed else None,
-        )
-        async with aclosing(reader.batches()) as batches:
+        if flags.last:
+            by_line = journal.spec.labels.value_of(CONTENT_TYPE) == CONTENT_JSON_LINES
+            messages = MessageJournal(name, by_line, lambda params: self._counted(params, kind))
+            begin, end, skipped = await find_last(self.context, self.client, messages, flags.last)
+            if not flags.follow and begin == end:
+                return
+        params = ReadParams(name, begin, block=flags.follow, end_offset=0 if flags.follow else end)
+        malformed = self._skipped if flags.skip_malformed else None
+        async with aclosing(self._batches(params, kind, malformed)) as batches:
             async for batch in batches:
-                if not self._write(name, batch, shown):
+                wanted = [one for one in batch if is_data(one)]
+                written = wanted[skipped:]
+                skipped -= len(wanted) - len(written)
+                if not self._write(name, written, shown):
                     return
+
+    def _batches(
+        self, params: ReadParams, kind: Any, malformed: OnMalformed | None, **options: Any
+    ) -> AsyncGenerator[list[Envelope[Any]], None]:
+        reader: Any = UncommittedReader if self.flags.uncommitted else CommittedReader
+        made = reader(
+            self.client, params, kind, uuid=self.flags.uuid, on_malformed=malformed, **options
+        )
+        return made.batches()  # type: ignore[no-any-return]
+
+    def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
+        """Read as it is read later, with acknowledgements and without notes."""
+        malformed = _ignore if self.flags.skip_malformed else None
+        options = {} if self.flags.uncommitted else {"acknowledgements": True}
+        return self._batches(params, kind, malformed, **options)
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
         """Return the type of the messages of a journal, and the function that makes JSON of one."""
@@ -169,15 +195,12 @@ class MessageWriter:
             hint=f"`gazctl journals read -l name={name}` writes its bytes.",
         )
 
-    def _write(self, journal: str, batch: list[Envelope[Any]], shown: Callable[[Any], Any]) -> bool:
+    def _write(
+        self, journal: str, wanted: list[Envelope[Any]], shown: Callable[[Any], Any]
+    ) -> bool:
         """Write messages as lines. Return False once there are as many as were asked for."""
         if self._ended.is_set():
             return False
-        wanted = [
-            one
-            for one in batch
-            if not (one.flags == ACK_TXN or isinstance(one.message, Acknowledgement))
-        ]
         if self.flags.limit:
             wanted = wanted[: self.flags.limit - self._written]
         self._written += len(wanted)
@@ -203,6 +226,10 @@ class MessageWriter:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _ignore(_error: MalformedMessage) -> None:
+    """Ignore a frame that is no message: the read that follows notes it."""
 
 
 # Publishing.
