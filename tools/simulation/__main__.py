@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.progress import Progress
 from tools.simulation.run import (
     Outcome,
@@ -35,6 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timers", action="store_true", help="simulate consumers that publish by timers"
     )
+    parser.add_argument(
+        "--other",
+        type=Path,
+        metavar="CHECKOUT",
+        help="let about half of the processes be of the version in this directory",
+    )
     parser.add_argument("--trace", action="store_true", help="print the trace of --seed")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument(
@@ -48,10 +57,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(seed: int, *, trace: bool, consumers: bool, timers: bool, plant: str) -> int:
+def _one(arguments: argparse.Namespace, other: OtherVersion | None) -> int:
     quiet()
-    call = partial(_outcome, seed, trace=trace, consumers=consumers, timers=timers, plant=plant)
-    (outcome,) = in_children([call], 1)
+    seed, consumers = arguments.seed, arguments.consumers
+    run = partial(
+        run_seed,
+        seed,
+        trace=arguments.trace,
+        consumers=consumers,
+        timers=arguments.timers,
+        other=other,
+    )
+    plants = plants_of(consumers, arguments.timers)
+    (outcome,) = in_children([partial(_outcome, run, seed, plants.get(arguments.plant))], 1)
     sys.stdout.write(report(outcome) + "\n" if outcome.trace or outcome.violations else "")
     sys.stdout.write(
         f"seed {seed}: {len(outcome.violations)} violations, {outcome.acknowledged} of "
@@ -62,11 +80,11 @@ def _one(seed: int, *, trace: bool, consumers: bool, timers: bool, plant: str) -
     return 1 if outcome.violations else 0
 
 
-def _outcome(seed: int, *, trace: bool, consumers: bool, timers: bool, plant: str) -> Outcome:
-    if plant:
-        plants_of(consumers, timers)[plant]()
+def _outcome(run: Callable[[], Outcome], seed: int, plant: Callable[[], object] | None) -> Outcome:
+    if plant is not None:
+        plant()
     with watched(seed):
-        return run_seed(seed, trace=trace, consumers=consumers, timers=timers)
+        return run()
 
 
 def _slices(arguments: argparse.Namespace) -> list[range]:
@@ -113,7 +131,7 @@ def _find_plants(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _many(arguments: argparse.Namespace) -> int:
+def _many(arguments: argparse.Namespace, other: OtherVersion | None) -> int:
     consumers, plant = arguments.consumers, arguments.plant
     slices = _slices(arguments)
     done, failures, progress = 0, 0, Progress()
@@ -121,8 +139,9 @@ def _many(arguments: argparse.Namespace) -> int:
     flag = (" --timers" if timers else " --consumers" if consumers else "") + (
         f" --plant {plant}" if plant else ""
     )
+    flag += f" --other {arguments.other}" if other else ""
     calls = [
-        partial(simulate, seeds, consumers=consumers, timers=timers, plant=plant)
+        partial(simulate, seeds, consumers=consumers, timers=timers, plant=plant, other=other)
         for seeds in slices
     ]
     with closing(in_children(calls, arguments.workers)) as results:
@@ -160,15 +179,11 @@ def main() -> int:
         return 2
     if arguments.plants:
         return _find_plants(arguments)
+    # Before children are made: they find everything imported.
+    other = None if arguments.other is None else OtherVersion(arguments.other)
     if arguments.seed is None:
-        return _many(arguments)
-    return _one(
-        arguments.seed,
-        trace=arguments.trace,
-        consumers=arguments.consumers,
-        timers=arguments.timers,
-        plant=arguments.plant,
-    )
+        return _many(arguments, other)
+    return _one(arguments, other)
 
 
 if __name__ == "__main__":

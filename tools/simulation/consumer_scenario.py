@@ -19,7 +19,7 @@ from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.rpc.channel import Channels
 from gazette.client.shards import ShardClient
-from gazette.errors import Corrupt, GazetteError
+from gazette.errors import GazetteError
 from gazette.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.message.mapping import fixed_mapping
@@ -37,6 +37,7 @@ from tools.simulation.consumer_world import CONSUMERS, ConsumerWorld, MemberProc
 from tools.simulation.history import Fault
 from tools.simulation.loop import Node, NodeClock
 from tools.simulation.network import SimTransport
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.storage import Threads
 from tools.simulation.world import ETCD, ETCD_ADDRESS, BrokerProcess
 
@@ -99,8 +100,15 @@ class Plan:
 class ConsumerScenario:
     """One run. ``run`` returns when it is over; what was violated is in the history of ``world``."""
 
-    def __init__(self, seed: int, *, trace: bool = False, timers: bool = False) -> None:
-        self.world = world = ConsumerWorld(seed, trace=trace)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        trace: bool = False,
+        timers: bool = False,
+        other: OtherVersion | None = None,
+    ) -> None:
+        self.world = world = ConsumerWorld(seed, trace=trace, other=other)
         world.timers = timers
         self.rng = random.Random(world.rng.getrandbits(64))
         self.more_rng = random.Random(seed * 1_000_003 + 17)
@@ -387,7 +395,7 @@ class ConsumerScenario:
             for process in world.members.values():
                 shard: Any = process.shards.get(spec.id)
                 failure = None if shard is None else shard.failure
-                if isinstance(failure, Corrupt) and "created_before" in failure.facts:
+                if "created_before" in getattr(failure, "facts", ()):
                     return
             await self.clock.sleep(0.1)
         world.violated(

@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from gazette.consumer.application import Store
 from gazette.consumer.member import ConsumerMember
 from gazette.consumer.settings import ConsumerSettings
 from gazette.consumer.shard.shard import Shard
-from gazette.errors import Bug, Corrupt, GazetteError
+from gazette.errors import GazetteError
 from gazette.etcd.client import EtcdSettings
 from gazette.runtime.failpoints import hooked
 from gazette.runtime.tasks import TaskScope
@@ -33,9 +33,18 @@ from tools.simulation.consumer_queries import MemberQueries, Notes
 from tools.simulation.consumer_timers import TimedFoldApp
 from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.storage import Threads
 from tools.simulation.workers import SimWorker, Workers
-from tools.simulation.world import ETCD_ADDRESS, ZONE, BrokerServer, World
+from tools.simulation.world import (
+    ETCD_ADDRESS,
+    ZONE,
+    BrokerServer,
+    World,
+    client_of,
+    is_defect,
+    names_of,
+)
 
 CONSUMERS: Final = "/gazette/consumers/fold"
 _MEMORY: Final = "/dev/shm"
@@ -120,8 +129,14 @@ class MemberProcess:
             random.Random(rng.getrandbits(64)),
             BrokerServer(world.network, self.node, self.clock),
             EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
-            world.consumer_settings(self),
-            world.client(self.node, *world.broker_hosts),
+            ConsumerSettings(
+                zone=ZONE,
+                id=self.id,
+                root=CONSUMERS,
+                scratch_directory=world.scratch_of(self.name),
+                **world.consumer_options,
+            ),
+            client_of(world.network, self.node, *world.broker_hosts),
             transport=SimTransport(world.network, self.node),
             pools=self.threads.pool,
             workers=self._worker,
@@ -203,11 +218,20 @@ class MemberProcess:
                     one.destroy() if isinstance(one, Store) else one.close()
 
 
+@contextlib.contextmanager
+def instrumented(passed: Callable[[str, str], float], thresholds: dict[str, int]) -> Iterator[None]:
+    """Let processes of this version report their failpoints, and reach the thresholds of SQLite."""
+    with hooked(passed), defaults(RedoRecording.__init__, **thresholds):
+        yield
+
+
 class ConsumerWorld(World):
     """Brokers and etcd, and beside them the members of one application."""
 
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
-        super().__init__(seed, trace=trace)
+    def __init__(
+        self, seed: int, *, trace: bool = False, other: OtherVersion | None = None
+    ) -> None:
+        super().__init__(seed, trace=trace, other=other)
         self.workers = Workers()
         self.stalls = (0.0, 0.0)
         """How often turns of workers are late, and by how many seconds at most."""
@@ -234,24 +258,22 @@ class ConsumerWorld(World):
         memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
         self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-", dir=memory))
 
-    def consumer_settings(self, process: MemberProcess) -> ConsumerSettings:
-        directory = self.scratch / process.name.replace("/", "-")
+    def scratch_of(self, process: str) -> Path:
+        """Make the directory of a member's process."""
+        directory = self.scratch / process.replace("/", "-")
         directory.mkdir()
-        return ConsumerSettings(
-            zone=ZONE,
-            id=process.id,
-            root=CONSUMERS,
-            scratch_directory=directory,
-            **self.consumer_options,
-        )
+        return directory
 
     def start_member(self, host: str, id: str | None = None) -> MemberProcess:
         before = self.members.get(host)
         chosen = id or (before.id if before is not None else host)
-        process = MemberProcess(self, host, chosen, len(self.all_members) + 1)
+        version = self.version(__name__)
+        process: MemberProcess = version.MemberProcess(
+            self, host, chosen, len(self.all_members) + 1
+        )
         self.members[host] = process
         self.all_members.append(process)
-        self.say(host, f"starts as {process.name}")
+        self.say(host, f"starts as {process.name}", version.__file__)
         return process
 
     def crash_member(self, host: str, *, silent: bool = False) -> None:
@@ -284,7 +306,7 @@ class ConsumerWorld(World):
         )
         if leaked:
             self.violated(f"{process.name} has exited with tasks: {leaked}")
-        if error is not None and (isinstance(error, Bug) or not isinstance(error, GazetteError)):
+        if error is not None and is_defect(error):
             self.violated(f"{process.name} has ended with {error!r}")
         process.node.kill()
         self.network.crashed(process.node, silent=False)
@@ -292,7 +314,9 @@ class ConsumerWorld(World):
 
     def run(self, until: float) -> bool:
         """Run the loop; processes that pass failpoints meanwhile may be trapped there."""
-        with hooked(self._passed), defaults(RedoRecording.__init__, **self.redo):
+        with contextlib.ExitStack() as stack:
+            for one in self.versions(__name__):
+                stack.enter_context(one.instrumented(self._passed, self.redo))
             return self.loop.run(until)
 
     def _passed(self, point: str, detail: str) -> float:
@@ -319,7 +343,7 @@ class ConsumerWorld(World):
         """Judge by what the shards have failed that members hold now."""
         for process in self.members.values():
             for shard in process.shards.values():
-                if isinstance(shard.failure, Bug | Corrupt):
+                if shard.failure is not None and {"Bug", "Corrupt"} & names_of(shard.failure):
                     self.violated(f"{shard.id} at {process.name} has failed: {shard.failure!r}")
 
     def close(self) -> None:

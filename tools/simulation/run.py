@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -22,6 +23,7 @@ from tools.simulation import consumer_plants, plants
 from tools.simulation.checker import check
 from tools.simulation.consumer_scenario import ConsumerScenario
 from tools.simulation.coverage import PROBES, Coverage
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.scenario import Scenario
 
 T = TypeVar("T")
@@ -48,22 +50,28 @@ class Outcome:
 
 
 def run_seed(
-    seed: int, *, trace: bool = False, consumers: bool = False, timers: bool = False
+    seed: int,
+    *,
+    trace: bool = False,
+    consumers: bool = False,
+    timers: bool = False,
+    other: OtherVersion | None = None,
 ) -> Outcome:
     """Simulate one seed: brokers and their clients, or with ``consumers`` members of an application, too.
-    With ``timers``, that application publishes by timers.
+    With ``timers``, that application publishes by timers. With ``other``, about half of the processes are
+    of that version.
 
     The same seed gives the same outcome, in any process of this code. What it leaves is not collected:
     a process simulates some seeds, and ends.
     """
     gc.disable()
     if consumers or timers:
-        return _run_consumers(seed, trace=trace, timers=timers)
-    return _run(seed, trace=trace)
+        return _run_consumers(seed, trace=trace, timers=timers, other=other)
+    return _run(seed, trace=trace, other=other)
 
 
-def _run(seed: int, *, trace: bool) -> Outcome:
-    scenario = Scenario(seed, trace=trace)
+def _run(seed: int, *, trace: bool, other: OtherVersion | None) -> Outcome:
+    scenario = Scenario(seed, trace=trace, other=other)
     world = scenario.world
     PROBES.begin(world.history, world.loop.time)
     scenario.run()
@@ -83,8 +91,8 @@ def _run(seed: int, *, trace: bool) -> Outcome:
     )
 
 
-def _run_consumers(seed: int, *, trace: bool, timers: bool) -> Outcome:
-    scenario = ConsumerScenario(seed, trace=trace, timers=timers)
+def _run_consumers(seed: int, *, trace: bool, timers: bool, other: OtherVersion | None) -> Outcome:
+    scenario = ConsumerScenario(seed, trace=trace, timers=timers, other=other)
     world = scenario.world
     PROBES.begin(world.history, world.loop.time)
     try:
@@ -160,6 +168,7 @@ def simulate(
     timers: bool = False,
     plant: str = "",
     keep_going: bool = True,
+    other: OtherVersion | None = None,
 ) -> Slice:
     """Run seeds in this process; those that violated something are run again for their trace.
 
@@ -170,11 +179,12 @@ def simulate(
         plants_of(consumers, timers)[plant]()
     begun = time.process_time()
     failed: list[Outcome] = []
+    run = partial(run_seed, consumers=consumers, timers=timers, other=other)
     for seed in seeds:
         with watched(seed):
-            if not run_seed(seed, consumers=consumers, timers=timers).violations:
+            if not run(seed).violations:
                 continue
-            failed.append(run_seed(seed, trace=True, consumers=consumers, timers=timers))
+            failed.append(run(seed, trace=True))
         if not keep_going:
             break
     return Slice(failed, time.process_time() - begun, PROBES.take())

@@ -32,6 +32,7 @@ from tools.simulation.checker import assigned_ended, is_lost, replicas_ended
 from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Append, Confirmed, Fault, Jump, Piece
 from tools.simulation.loop import Node, NodeClock
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.storage import Threads
 from tools.simulation.world import ETCD, BrokerProcess, World
 
@@ -89,8 +90,10 @@ class Plan:
 class Scenario:
     """One run. ``run`` returns when it is over; the history is in ``world``."""
 
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
-        self.world = world = World(seed, trace=trace)
+    def __init__(
+        self, seed: int, *, trace: bool = False, other: OtherVersion | None = None
+    ) -> None:
+        self.world = world = World(seed, trace=trace, other=other)
         self.rng = random.Random(world.rng.getrandbits(64))
         self.node = Node(world.loop, "op")
         self.clock = NodeClock(world.loop)
@@ -299,7 +302,7 @@ class Scenario:
     def _leader(self) -> str:
         """Return a host whose broker takes itself for the primary of some journal."""
         running = (one for one in self.world.brokers.values() if not one.ended)
-        primaries = [one.host for one in running if self.world.leads(one)]
+        primaries = [one.host for one in running if 0 in one.slots]
         return self.rng.choice(primaries or self.plan.hosts)
 
     async def _crash(self) -> None:

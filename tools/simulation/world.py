@@ -6,6 +6,7 @@ import asyncio
 import io
 import math
 import random
+import sys
 import traceback
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -30,6 +31,7 @@ from tools.simulation.etcd.watches import WatchStream
 from tools.simulation.history import Assigned, History, Life, Stored
 from tools.simulation.loop import Node, NodeClock, VirtualLoop
 from tools.simulation.network import Network, SimServer, SimTransport
+from tools.simulation.other_version import OtherVersion
 from tools.simulation.storage import Bucket, SimDisk, SimStore, Threads
 
 ROOT: Final = "/gazette/cluster"
@@ -41,11 +43,23 @@ _ETCD_TICK_S: Final = 1.0
 _TRACE_MAX: Final = 200_000
 
 
-def _lease_of(process: BrokerProcess) -> int | None:
-    """Return the lease under which a process may acknowledge; None before it has one."""
-    parts = None if process.service is None else process.service._parts
-    lease: Any = None if parts is None else parts.context.lease._lease
-    return None if lease is None else int(lease.id)
+def client_of(network: Network, node: Node, *hosts: str) -> Client:
+    """Create a client of a node that has these brokers as its address."""
+    clock = NodeClock(network.loop)
+    channels = Channels("", clock=clock, transport=SimTransport(network, node))
+    address = ",".join(f"http://{host}:8080" for host in hosts)
+    return Client(address, channels=channels, clock=clock)
+
+
+def names_of(error: BaseException) -> set[str]:
+    """Return the names of an error's classes, which may be of another version."""
+    return {one.__name__ for one in type(error).__mro__}
+
+
+def is_defect(error: BaseException) -> bool:
+    """Return True for an error with which no process may end."""
+    names = names_of(error)
+    return GazetteError.__name__ not in names or Bug.__name__ in names
 
 
 class BrokerServer(Server):
@@ -151,7 +165,7 @@ class BrokerProcess:
             rng,
             BrokerServer(world.network, self.node, self.clock),
             EtcdSettings(endpoints=(f"http://{ETCD_ADDRESS}",)),
-            world.broker_settings(self.id),
+            BrokerSettings(zone=ZONE, id=self.id, root=ROOT, **world.settings),
             constructors=dict.fromkeys(("s3", "file"), self._store),
             transport=SimTransport(world.network, self.node),
             disk=self.disk,
@@ -183,6 +197,20 @@ class BrokerProcess:
         return SimStore(self.world.bucket(url.host), self.threads, self.world.loop, self.name)
 
     @property
+    def lease_id(self) -> int | None:
+        """The lease under which it may acknowledge; None before it has one."""
+        parts = None if self.service is None else self.service._parts
+        lease: Any = None if parts is None else parts.context.lease._lease
+        return None if lease is None else int(lease.id)
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the journals that it takes for its own; 0 is a primary's."""
+        parts = None if self.service is None else self.service._parts
+        items = () if parts is None else parts.context.state.local_items
+        return [one.assignment.decoded.slot for one in items]
+
+    @property
     def has_persisted(self) -> bool:
         """Whether it is at its end, behind the upload of its spools."""
         return self.service is not None and self.service._phase in _LEAVING
@@ -212,8 +240,12 @@ class BrokerProcess:
 class World:
     """Everything that one seed simulates."""
 
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, trace: bool = False, other: OtherVersion | None = None
+    ) -> None:
         self.rng = random.Random(seed)
+        self.other = other
+        """Another version, of which about half of the processes are."""
         self.history = History()
         self.loop = VirtualLoop(self.violated)
         self.network = Network(self.loop, random.Random(self.rng.getrandbits(64)))
@@ -341,20 +373,6 @@ class World:
             self.say(ETCD, f"compacts up to {store.revision}")
             store.compact(rpc_pb2.CompactionRequest(revision=store.revision))
 
-    def leads(self, process: BrokerProcess) -> bool:
-        """Return True if a process takes itself for the primary of some journal."""
-        service = process.service
-        parts = None if service is None else service._parts
-        return parts is not None and any(
-            local.assignment.decoded.slot == 0 for local in parts.context.state.local_items
-        )
-
-    def _left_alone(self, process: BrokerProcess) -> bool:
-        """Return True if a process has left with journals that no other broker had taken over."""
-        service = process.service
-        parts = None if service is None else service._parts
-        return parts is not None and bool(parts.context.state.local_items)
-
     def _announced(self, id: str, revision: int, lease: int) -> None:
         self._leases[id] = lease
         for one in self.processes:
@@ -366,12 +384,12 @@ class World:
         """Note the end of a member's lease. A member that gives it back claims that its spools are stored."""
         for name, process in self.announced.items():
             # The key may be of a process that was killed: what it sent can arrive late, and its lease ends.
-            if process.id == id and _lease_of(process) == self._leases[id]:
+            if process.id == id and process.lease_id == self._leases[id]:
                 self.history.evicted.setdefault(name, self.loop.now)
                 self.history.members[name] = (self.history.members[name][0], revision)
                 if expired and not process.has_persisted:
                     process.lose()
-                elif self._left_alone(process):
+                elif process.slots:  # No other broker has taken them over.
                     self.history.hurried.setdefault(name, self.loop.now)
         self.announced = {n: p for n, p in self.announced.items() if p.id != id}
 
@@ -409,18 +427,25 @@ class World:
 
     # Brokers.
 
-    def broker_settings(self, id: str) -> BrokerSettings:
-        return BrokerSettings(zone=ZONE, id=id, root=ROOT, **self.settings)
-
     def start_broker(self, host: str, id: str | None = None) -> BrokerProcess:
         self._processes += 1
         before = self.brokers.get(host)
         chosen = id or (before.id if before is not None else host)
-        process = BrokerProcess(self, host, chosen, self._processes)
+        version = self.version(__name__)
+        process: BrokerProcess = version.BrokerProcess(self, host, chosen, self._processes)
         self.brokers[host] = process
         self.processes.append(process)
-        self.say(host, f"starts as {process.name}")
+        self.say(host, f"starts as {process.name}", version.__file__)
         return process
+
+    def versions(self, module: str) -> list[Any]:
+        """Return a module as each version has it; ours is the first."""
+        return [sys.modules[module], *([] if self.other is None else [self.other.module(module)])]
+
+    def version(self, module: str) -> Any:
+        """Draw a version for a process that starts. So hosts go to and fro between versions."""
+        found = self.versions(module)
+        return found[0] if len(found) == 1 else self.rng.choice(found)
 
     def crash(self, host: str, *, silent: bool = False) -> None:
         """Kill a broker's process, or with ``silent`` its machine."""
@@ -454,7 +479,7 @@ class World:
         ]
         if leaked:
             self.violated(f"{process.name} has exited with tasks: {sorted(leaked)}")
-        if isinstance(error, Bug) or (error is not None and not isinstance(error, GazetteError)):
+        if error is not None and is_defect(error):
             self.violated(f"{process.name} has ended with {error!r}")
         process.node.kill()
         self.network.crashed(process.node, silent=False)
@@ -489,11 +514,7 @@ class World:
     # Clients.
 
     def client(self, node: Node, *hosts: str) -> Client:
-        """Create a client that has these brokers as its address."""
-        clock = NodeClock(self.loop)
-        channels = Channels("", clock=clock, transport=SimTransport(self.network, node))
-        address = ",".join(f"http://{host}:8080" for host in hosts)
-        return Client(address, channels=channels, clock=clock)
+        return client_of(self.network, node, *hosts)
 
     def close(self) -> None:
         """Forget the nodes: what is suspended is closed, unheard."""
