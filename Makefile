@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance protos clean
+.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
 
 setup: $(DEV_STAMP)
 
@@ -201,6 +201,18 @@ GAZETTE_GO ?=
 conformance: $(DEV_STAMP)
 	$(BIN)/python -m tools.conformance $(if $(H2SPEC),--h2spec $(H2SPEC)) $(if $(GRPC_INTEROP),--interop $(GRPC_INTEROP)) \
 	    $(if $(GRPC_INTEROP_SERVER),--interop-server $(GRPC_INTEROP_SERVER)) $(if $(GAZETTE_GO),--original $(GAZETTE_GO))
+
+# Another version and this one share a cluster, logs and stores: in the simulation, and as processes. OTHER is a revision; the default is the
+# last tag. Its checkout and its environment stay below build/, for the next run.
+OTHER ?= $(shell git describe --tags --abbrev=0)
+CROSS_SEEDS ?= 1000
+cross-version: $(DEV_STAMP)
+	@test -n "$(OTHER)" || { echo "no version is tagged yet: name a revision by OTHER="; exit 2; }
+	test -d build/versions/$(OTHER) || git worktree add --detach build/versions/$(OTHER) $(OTHER)
+	env -u VIRTUAL_ENV $(MAKE) -C build/versions/$(OTHER) setup
+	$(BIN)/python -m tools.conformance --version build/versions/$(OTHER)
+	$(BIN)/python -m tools.simulation --other build/versions/$(OTHER) --seeds $(CROSS_SEEDS) --workers 2
+	$(BIN)/python -m tools.simulation --other build/versions/$(OTHER) --seeds $(CROSS_SEEDS) --workers 2 --consumers
 
 bench: $(DEV_STAMP)
 	$(BIN)/gazette bench $(ARGS)

@@ -2,8 +2,8 @@
 
 h2spec tests a broker. The interop client of grpc-go tests its own service on the server that brokers
 have, and our client calls that service on grpc-go's server. All do so without and with TLS. Brokers and
-gazctl of the original work beside ours in one cluster, and shards change hands between its applications
-and ours. The `Makefile` says how to build the programs.
+gazctl of the original, or of another version, work beside ours in one cluster, and shards change hands
+between its applications and ours. The `Makefile` says how to build the programs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tools.conformance.handover import handover
 from tools.conformance.interop import CASES, TestService
 from tools.conformance.interop_calls import InteropCalls, run_case
 from tools.conformance.mixed import mixed
+from tools.conformance.programs import Programs, original, version
 
 _CASE_S = 60.0
 _BACKOFF = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
@@ -168,25 +169,30 @@ async def _client(program: str, tls: TlsFiles | None) -> bool:
     return not failed
 
 
-async def main(
-    h2spec: str | None, interop: str | None, server: str | None, original: Path | None
-) -> int:
+async def main(arguments: argparse.Namespace) -> int:
     """Run what was named. Return 1 if a case fails."""
     passed = []
     with tempfile.TemporaryDirectory() as directory:
         tls = _certificate(Path(directory))
         for number, files in enumerate((None, tls)):
-            if h2spec is not None:
-                passed.append(await _h2spec(h2spec, Path(directory, str(number)), files))
-            if interop is not None:
-                passed.append(await _interop(interop, files))
-            if server is not None:
-                passed.append(await _client(server, files))
-        if original is not None:
-            await mixed(original, Path(directory))
-            if (original / "tally").exists():
-                await handover(original, Path(directory, "handover"))
+            if arguments.h2spec is not None:
+                passed.append(await _h2spec(arguments.h2spec, Path(directory, str(number)), files))
+            if arguments.interop is not None:
+                passed.append(await _interop(arguments.interop, files))
+            if arguments.interop_server is not None:
+                passed.append(await _client(arguments.interop_server, files))
+    for kind, at in ((original, arguments.original), (version, arguments.version)):
+        if at is not None:
+            await _beside(kind(at))
     return 0 if all(passed) else 1
+
+
+async def _beside(programs: Programs) -> None:
+    """Let the programs of others share a cluster, logs and stores with ours."""
+    with tempfile.TemporaryDirectory() as directory:
+        await mixed(programs, Path(directory))
+        if programs.tally:
+            await handover(programs, Path(directory, "handover"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -197,12 +203,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--original", metavar="DIRECTORY", type=Path, help="directory of the original's programs"
     )
+    parser.add_argument(
+        "--version",
+        metavar="CHECKOUT",
+        type=Path,
+        help="checkout of another version, with an environment .venv",
+    )
     arguments = parser.parse_args()
     if not any(vars(arguments).values()):
-        parser.error("name a program: --h2spec, --interop, --interop-server or --original")
+        parser.error(
+            "name a program: --h2spec, --interop, --interop-server, --original or --version"
+        )
     return arguments
 
 
 if __name__ == "__main__":
-    given = _arguments()
-    sys.exit(asyncio.run(main(given.h2spec, given.interop, given.interop_server, given.original)))
+    sys.exit(asyncio.run(main(_arguments())))

@@ -1,7 +1,8 @@
-"""Shards that change hands between an application of the Go original and the same one of ours.
+"""Shards that change hands between an application of others and the same one of ours.
 
-``original/tally.go`` and `tally` count words, and publish each count. One after the other runs the same
-shards, and is killed while it works. The counts that they publish are 1, 2, 3 … for each word.
+The others are the Go original, or another version of ours. ``original/tally.go`` and `tally` count words, and
+publish each count. One after the other runs the same shards, and is killed while it works. The counts that
+they publish are 1, 2, 3 … for each word.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec, leases_of
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
 from gazette.testing.etcd import etcd_for_tests
+from tools.conformance.programs import Programs
 from tools.conformance.tally import Count, Tally
 
 ROOT: Final = "/gazette/consumers/handover"
@@ -138,15 +140,15 @@ def _line(uuid: str, word: str) -> bytes:
 
 
 class Handover:
-    """The cluster and its lanes. ``original`` is the directory of the original's programs."""
+    """The cluster and its lanes."""
 
     def __init__(
-        self, etcd: Etcd, broker: BrokerFixture, original: Path, directory: Path, *lanes: Lane
+        self, etcd: Etcd, broker: BrokerFixture, others: Programs, directory: Path, *lanes: Lane
     ) -> None:
         self.etcd = etcd
         self.broker = broker
         self.lanes = lanes
-        self._original = original
+        self._others = others
         self._directory = directory
         self._rng = random.Random(7)
         self._members = 0
@@ -195,11 +197,11 @@ class Handover:
 
     @asynccontextmanager
     async def theirs(self) -> AsyncIterator[ShardClient]:
-        """Run the original's application. It is killed at the end, and its lease ends."""
+        """Run the application of the others. It is killed at the end, and its lease ends."""
         self._members += 1
         name, port = f"theirs-{self._members}", free_port()
         command = (
-            str(self._original / "tally"),
+            *self._others.tally,
             "serve",
             f"--consumer.id={name}",
             "--consumer.host=127.0.0.1",
@@ -210,7 +212,7 @@ class Handover:
             "--log.level=warn",
         )
         log = self._directory / f"{name}.log"
-        environ = {**os.environ, "TMPDIR": str(self._directory)}
+        environ = {**os.environ, "TMPDIR": str(self._directory), **self._others.environ}
         process = ChildProcess(name, command, log, environ, _CLOCK)
         await process.start()
         try:
@@ -301,7 +303,7 @@ async def read_all(client: Client, journal: str) -> bytes:
 
 
 @asynccontextmanager
-async def opened(original: Path, directory: Path, *lanes: Lane) -> AsyncIterator[Handover]:
+async def opened(others: Programs, directory: Path, *lanes: Lane) -> AsyncIterator[Handover]:
     """Run a broker of ours, and read what the owners of the lanes publish."""
     with etcd_for_tests(directory / "etcd") as server:
         settings = EtcdSettings(endpoints=(server.endpoint,))
@@ -310,7 +312,7 @@ async def opened(original: Path, directory: Path, *lanes: Lane) -> AsyncIterator
             await BrokerFixture.start(etcd, directory, lease_ttl_s=20.0) as broker,
             TaskScope("handover") as scope,
         ):
-            run = Handover(etcd, broker, original, directory, *lanes)
+            run = Handover(etcd, broker, others, directory, *lanes)
             await run.create()
             for lane in lanes:
                 scope.daemon(run.read(lane), name=lane.name)
@@ -318,7 +320,7 @@ async def opened(original: Path, directory: Path, *lanes: Lane) -> AsyncIterator
             scope.cancel()
 
 
-async def handover(original: Path, directory: Path) -> None:
+async def handover(others: Programs, directory: Path) -> None:
     """Let shards of each store change hands, and print each step. Raise ``Broken`` if one goes wrong."""
     sqlite = (
         Lane("sqlite", "sqlite"),
@@ -326,30 +328,32 @@ async def handover(original: Path, directory: Path) -> None:
         Lane("by-vfs", "sqlite", mode="vfs"),
         Lane("journal", "sqlite", attached="archive", journal="TRUNCATE"),
     )
-    others = (Lane("rocksdb", "rocksdb"), Lane("json", "json"))
-    lanes = (*sqlite, *others)
-    async with opened(original, directory, *lanes) as run:
+    lanes = (*sqlite, Lane("rocksdb", "rocksdb"), Lane("json", "json"))
+    refused = () if others.takes_pages else sqlite
+    taken = tuple(lane for lane in lanes if lane not in refused)
+    async with opened(others, directory, *lanes) as run:
         async with run.theirs() as shards:
             await apply(shards, lanes)
             await run.work(shards, *lanes)
-        print("  the original has counted, and was killed")
+        print(f"  {others.name} has counted, and was killed")
         for _ in range(2):
             async with run.ours() as shards:
                 await run.work(shards, *lanes)
             print("  ours has gone on with SQLite, RocksDB and JSON, and was killed")
             async with run.theirs() as shards:
-                await run.work(shards, *others)
-                for lane in sqlite:
+                await run.work(shards, *taken)
+                for lane in refused:
                     if PAGE_DB not in (error := await run.failure(shards, lane)):
-                        raise Broken(f"{lane.name}: the original failed otherwise: {error}")
+                        raise Broken(f"{lane.name}: {others.name} failed otherwise: {error}")
             print(
-                "  the original has gone on with RocksDB and JSON, refused SQLite, and was killed"
+                f"  {others.name} has gone on with {', '.join(lane.name for lane in taken)}, "
+                f"refused {', '.join(lane.name for lane in refused) or 'nothing'}, and was killed"
             )
         async with run.ours() as shards:
             await run.serve(shards, *lanes)
             await run.done(*lanes)
     counted = sum(lane.expected.total() for lane in lanes)
-    print(f"hand-over: passed, {counted} messages counted once", flush=True)
+    print(f"hand-over with {others.name}: passed, {counted} messages counted once", flush=True)
 
 
 async def apply(shards: ShardClient, lanes: Iterable[Lane]) -> None:

@@ -1,4 +1,4 @@
-"""A cluster of two of our brokers and one of the original: the programs of both use it by each broker."""
+"""A cluster of two of our brokers and one of others: the programs of both use it by each broker."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gazette.dev.processes import await_ready
 from gazette.errors import Broken
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
+from tools.conformance.programs import Programs
 
 _CLOCK: Final = SystemClock()
 _WAIT_S: Final = 60.0
@@ -29,26 +30,26 @@ _LARGE: Final = 8 << 20
 
 
 class Mixed:
-    """The cluster, and what was appended to each journal. ``directory`` has the original's programs."""
+    """The cluster, and what was appended to each journal."""
 
-    def __init__(self, ours: LocalCluster, original: Broker, directory: Path) -> None:
+    def __init__(self, ours: LocalCluster, other: Broker, programs: Programs) -> None:
         self.ours = ours
-        self.original = original
-        self.directory = directory
+        self.other = other
+        self.programs = programs
         self.expected = dict.fromkeys(_JOURNALS, b"")
 
     @property
     def brokers(self) -> list[Broker]:
-        return [*self.ours.brokers, self.original]
+        return [*self.ours.brokers, self.other]
 
     def client(self, broker: Broker) -> Client:
         access = FragmentAccess(file_root=self.ours.directory / "fragments")
         return Client(broker.grpc_url, clock=_CLOCK, fragments=access)
 
     async def gazctl(self, broker: Broker, *arguments: str, content: bytes = b"") -> bytes:
-        """Run the original's gazctl. Raise ``Broken`` if it fails."""
+        """Run the gazctl of the others. Raise ``Broken`` if it fails."""
         process = await asyncio.create_subprocess_exec(
-            self.directory / "gazctl",
+            self.programs.directory / "gazctl",
             *arguments,
             f"--broker.address={broker.grpc_url}",
             stdin=subprocess.PIPE,
@@ -68,9 +69,9 @@ class Mixed:
             await client.apply_journals([JournalChange(upsert=one) for one in specs])
             for name in _JOURNALS:
                 await self._append(client, name, b"first.")
-        listed = await self.gazctl(self.original, "journals", "list", "--format=json")
+        listed = await self.gazctl(self.other, "journals", "list", "--format=json")
         if any(name.encode() not in listed for name in _JOURNALS):
-            raise Broken("gazctl of the original lists not all journals")
+            raise Broken(f"gazctl of {self.programs.name} lists not all journals")
 
     async def _append(self, client: Client, journal: str, content: bytes) -> None:
         async with asyncio.timeout(_WAIT_S):
@@ -159,11 +160,11 @@ class Mixed:
                 await self._append(client, name, b"after a kill.")
 
 
-async def mixed(original: Path, directory: Path) -> None:
+async def mixed(programs: Programs, directory: Path) -> None:
     """Run the checks, and print each that is done. Raise ``GazetteError`` for the first that fails."""
     settings = ClusterSettings(directory / "mixed", brokers=2, zones=2)
     ours = LocalCluster(settings, _CLOCK)
-    theirs = LocalCluster(replace(settings, original=original), _CLOCK)
+    theirs = LocalCluster(replace(settings, original=programs.directory), _CLOCK)
     theirs.etcd = ours.etcd
     broker = None
     try:
@@ -173,7 +174,7 @@ async def mixed(original: Path, directory: Path) -> None:
         await await_ready(
             broker.process, broker.http_port, _CLOCK, settings.ready_timeout_s, host=broker.host
         )
-        await _check(Mixed(ours, broker, original))
+        await _check(Mixed(ours, broker, programs))
     finally:
         if broker is not None:
             await broker.process.kill()
@@ -181,19 +182,18 @@ async def mixed(original: Path, directory: Path) -> None:
 
 
 async def _check(cluster: Mixed) -> None:
+    name = cluster.programs.name
     await cluster.create()
     led = await cluster.primaries()
-    theirs = len(led.get(cluster.original.grpc_url, ()))
-    print(f"  {len(_JOURNALS)} journals with three replicas: the original leads {theirs}")
+    theirs = len(led.get(cluster.other.grpc_url, ()))
+    print(f"  {len(_JOURNALS)} journals with three replicas: {name} leads {theirs}")
     if not 0 < theirs < len(_JOURNALS):
         raise Broken("one kind of broker leads all journals: the test shows nothing")
     await cluster.append_by_each()
-    print(
-        "  appended by each broker: our client, gazctl of the original, HTTP on the advertised port"
-    )
+    print(f"  appended by each broker: our client, gazctl of {name}, HTTP on the advertised port")
     await cluster.read_by_each()
-    print("  read by each broker, by our client and by gazctl of the original: the same bytes")
-    await cluster.go_on_without(cluster.original)
+    print(f"  read by each broker, by our client and by gazctl of {name}: the same bytes")
+    await cluster.go_on_without(cluster.other)
     await cluster.read_by_each()
-    print("  killed the broker of the original: ours go on, and have the same bytes")
-    print("mixed cluster: passed", flush=True)
+    print(f"  killed the broker of {name}: ours go on, and have the same bytes")
+    print(f"mixed cluster with {name}: passed", flush=True)

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tools.conformance.handover import Lane, apply, opened, read_all
+from tools.conformance.programs import Programs, original
 
 TARGET: Final = Path(__file__).parents[2] / "tests" / "recoverylog" / "testdata"
 LANES: Final = (
@@ -24,9 +25,9 @@ LANES: Final = (
 )
 
 
-async def record(original: Path, directory: Path) -> None:
+async def record(programs: Programs, directory: Path) -> None:
     """Let the original count, and write each log and what it counted."""
-    async with opened(original, directory, *LANES) as run, run.theirs() as shards:
+    async with opened(programs, directory, *LANES) as run, run.theirs() as shards:
         await apply(shards, LANES)
         await run.work(shards, *LANES, tail=5)
         await run.done(*LANES)
@@ -42,4 +43,4 @@ async def record(original: Path, directory: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        asyncio.run(record(Path(sys.argv[1]), Path(scratch)))
+        asyncio.run(record(original(Path(sys.argv[1])), Path(scratch)))

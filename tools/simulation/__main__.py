@@ -179,6 +179,9 @@ def main() -> int:
         return 2
     if arguments.plants:
         return _find_plants(arguments)
+    if arguments.other is not None and not (arguments.other / "gazette").is_dir():
+        sys.stderr.write(f"{arguments.other} is no checkout of this repository\n")
+        return 2
     # Before children are made: they find everything imported.
     other = None if arguments.other is None else OtherVersion(arguments.other)
     if arguments.seed is None:

@@ -29,8 +29,6 @@ class OtherVersion:
     """The modules of another checkout of this repository."""
 
     def __init__(self, checkout: Path) -> None:
-        if not (checkout / "gazette").is_dir():
-            raise ValueError(f"{checkout} is no checkout of this repository")
         self._checkout = str(checkout.resolve())
         # Time, nodes and contexts of tasks are those of the one simulation.
         self._modules: dict[str, ModuleType] = {loop.__name__: loop}

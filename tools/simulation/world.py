@@ -8,6 +8,7 @@ import math
 import random
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -271,6 +272,8 @@ class World:
         self.identities = 0
         """How many member ids were made up."""
         self._processes = 0
+        self._starts = Counter[str]()
+        """How many processes were started, by the module that has their class."""
         self.etcd_node = Node(self.loop, ETCD)
         self.etcd = self._start_etcd()
 
@@ -443,9 +446,10 @@ class World:
         return [sys.modules[module], *([] if self.other is None else [self.other.module(module)])]
 
     def version(self, module: str) -> Any:
-        """Draw a version for a process that starts. So hosts go to and fro between versions."""
+        """Return the version of a process that starts. Versions take turns, so a host goes to and fro."""
         found = self.versions(module)
-        return found[0] if len(found) == 1 else self.rng.choice(found)
+        self._starts[module] += 1
+        return found[self._starts[module] % len(found)]
 
     def crash(self, host: str, *, silent: bool = False) -> None:
         """Kill a broker's process, or with ``silent`` its machine."""
