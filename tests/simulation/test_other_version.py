@@ -12,7 +12,7 @@ from tests.simulation.test_simulation import REPOSITORY, simulate
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of this version: another version, as far as modules go."""
+    """Copy this version: it is another one, as far as modules go."""
     for name in ("gazette", "tools"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=ignored)
