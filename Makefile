@@ -77,14 +77,15 @@ test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --timeout 600 $(ARGS)
 
 # Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
-# refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7. Then what others get of a broker that is attacked.
+# refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7. Then what others get of a broker
+# that is attacked, and of the interop server of grpc-go if GRPC_INTEROP_SERVER names it (see `conformance`).
 HOSTILE ?= 20
 HOSTILE_SEED ?=
 hostile: $(DEV_STAMP)
 	GAZETTE_HOSTILE=$(HOSTILE) GAZETTE_HOSTILE_SEED=$(HOSTILE_SEED) $(BIN)/python -m pytest $(PARALLEL) --timeout 600 \
 	    --ignore tests/hostile/test_others.py tests/hostile tests/test_authorization.py tests/test_http_guard.py \
 	    tests/test_idle_connections.py tests/protocol/test_strict_yaml.py $(ARGS)
-	GAZETTE_HOSTILE=$(HOSTILE) $(BIN)/python -m pytest -n 0 tests/hostile/test_others.py $(ARGS)
+	GAZETTE_HOSTILE=$(HOSTILE) GRPC_INTEROP_SERVER=$(GRPC_INTEROP_SERVER) $(BIN)/python -m pytest -n 0 tests/hostile/test_others.py $(ARGS)
 
 # Real processes, killed at random moments; prints its seeds. Not part of `make test`.
 faults: $(DEV_STAMP)

@@ -1,4 +1,4 @@
-"""Attacks on HTTP/2, each a process: ``python -m tests.hostile.attacks NAME PORT SECONDS TOKEN``.
+"""Attacks on HTTP/2, each a process: ``python -m tests.hostile.attacks NAME PORT SECONDS SERVICE TOKEN``.
 
 An attack goes on until its time is over, over as many connections as it wants. A connection that is ended is
 made again, so that a broker cannot help itself by ending it.
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.net.http2 import frames as fr
@@ -29,22 +30,6 @@ SLEEP: Final = threading.Event()
 PAUSE_S: Final = 0.2
 TIMEOUT_S: Final = 5.0
 LONGEST: Final = 4 << 20
-
-Attack = Callable[[str], Iterator[bytes]]
-"""Yields what to send, one connection after the other. Takes the token; empty: none."""
-
-
-def head(method: str, token: str, *more: tuple[str, str]) -> bytes:
-    """Return the header block of a call. It adds nothing to the peer's table."""
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", f"/protocol.Journal/{method}"),
-        ("content-type", "application/grpc"),
-        *((("authorization", f"Bearer {token}"),) if token else ()),
-        *more,
-    ]
-    return encode_fields((name.encode(), value.encode()) for name, value in fields)
 
 
 def begun(stream: int, block: bytes, flags: int = fr.END_HEADERS) -> bytes:
@@ -68,14 +53,58 @@ def hello(**settings: int) -> bytes:
     return fr.PREFACE + fr.settings({getattr(fr, name): value for name, value in settings.items()})
 
 
-LIST: Final = message(broker_pb2.ListRequest().SerializeToString())
-READ: Final = message(broker_pb2.ReadRequest(journal=JOURNAL, block=True).SerializeToString())
-OPENING: Final = message(broker_pb2.AppendRequest(journal=JOURNAL).SerializeToString())
+@dataclass(frozen=True)
+class Service:
+    """What is called. ``put`` is a method that takes a stream of messages, ``ask`` one that takes one."""
+
+    put: str
+    ask: str
+    asked: bytes
+    """The message of ``ask``."""
+    opening: bytes
+    """The first message of ``put``."""
+    rest: bytes
+    """Its other messages."""
+    token: str = ""
+    """Empty: none."""
+
+    def head(self, method: str, *more: tuple[str, str]) -> bytes:
+        """Return the header block of a call. It adds nothing to the peer's table."""
+        fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            ("content-type", "application/grpc"),
+            *((("authorization", f"Bearer {self.token}"),) if self.token else ()),
+            *more,
+        ]
+        return encode_fields((name.encode(), value.encode()) for name, value in fields)
 
 
-def settings(token: str) -> Iterator[bytes]:
+SERVICES: Final = {
+    "journals": Service(
+        "/protocol.Journal/Append",
+        "/protocol.Journal/List",
+        message(broker_pb2.ListRequest().SerializeToString()),
+        message(broker_pb2.AppendRequest(journal=JOURNAL).SerializeToString()),
+        message(broker_pb2.AppendRequest(content=b"x").SerializeToString()) + message(b""),
+    ),
+    # Of the interop server of grpc-go: the yardstick. A payload of one byte is field 1, with its body.
+    "interop": Service(
+        "/grpc.testing.TestService/StreamingInputCall",
+        "/grpc.testing.TestService/EmptyCall",
+        message(b""),
+        message(b""),
+        message(b"\x0a\x03\x12\x01x") + message(b""),
+    ),
+}
+Attack = Callable[[Service], Iterator[bytes]]
+"""Yields what to send, one connection after the other."""
+
+
+def settings(service: Service) -> Iterator[bytes]:
     """Change all windows of many streams, thousands of times in a frame."""
-    block = head("Append", token)
+    block = service.head(service.put)
     yield hello() + b"".join(begun(2 * n + 1, block) for n in range(HEADS))
     values = b"".join(
         fr.INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (n % 2).to_bytes(4, "big") for n in range(2_730)
@@ -84,44 +113,46 @@ def settings(token: str) -> Iterator[bytes]:
         yield 16 * fr.frame(fr.SETTINGS, 0, 0, values)
 
 
-def updates(token: str) -> Iterator[bytes]:
+def updates(service: Service) -> Iterator[bytes]:
     """Let the answers of many calls wait for the window of the connection, and open it byte by byte."""
-    block = head("List", token)
+    block = service.head(service.ask)
     yield hello(INITIAL_WINDOW_SIZE=1 << 20) + b"".join(
-        begun(2 * n + 1, block) + data(2 * n + 1, LIST, ended=True) for n in range(HEADS)
+        begun(2 * n + 1, block) + data(2 * n + 1, service.asked, ended=True) for n in range(HEADS)
     )
     while True:
         yield 500 * fr.window_update(0, 1)
 
 
-def bombs(token: str) -> Iterator[bytes]:
+def bombs(service: Service) -> Iterator[bytes]:
     """Send messages that are a thousand times as large as they seem."""
     bomb = message(gzip.compress(bytes(LONGEST - 64)), compressed=True)
-    block = head("Append", token, ("grpc-encoding", "gzip"))
+    block = service.head(service.put, ("grpc-encoding", "gzip"))
     out = hello()
     for n in range(26):
-        out += begun(2 * n + 1, block) + data(2 * n + 1, OPENING) + data(2 * n + 1, 100 * bomb)
+        out += (
+            begun(2 * n + 1, block) + data(2 * n + 1, service.opening) + data(2 * n + 1, 100 * bomb)
+        )
     yield out
     while True:
         yield b""
 
 
-def lists(token: str) -> Iterator[bytes]:
+def lists(service: Service) -> Iterator[bytes]:
     """Ask for all journals, as fast as the connection carries it."""
-    block, at = head("List", token), 0
+    block, at = service.head(service.ask), 0
     yield hello(INITIAL_WINDOW_SIZE=fr.WINDOW_MAX) + fr.window_update(0, 1 << 30)
     while True:
         streams = range(at, at + 500)
-        yield b"".join(begun(2 * n + 1, block) + data(2 * n + 1, LIST, ended=True) for n in streams)
+        yield b"".join(
+            begun(2 * n + 1, block) + data(2 * n + 1, service.asked, ended=True) for n in streams
+        )
         at += 500
 
 
-def appends(token: str) -> Iterator[bytes]:
+def appends(service: Service) -> Iterator[bytes]:
     """Append a few bytes to a journal, as fast as the connection carries it."""
-    block, at = head("Append", token), 0
-    content = (
-        OPENING + message(broker_pb2.AppendRequest(content=b"x").SerializeToString()) + message(b"")
-    )
+    block, at = service.head(service.put), 0
+    content = service.opening + service.rest
     yield hello(INITIAL_WINDOW_SIZE=fr.WINDOW_MAX) + fr.window_update(0, 1 << 30)
     while True:
         streams = range(at, at + 500)
@@ -131,9 +162,9 @@ def appends(token: str) -> Iterator[bytes]:
         at += 500
 
 
-def resets(token: str) -> Iterator[bytes]:
+def resets(service: Service) -> Iterator[bytes]:
     """Begin calls, send a byte, and take them back."""
-    block, at = head("Append", token), 0
+    block, at = service.head(service.put), 0
     yield hello()
     while True:
         yield b"".join(
@@ -145,9 +176,9 @@ def resets(token: str) -> Iterator[bytes]:
         at += 500
 
 
-def made_resets(token: str) -> Iterator[bytes]:
+def made_resets(service: Service) -> Iterator[bytes]:
     """Begin calls, send a byte, and let the server reset them."""
-    block, at = head("Append", token), 0
+    block, at = service.head(service.put), 0
     yield hello()
     while True:
         yield b"".join(
@@ -157,9 +188,9 @@ def made_resets(token: str) -> Iterator[bytes]:
         at += 500
 
 
-def tables(token: str) -> Iterator[bytes]:
+def tables(service: Service) -> Iterator[bytes]:
     """Change the size of the table, thousands of times in a block."""
-    block, at = (b"\x20\x3f\xe1\x1f" * 3_500) + head("List", token), 0
+    block, at = (b"\x20\x3f\xe1\x1f" * 3_500) + service.head(service.ask), 0
     yield hello()
     while True:
         yield b"".join(
@@ -168,16 +199,16 @@ def tables(token: str) -> Iterator[bytes]:
         at += 20
 
 
-def unfinished(token: str) -> Iterator[bytes]:
+def unfinished(service: Service) -> Iterator[bytes]:
     """Begin one call on each connection, and send nothing of it."""
-    yield hello() + begun(1, head("List", token))
+    yield hello() + begun(1, service.head(service.ask))
     while True:
         yield b""
 
 
-def declared(token: str) -> Iterator[bytes]:
+def declared(service: Service) -> Iterator[bytes]:
     """Announce the largest messages, and send none of them."""
-    block = head("Append", token)
+    block = service.head(service.put)
     out = hello()
     for n in range(64):
         out += begun(2 * n + 1, block) + data(2 * n + 1, LONGEST.to_bytes(5, "big"))
@@ -188,12 +219,12 @@ def declared(token: str) -> Iterator[bytes]:
         yield b""
 
 
-def parts(token: str) -> Iterator[bytes]:
+def parts(service: Service) -> Iterator[bytes]:
     """Send large messages byte by byte, between frames that make each reading long."""
-    block = head("Append", token)
+    block = service.head(service.put)
     streams = range(1, 200, 2)
     yield hello() + b"".join(
-        begun(n, block) + data(n, OPENING + (1 << 20).to_bytes(5, "big")) for n in streams
+        begun(n, block) + data(n, service.opening + (1 << 20).to_bytes(5, "big")) for n in streams
     )
     while True:
         yield b"".join(data(n, b"x") for n in streams) * 20
@@ -222,12 +253,12 @@ def _drain(one: socket.socket) -> None:
         one.close()
 
 
-def _run(attack: Attack, port: int, token: str, until: float) -> None:
+def _run(attack: Attack, port: int, service: Service, until: float) -> None:
     while CLOCK.monotonic() < until:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as one:
             one.settimeout(None)
             threading.Thread(target=_drain, args=(one,), daemon=True).start()
-            for part in attack(token):
+            for part in attack(service):
                 one.sendall(part)
                 if CLOCK.monotonic() > until:
                     return
@@ -237,11 +268,12 @@ def _run(attack: Attack, port: int, token: str, until: float) -> None:
         SLEEP.wait(PAUSE_S)
 
 
-def main(name: str, port: str, seconds: str, token: str = "") -> None:
+def main(name: str, port: str, seconds: str, service: str, token: str = "") -> None:
     attack, connections = ATTACKS[name]
+    called = replace(SERVICES[service], token=token)
     until = CLOCK.monotonic() + float(seconds)
     threads = [
-        threading.Thread(target=_run, args=(attack, int(port), token, until), daemon=True)
+        threading.Thread(target=_run, args=(attack, int(port), called, until), daemon=True)
         for _ in range(connections)
     ]
     for thread in threads:
