@@ -273,6 +273,15 @@ class ShardsEditFlags(EditFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class ShardsHintsFlags(SharedFlags):
+    selector: str = flag("", _SELECTOR.format("shards whose hints to show (empty: all)"), short="l")
+    format: str = flag("table", "form of the output", choices=("table", "yaml", "json"), short="o")
+    files: bool = flag(
+        False, "list the segments of each live file, and the properties, in the table"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ShardsPruneFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("shards whose logs to prune (required)"), short="l")
     dry_run: bool = flag(False, "show what would be removed; remove nothing")

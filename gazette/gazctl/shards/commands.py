@@ -56,6 +56,26 @@ Works like `journals edit`, with the checks of `shards apply`.
         "  gazctl shards edit -l id=shard-000",
     ),
     Command(
+        ("shards", "hints"),
+        "Show the hints of shards, and what a recovery by them reads",
+        flags.ShardsHintsFlags,
+        "shards.hints:run",
+        BOTH,
+        f"""\
+Hints name the live files of a shard's store, and the segments of recovery logs that have them. A shard has
+hints in its primary slot, and backups: each promotion of the shard fills one. The table has one row for each
+slot: the log, the number of files, segments and properties, the size of the hints as JSON, the first offset
+of the log that is needed, and how much a recovery reads now. --files lists every segment of every file.
+
+The exit code is 1 if hints of a shard, or the end of a log, cannot be read. The others are shown.
+
+{SELECTORS}""",
+        """\
+  gazctl shards hints
+  gazctl shards hints -l id=shard-000 --files
+  gazctl shards hints -l id=shard-000 -o json | jq '.[].slots[].read_bytes'""",
+    ),
+    Command(
         ("shards", "prune"),
         "Remove fragments of recovery logs that no shard needs",
         flags.ShardsPruneFlags,

@@ -14,7 +14,7 @@ Each rule keeps too much rather than too little:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gazette.client.shards import ShardHints
@@ -28,8 +28,9 @@ from gazette.recoverylog.log.segment import fold_hinted_segments
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a log that is needed: ``[begin, end)``, or everything from ``begin`` on."""
+    """A part of a log that a recovery reads: ``[begin, end)``, or everything from ``begin`` on."""
 
+    log: JournalName
     begin: Offset
     end: Offset | None
 
@@ -46,11 +47,7 @@ class Needs:
 
     def add_shard(self, spec: ShardSpec, stored: ShardHints) -> None:
         """Add the needs of one shard. Raise ``Invalid`` for hints that contradict themselves."""
-        slots = {"primary": stored.primary}
-        slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
-        if len(stored.backups) < spec.hint_backups:
-            slots |= {f"backup {len(stored.backups)}": None}
-        for name, hints in slots.items():
+        for name, hints in hints_by_slot(spec, stored).items():
             if hints is None:
                 self.blocked.setdefault(
                     spec.recovery_log, f"shard {spec.id} has no hints yet in slot {name}"
@@ -64,16 +61,8 @@ class Needs:
 
     def add_hints(self, hints: FSMHints) -> None:
         """Add what a recovery by these hints reads."""
-        nodes = (node.segments for node in hints.live_nodes)
-        *segments, last = fold_hinted_segments(nodes, hints.log)
-        for segment in segments:
-            self._add(segment.log, segment.first_offset, segment.last_offset or None)
-        self._add(last.log, last.first_offset, None)
-        if last.log != hints.log:
-            self._add(hints.log, 0, None)
-
-    def _add(self, log: JournalName, begin: Offset, end: Offset | None) -> None:
-        self.spans.setdefault(log, []).append(Span(begin, end))
+        for span in spans_of(hints):
+            self.spans.setdefault(span.log, []).append(span)
 
     def unneeded(self, log: JournalName, fragments: Sequence[Fragment]) -> list[Fragment]:
         """Return the fragments of a log that no hints need. Raise ``Corrupt`` by rule 4."""
@@ -89,6 +78,29 @@ class Needs:
                     hint="Check the log's fragment stores, and that brokers have listed them.",
                 )
         return [one for one in fragments if not any(span.overlaps(one) for span in spans)]
+
+
+def hints_by_slot(spec: ShardSpec, stored: ShardHints) -> dict[str, FSMHints | None]:
+    """Return the hints of a shard by the names of their slots. The first empty backup is among them."""
+    slots = {"primary": stored.primary}
+    slots |= {f"backup {index}": hints for index, hints in enumerate(stored.backups)}
+    if len(stored.backups) < spec.hint_backups:
+        slots |= {f"backup {len(stored.backups)}": None}
+    return slots
+
+
+def spans_of(hints: FSMHints) -> Iterator[Span]:
+    """Yield what a recovery by hints reads. Raise ``Invalid`` for hints that contradict themselves.
+
+    Without live files, it reads the whole log.
+    """
+    segments = list(fold_hinted_segments((node.segments for node in hints.live_nodes), hints.log))
+    for segment in segments[:-1]:
+        yield Span(segment.log, segment.first_offset, segment.last_offset or None)
+    for last in segments[-1:]:
+        yield Span(last.log, last.first_offset, None)
+    if not segments or segments[-1].log != hints.log:
+        yield Span(hints.log, 0, None)
 
 
 def unpersisted(fragments: Sequence[Fragment]) -> list[Fragment]:
