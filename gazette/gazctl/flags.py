@@ -198,6 +198,16 @@ class FragmentsFlags(SharedFlags):
 
 
 @dataclass(frozen=True, slots=True)
+class JournalsUsageFlags(SharedFlags):
+    selector: str = flag(
+        "",
+        _SELECTOR.format("journals to sum up (empty: all, and what is of no journal)"),
+        short="l",
+    )
+    format: str = flag("table", "form of the output", choices=("table", "yaml", "json"), short="o")
+
+
+@dataclass(frozen=True, slots=True)
 class JournalsPruneFlags(SharedFlags):
     selector: str = flag("", _SELECTOR.format("journals to prune (required)"), short="l")
     dry_run: bool = flag(False, "show what would be removed; remove nothing")

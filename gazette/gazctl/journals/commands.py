@@ -151,6 +151,29 @@ fragments without other credentials. Fully suspended journals have no fragments.
   gazctl journals fragments -l name=a/journal --url-ttl 10m -o json | jq -r .signed_url | xargs curl""",
     ),
     Command(
+        ("journals", "usage"),
+        "Sum up the bytes that journals take in their stores",
+        flags.JournalsUsageFlags,
+        "journals.usage:run",
+        BROKER,
+        f"""\
+Lists the stores of all journals, or the named ones, with the credentials of this process. The files of
+file:// stores are below --broker.file-root. "Stored" is the size of objects, "Content" that of the journal's
+bytes in them before compression. Copies and fragments that others cover count. What brokers have not stored
+yet does not.
+
+Objects of no journal that exists are summed up by directory: left of deleted journals, or unexplained.
+With a selector only the directories of its journals are listed. The exit code is 1 if a store cannot be
+listed.
+
+{SELECTORS}""",
+        """\
+  gazctl journals usage
+  gazctl journals usage s3://my-bucket/fragments/ -o json | jq '.stores[].stored_bytes'
+  gazctl journals usage -l name:prefix=recovery/ --broker.file-root /mnt/fragments""",
+        arguments="[STORE_URL...]",
+    ),
+    Command(
         ("journals", "prune"),
         "Remove fragments that are older than the retention of their journal",
         flags.JournalsPruneFlags,

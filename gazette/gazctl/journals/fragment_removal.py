@@ -30,20 +30,25 @@ class Removal:
     failed: list[str] = field(default_factory=list)
 
 
+def blob_stores(context: Context) -> BlobStores:
+    """Return stores as this process may open them. Close them."""
+    flags = context.loaded.group(BrokerFlags)
+    protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
+    return BlobStores(
+        BlobSettings(file_root=flags.file_root, fsspec_protocols=protocols),
+        context.clock,
+        threads=CALLS_MAX,
+        rng=context.rng,
+    )
+
+
 class FragmentRemover:
     """Remover of fragments. Use as ``async with``."""
 
     def __init__(self, context: Context, client: Client) -> None:
         self._context = context
         self._client = client
-        flags = context.loaded.group(BrokerFlags)
-        protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
-        self._stores = BlobStores(
-            BlobSettings(file_root=flags.file_root, fsspec_protocols=protocols),
-            context.clock,
-            threads=CALLS_MAX,
-            rng=context.rng,
-        )
+        self._stores = blob_stores(context)
 
     async def __aenter__(self) -> Self:
         return self
