@@ -7,7 +7,8 @@ from typing import Self
 from gazette.auth import Signer
 from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.rpc.addresses import Addresses
-from gazette.client.rpc.channel import BytePath, Channels, ChannelSettings, TlsSettings
+from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
+from gazette.client.rpc.counted_channel import BytePath
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.route_cache import RouteCache
 from gazette.client.waits import Waits
@@ -36,7 +37,14 @@ class ClusterAccess:
         self.clock: Clock = SystemClock() if clock is None else clock
         self._own_channels = channels is None
         self.channels = (
-            Channels(zone, tls, signer, clock=self.clock, settings=channel_settings)
+            Channels(
+                zone,
+                tls,
+                signer,
+                clock=self.clock,
+                settings=channel_settings,
+                owner=f"a {type(self).__name__} of {address}",
+            )
             if channels is None
             else channels
         )

@@ -376,6 +376,11 @@ class LoopThread:
         self._process.require()
         return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
+    def leave(self, coro: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine on the loop, then end the thread. Do not wait for either."""
+        loop = self._loop
+        self.begin(coro).add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+
     def close(self) -> None:
         """Cancel all running coroutines, wait for them, and end the thread. May be repeated."""
         if not self._process.is_left and not self._loop.is_closed():

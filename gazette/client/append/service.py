@@ -46,7 +46,7 @@ from gazette.protocol.content import BytesLike
 from gazette.protocol.ids import Revision
 from gazette.protocol.journal_life import created_again
 from gazette.protocol.status import Status
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.runtime.loop_bound import LoopBound
 from gazette.runtime.tasks import BlockingPool, OpFuture, Pool, TaskScope, await_future
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ proof that the owner lost the journal, or that the journal is gone, ends its app
 
 _QUIET_ATTEMPTS: Final = 4
 """Attempts up to this number may fail quietly: that is part of each hand-over of a journal."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bool:
@@ -122,11 +126,12 @@ class AppendService:
             BlockingPool("append-spill", settings.spill_threads) if pool is None else pool
         )
         self._loop = asyncio.get_running_loop()
-        self._backlog = Backlog(settings, budget, self._on_work)
-        self._scope = TaskScope("append service", on_failure=self._on_failure)
-        self._defect: asyncio.Future[None] = self._loop.create_future()
-        self._process = MadeBeforeFork("an append service")
+        self._bound = LoopBound("an AppendService")
+        self._bound.require()
         self._closed = False
+        self._backlog = Backlog(settings, budget, self._on_work)
+        self._defect: asyncio.Future[None] = self._loop.create_future()
+        self._scope = TaskScope("append service", on_failure=self._on_failure)
 
     # From any thread.
 
@@ -221,6 +226,7 @@ class AppendService:
 
         Appends are served also without this call. Cancellation: nothing changes.
         """
+        self._bound.require()
         await asyncio.shield(self._defect)
 
     async def flush(self) -> None:
@@ -228,6 +234,7 @@ class AppendService:
 
         Cancellation: the appends go on.
         """
+        self._bound.require()
         for future in self.pending_except(""):
             await await_future(future)
 
@@ -235,10 +242,10 @@ class AppendService:
         """Refuse new appends and give up those that wait: their futures fail with ``Closed``. Threads that
         wait for room go on. An append that is being sent may take place or not; ``flush`` first.
         """
-        self._closed = True
-        if self._process.is_left:
+        if self._bound.is_left:
             return
-        self._backlog.close(Closed("the append service was closed"))
+        self._bound.require()
+        self.abandon()
         try:
             await self._scope.stop(timeout_s)
         finally:
@@ -250,6 +257,17 @@ class AppendService:
             self._defect.set_exception(error)
             # Retrieve the error also if `run` is not called: the futures have failed as well.
             self._defect.exception()
+
+    def abandon(self) -> None:
+        """Do what `close` does, without a wait for the append that is being sent."""
+        self._closed = True
+        self._backlog.close(Closed("the append service was closed"))
+        self._scope.cancel()
+
+    def __del__(self) -> None:
+        # What it still has to append keeps it alive. So only its threads are left, which end with it.
+        if not getattr(self, "_closed", True):
+            self._bound.dropped(_nothing, "Await its close(), before its client is closed.")
 
     def _serve_soon(self, queue: JournalQueue) -> None:
         if not self._closed:

@@ -202,6 +202,7 @@ class Reader:
         """
         held = self._held
         if not held:
+            self._client.channels.require_loop()
             chunk = await self._next()
             if not max_bytes or len(chunk) <= max_bytes:
                 self._advance(len(chunk))

@@ -133,6 +133,7 @@ class RetryReader:
         ``NotFound``, ``NotAllowed`` (also for a suspended journal), or ``Closed``. A cancelled call
         loses nothing: the next ``read`` makes a new call.
         """
+        self._client.channels.require_loop()
         while True:
             if self._closed:
                 raise Closed("the reader was closed", journal=self.params.journal)

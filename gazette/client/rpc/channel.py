@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import grpc
 import grpc.aio
 
 from gazette.auth import Signer
+from gazette.client.rpc.counted_channel import BytePath, CountedChannel
 from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
-from gazette.client.rpc.metrics import call_metrics
-from gazette.client.rpc.stream_call import StreamCall, of_ended
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.net.http2.grpc_client import Http2Transport
 from gazette.net.transport import Transport
-from gazette.protocol.content import decode_read, encode_append
 from gazette.protocol.ids import ProcessId
-from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.route import Route, grpc_target
 from gazette.runtime.clock import Clock, SystemClock
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.runtime.loop_bound import LoopBound
 from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
-_PROBE: Final = "/grpc.health.v1.Health/Check"
-_TOO_MANY_PINGS: Final = "too many pings"
+_CLOSE_IT: Final = "Use it as `async with`, or await its close()."
 _KEEPALIVE_MAX_S: Final = 7200.0
 
 
@@ -152,29 +148,36 @@ class Channels:
         clock: Clock | None = None,
         settings: ChannelSettings | None = None,
         transport: Transport | None = None,
+        owner: str = "Channels",
     ) -> None:
+        """Make them, without a connection. Errors and the log name ``owner``: the class of their client."""
         self.zone = zone
         self._tls = TlsSettings() if tls is None else tls
         self._transport = Http2Transport(self._tls.context) if transport is None else transport
         self.clock: Clock = SystemClock() if clock is None else clock
         self.credentials = Credentials(signer, self.clock)
         self._settings = ChannelSettings() if settings is None else settings
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, CountedChannel] = {}
         self._scope = TaskScope("channels")
         self._swept = self.clock.monotonic()
         self._pinned: set[str] = set()
         self._members: dict[str, int] = {}
-        self._watching = False
-        self._process = MadeBeforeFork("a client")
+        needs_watch = not self._transport.ends_silent_calls
+        self._watch = _SilenceWatch(self, self._scope, self._settings.silence_s * needs_watch)
+        self._bound = LoopBound(owner)
         self._closed = False
 
     @property
     def closed(self) -> bool:
         """True if they were closed, or belong to the process from which this one was forked."""
-        return self._closed or self._process.is_left
+        return self._closed or self._bound.is_left
 
     def __len__(self) -> int:
         return len(self._channels)
+
+    def require_loop(self) -> None:
+        """Raise ``Invalid`` on another event loop than before, and ``Closed`` in a forked process."""
+        self._bound.require()
 
     def pin(self, endpoint: str) -> None:
         """Keep the channel of this endpoint open even if unused (the default address)."""
@@ -237,21 +240,21 @@ class Channels:
             if channel is not None and not self.closed:
                 self._scope.spawn(channel.close(None), name=f"close {endpoint}")
 
-    def _channel(self, endpoint: str) -> _Channel:
-        if self.closed:
-            self._process.require()
+    def _channel(self, endpoint: str) -> CountedChannel:
+        if self._closed and not self._bound.is_left:
             raise Closed("the client's channels were closed")
+        self._bound.require()
         now = self.clock.monotonic()
         if now - self._swept >= self._settings.idle_s:
             self._sweep(now)
         channel = self._channels.get(endpoint)
         if channel is None:
             keepalive_s = self._settings.keepalive_s
-            channel = self._channels[endpoint] = _Channel(
+            channel = self._channels[endpoint] = CountedChannel(
                 self._open(endpoint),
                 self.clock,
-                self._on_start,
-                lambda: self._on_refused_pings(keepalive_s),
+                self._watch.begin,
+                _weakly(self._on_refused_pings, keepalive_s),
             )
         channel.used_at = now
         return channel
@@ -261,12 +264,6 @@ class Channels:
         options = self._settings.options()
         credentials = self._tls.credentials() if tls else None
         return self._transport.channel(target, credentials, options)
-
-    def _on_start(self) -> None:
-        if self._watching or self._transport.ends_silent_calls or not self._settings.silence_s:
-            return
-        self._watching = True
-        self._scope.spawn(self._watch(), name="watch for silence")
 
     def _on_refused_pings(self, keepalive_s: float) -> None:
         """Raise the interval of pings for later channels. gRPC raises it for the channel whose
@@ -280,24 +277,17 @@ class Channels:
                 {"seconds": raised_s},
             )
 
-    async def _watch(self) -> None:
-        """Probe peers whose calls have not ended for long. End with the calls."""
-        silence_s = self._settings.silence_s
-        try:
-            while True:
-                await self.clock.sleep(silence_s / 2)
-                busy = [one for one in self._channels.items() if one[1].calls]
-                if not busy:
-                    return
-                since = self.clock.monotonic() - silence_s
-                async with TaskScope("silent peers") as scope:
-                    for endpoint, channel in busy:
-                        if channel.heard_at <= since:
-                            scope.spawn(self._ask(endpoint, channel), name=f"ask {endpoint}")
-        finally:
-            self._watching = False
+    async def _ask_silent(self) -> bool:
+        """Probe peers whose calls have not ended for long. Return False if no calls run."""
+        busy = [one for one in self._channels.items() if one[1].calls]
+        since = self.clock.monotonic() - self._settings.silence_s
+        async with TaskScope("silent peers") as scope:
+            for endpoint, channel in busy:
+                if channel.heard_at <= since:
+                    scope.spawn(self._ask(endpoint, channel), name=f"ask {endpoint}")
+        return bool(busy)
 
-    async def _ask(self, endpoint: str, channel: _Channel) -> None:
+    async def _ask(self, endpoint: str, channel: CountedChannel) -> None:
         """End the calls of a channel if its peer does not answer."""
         timeout_s = self._settings.silence_timeout_s
         if await channel.answers(timeout_s) or self._channels.get(endpoint) is not channel:
@@ -323,8 +313,10 @@ class Channels:
         After a cancellation the object is closed, and sockets close when the loop next runs.
         May be repeated.
         """
+        if not self._bound.is_left:
+            self._bound.require()
         self._closed = True
-        if self._process.is_left:
+        if self._bound.is_left:
             # The connections are the parent's: send nothing on them.
             self._channels.clear()
             return
@@ -333,142 +325,58 @@ class Channels:
             await channel.close(grace_s)
         await self._scope.stop(_GRACE_S)
 
-
-class BytePath:
-    """The calls that carry journal bytes.
-
-    Requests of ``append`` are messages or their encoding. Responses of ``read`` are `wire.Content`
-    where possible.
-    """
-
-    __slots__ = ("append", "read")
-
-    def __init__(self, channel: _Channel) -> None:
-        append = channel.stream_unary(
-            "/protocol.Journal/Append",
-            request_serializer=encode_append,
-            response_deserializer=broker_pb2.AppendResponse.FromString,
-        )
-        self.append: Callable[..., StreamCall] = lambda **call: StreamCall(append(**call))
-        self.read: Callable[..., Any] = channel.unary_stream(
-            "/protocol.Journal/Read",
-            request_serializer=broker_pb2.ReadRequest.SerializeToString,
-            response_deserializer=decode_read,
-        )
+    def __del__(self) -> None:
+        # Their transports belong to the loop, which keeps them open for good.
+        channels = getattr(self, "_channels", None)
+        if channels:
+            scope = self._scope
+            self._bound.dropped(lambda: _abort(channels.values(), scope), _CLOSE_IT)
 
 
-class _Channel:
-    """A gRPC channel that counts its calls and remembers whether its connection fails.
+class _SilenceWatch:
+    """Probes of peers as long as calls run. It does not keep its `Channels` alive. ``silence_s`` 0: none."""
 
-    It has the four methods that generated stubs call on a channel.
-    """
+    def __init__(self, channels: Channels, scope: TaskScope, silence_s: float) -> None:
+        self._channels = weakref.ref(channels)
+        self._scope = scope
+        self._clock = channels.clock
+        self._silence_s = silence_s
+        self._is_on = not silence_s
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        clock: Clock,
-        on_start: Callable[[], None],
-        on_refused_pings: Callable[[], None],
-    ) -> None:
-        self._grpc = channel
-        self._clock = clock
-        self._on_start = on_start
-        self._on_refused_pings = on_refused_pings
-        self._failing = False
-        self.calls = 0
-        self.used_at = 0.0
-        self.heard_at = 0.0
-        """Time at which the first of the present calls began, a call last
-        ended, or the peer last answered.
-        """
-        self.journal = JournalStub(cast("grpc.aio.Channel", self))
-        self.shard = ShardStub(cast("grpc.aio.Channel", self))
-        self.byte_path = BytePath(self)
+    def begin(self) -> None:
+        """Begin to probe, unless that has begun: there is a call."""
+        if not self._is_on:
+            self._is_on = True
+            self._scope.spawn(self._run(), name="watch for silence")
 
-    def health(self) -> Health:
-        """Return the connection's state.
-
-        A failure counts until the connection is ready again: a failing channel goes through
-        CONNECTING again and again.
-        """
-        match self._grpc.get_state():
-            case grpc.ChannelConnectivity.READY:
-                self._failing = False
-                return Health.READY
-            case grpc.ChannelConnectivity.TRANSIENT_FAILURE | grpc.ChannelConnectivity.SHUTDOWN:
-                self._failing = True
-            case grpc.ChannelConnectivity.CONNECTING if not self._failing:
-                return Health.CONNECTING
-            case _:
-                pass
-        return Health.FAILING if self._failing else Health.IDLE
-
-    async def connect(self) -> bool:
-        """Return True if there is a connection, after an attempt to make one."""
-        waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-        while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
-            await self._grpc.wait_for_state_change(state)
-        return self.health() is Health.READY
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted("unary", self._grpc.unary_unary, *args, **kwargs)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted("server_stream", self._grpc.unary_stream, *args, **kwargs)
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted("client_stream", self._grpc.stream_unary, *args, **kwargs)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return self._counted("bidi_stream", self._grpc.stream_stream, *args, **kwargs)
-
-    def _counted(
-        self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
-    ) -> Callable[..., Any]:
-        """Return a method that counts its calls, here and for metrics."""
-        measure = call_metrics(kind, path)
-        method = make(path, *measure.serializers(args, kwargs))
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            started = measure.start(self._clock, method, args, kwargs, self._ended)
-            if not self.calls:
-                self.heard_at = self._clock.monotonic()
-            self.calls += 1
-            self._on_start()
-            return started
-
-        return call
-
-    def _ended(self, call: Any, code: grpc.StatusCode) -> None:
-        self.calls -= 1
-        self.heard_at = self._clock.monotonic()
-        if code is grpc.StatusCode.UNAVAILABLE:
-            details = of_ended(call.details()) or ""
-            if _TOO_MANY_PINGS in details.lower().replace("_", " "):
-                self._on_refused_pings()
-
-    async def answers(self, timeout_s: float) -> bool:
-        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s`` seconds.
-
-        Every gRPC server answers a call, even of a method that it does not know.
-        """
-        if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
-            return True
+    async def _run(self) -> None:
         try:
-            await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return self._grpc.get_state() is not grpc.ChannelConnectivity.READY
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return True  # The channel was closed meanwhile.
-        self.heard_at = self._clock.monotonic()
-        return True
+            while await self._ask():
+                pass
+        finally:
+            self._is_on = False
 
-    async def close(self, grace_s: float | None) -> None:
-        await self._grpc.close(grace_s)
+    async def _ask(self) -> bool:
+        await self._clock.sleep(self._silence_s / 2)
+        channels = self._channels()
+        return channels is not None and await channels._ask_silent()
+
+
+def _abort(channels: Iterable[CountedChannel], scope: TaskScope) -> None:
+    for one in channels:
+        one.abort()
+    scope.cancel()
+
+
+def _weakly(method: Callable[[float], None], argument: float) -> Callable[[], None]:
+    """Return a function that calls a method with an argument, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (living := reference()) is not None:
+            living(argument)
+
+    return call
 
 
 def _contents(path: Path | None, flag: str) -> bytes | None:

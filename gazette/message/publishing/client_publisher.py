@@ -25,11 +25,13 @@ from gazette.message.publishing.service import (
 )
 from gazette.protocol.ids import JournalName
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.runtime.loop_bound import ClosedByOwner, LoopBound
 from gazette.runtime.tasks import LoopThread
 from gazette.runtime.timeouts import timeout
 
 _CONNECT_S: Final = 10.0
+_USE_WITH: Final = "Use it as `with open_publisher()`, or call its close()."
+_USE_ASYNC_WITH: Final = "Use it as `async with client.publisher()`, or await its close()."
 
 
 class ClientPublisher:
@@ -53,15 +55,18 @@ class ClientPublisher:
         self._service = PublishingService(
             client, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid
         )
+        self._bound = LoopBound("a ClientPublisher")
         self._timeout_s = timeout_s
+        self._is_open = True
         self._turn = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
+        self._bound.require()
         try:
             await self._service.start()
         except BaseException:
-            await self._service.close()
+            await self.close()
             raise
         return self
 
@@ -70,7 +75,15 @@ class ClientPublisher:
 
     async def close(self) -> None:
         """End the publisher. What is not committed never becomes visible. May be repeated."""
+        if not self._bound.is_left:
+            self._bound.require()
+        self._is_open = False
         await self._service.close()
+
+    def __del__(self) -> None:
+        # Its tasks, which follow the partitions of its outputs, would keep the rest alive for good.
+        if getattr(self, "_is_open", False):
+            self._bound.dropped(self._service.abandon, _USE_ASYNC_WITH)
 
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. Return its offsets.
@@ -82,6 +95,7 @@ class ClientPublisher:
         hold: its type, its content type, a field. Nothing is appended then. Raise ``Unavailable`` if no
         broker answers. Raise `CommitFailed` if the message is not appended in time, or refused.
         """
+        self._bound.require()
         known = self._service.known(output) or await self._service.find(output)
         partition = known.partition_of(message, key)
         await self._take_turn()
@@ -99,6 +113,7 @@ class ClientPublisher:
         return ClientTransaction(self)
 
     async def _take_turn(self) -> None:
+        self._bound.require()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise Invalid(
                 "this task has a transaction open",
@@ -186,7 +201,7 @@ class SyncPublisher:
     ) -> None:
         """Connect. Raise ``Unavailable`` if no broker answers in time."""
         self._timeout_s = timeout_s
-        self._process = MadeBeforeFork("a publisher")
+        self._process = ClosedByOwner("a SyncPublisher")
         self._turn = threading.Lock()
         self._holder: int | None = None
         self._client: Client | None = None
@@ -228,19 +243,18 @@ class SyncPublisher:
         if self._process.is_left:
             return
 
-        async def end() -> None:
-            try:
-                if service is not None:
-                    await service.close()
-            finally:
-                if client is not None:
-                    await asyncio.wait_for(client.close(), CLOSE_S)
-
         try:
             if service is not None or client is not None:
-                self._loop.run(end())
+                self._loop.run(_end(service, client))
         finally:
             self._loop.close()
+
+    def __del__(self) -> None:
+        # The thread would keep its loop, and so all connections, for good.
+        service, client = getattr(self, "_service", None), getattr(self, "_client", None)
+        if client is not None:
+            loop = self._loop
+            self._process.dropped(lambda: loop.leave(_end(service, client)), _USE_WITH)
 
     def publish(self, output: Output, message: Any, *, key: Any = None) -> AppendResult:
         """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
@@ -278,6 +292,16 @@ class SyncPublisher:
             )
         if not self._turn.acquire(timeout=self._timeout_s):
             raise _busy(self._timeout_s)
+
+
+async def _end(service: PublishingService | None, client: Client | None) -> None:
+    """Close what a `SyncPublisher` has made."""
+    try:
+        if service is not None:
+            await service.close()
+    finally:
+        if client is not None:
+            await asyncio.wait_for(client.close(), CLOSE_S)
 
 
 class SyncTransaction:

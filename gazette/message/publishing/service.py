@@ -123,6 +123,14 @@ class PublishingService:
         if intents := await self._pool.run(self._records.load):
             await self._acknowledge(intents, self._deadline())
 
+    def abandon(self) -> None:
+        """Do what `close` does, without a wait. On the loop."""
+        self._closed = True
+        self._appends.abandon()
+        self._scope.cancel()
+        if self._records is not None:
+            self._records.close()
+
     async def close(self) -> None:
         """End the publisher, in at most some `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True

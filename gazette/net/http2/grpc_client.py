@@ -424,11 +424,21 @@ class Http2Channel:
                     while self._connections:
                         await self._changed.wait()
         finally:
-            for call in list(self._calls):
-                call.cancel()
-            for connection in list(self._connections):
-                connection.abort()
+            self.abort()
             await self._scope.stop()
+
+    def abort(self) -> None:
+        """Take no more calls, cancel those that run, and cut off the connections, at once. On the loop."""
+        self._closed = True
+        self._changed.wake()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for call in list(self._calls):
+            call.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+        self._scope.cancel()
 
 
 class ClientConnection(Http2Socket):

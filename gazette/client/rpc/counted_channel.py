@@ -1,0 +1,165 @@
+"""A gRPC channel that counts its calls, and the calls that carry journal bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from gazette.client.rpc.dispatch import Health
+from gazette.client.rpc.metrics import call_metrics
+from gazette.client.rpc.stream_call import StreamCall, of_ended
+from gazette.net.http2.grpc_client import Http2Channel
+from gazette.protocol.content import decode_read, encode_append
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.pb.broker_pb2_grpc import JournalStub
+from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
+from gazette.runtime.clock import Clock
+
+_PROBE: Final = "/grpc.health.v1.Health/Check"
+_TOO_MANY_PINGS: Final = "too many pings"
+
+
+class BytePath:
+    """The calls that carry journal bytes.
+
+    Requests of ``append`` are messages or their encoding. Responses of ``read`` are `wire.Content`
+    where possible.
+    """
+
+    __slots__ = ("append", "read")
+
+    def __init__(self, channel: CountedChannel) -> None:
+        append = channel.stream_unary(
+            "/protocol.Journal/Append",
+            request_serializer=encode_append,
+            response_deserializer=broker_pb2.AppendResponse.FromString,
+        )
+        self.append: Callable[..., StreamCall] = lambda **call: StreamCall(append(**call))
+        self.read: Callable[..., Any] = channel.unary_stream(
+            "/protocol.Journal/Read",
+            request_serializer=broker_pb2.ReadRequest.SerializeToString,
+            response_deserializer=decode_read,
+        )
+
+
+class CountedChannel:
+    """A gRPC channel that counts its calls and remembers whether its connection fails.
+
+    It has the four methods that generated stubs call on a channel.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel | Http2Channel,
+        clock: Clock,
+        on_start: Callable[[], None],
+        on_refused_pings: Callable[[], None],
+    ) -> None:
+        self._grpc = channel
+        self._clock = clock
+        self._on_start = on_start
+        self._on_refused_pings = on_refused_pings
+        self._failing = False
+        self.calls = 0
+        self.used_at = 0.0
+        self.heard_at = 0.0
+        """Time at which the first of the present calls began, a call last
+        ended, or the peer last answered.
+        """
+        self.journal = JournalStub(cast("grpc.aio.Channel", self))
+        self.shard = ShardStub(cast("grpc.aio.Channel", self))
+        self.byte_path = BytePath(self)
+
+    def health(self) -> Health:
+        """Return the connection's state.
+
+        A failure counts until the connection is ready again: a failing channel goes through
+        CONNECTING again and again.
+        """
+        match self._grpc.get_state():
+            case grpc.ChannelConnectivity.READY:
+                self._failing = False
+                return Health.READY
+            case grpc.ChannelConnectivity.TRANSIENT_FAILURE | grpc.ChannelConnectivity.SHUTDOWN:
+                self._failing = True
+            case grpc.ChannelConnectivity.CONNECTING if not self._failing:
+                return Health.CONNECTING
+            case _:
+                pass
+        return Health.FAILING if self._failing else Health.IDLE
+
+    async def connect(self) -> bool:
+        """Return True if there is a connection, after an attempt to make one."""
+        waiting = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+        while (state := self._grpc.get_state(try_to_connect=True)) in waiting:
+            await self._grpc.wait_for_state_change(state)
+        return self.health() is Health.READY
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("unary", self._grpc.unary_unary, *args, **kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("server_stream", self._grpc.unary_stream, *args, **kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("client_stream", self._grpc.stream_unary, *args, **kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return self._counted("bidi_stream", self._grpc.stream_stream, *args, **kwargs)
+
+    def _counted(
+        self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
+        """Return a method that counts its calls, here and for metrics."""
+        measure = call_metrics(kind, path)
+        method = make(path, *measure.serializers(args, kwargs))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = measure.start(self._clock, method, args, kwargs, self._ended)
+            if not self.calls:
+                self.heard_at = self._clock.monotonic()
+            self.calls += 1
+            self._on_start()
+            return started
+
+        return call
+
+    def _ended(self, call: Any, code: grpc.StatusCode) -> None:
+        self.calls -= 1
+        self.heard_at = self._clock.monotonic()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            details = of_ended(call.details()) or ""
+            if _TOO_MANY_PINGS in details.lower().replace("_", " "):
+                self._on_refused_pings()
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s`` seconds.
+
+        Every gRPC server answers a call, even of a method that it does not know.
+        """
+        if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
+            return True
+        try:
+            await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return True  # The channel was closed meanwhile.
+        self.heard_at = self._clock.monotonic()
+        return True
+
+    async def close(self, grace_s: float | None) -> None:
+        await self._grpc.close(grace_s)
+
+    def abort(self) -> None:
+        """Cut off its connections, on the loop: its owner was dropped. Channels of gRPC do that alone."""
+        if isinstance(self._grpc, Http2Channel):
+            self._grpc.abort()

@@ -1,0 +1,103 @@
+"""Objects that are closed at the end, or work on one event loop: what names them if they are not used so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Final
+
+from gazette.errors import Invalid
+from gazette.runtime.forks import MadeBeforeFork
+
+log = logging.getLogger(__name__)
+
+_OURS: Final = "gazette"
+_ONE_FOR_EACH: Final = (
+    "Make one for each event loop, within the coroutine that uses it, and close it there. Other threads pass"
+    " calls to the first loop: asyncio.run_coroutine_threadsafe(call, loop)."
+)
+
+
+class ClosedByOwner(MadeBeforeFork):
+    """Mark of an object that its owner closes. It knows the line of code that made the object."""
+
+    __slots__ = ("_made_at",)
+
+    def __init__(self, what: str) -> None:
+        """Note where an object is made, and the process. Errors and the log call the object ``what``."""
+        super().__init__(what)
+        self._made_at: Final = _line_of_caller()
+
+    def dropped(self, close: Callable[[], object], hint: str) -> None:
+        """Log that the object was dropped without being closed, and run ``close``.
+
+        Call it from ``__del__``, in any thread. It does nothing in a process that was forked since, nor as
+        the interpreter ends.
+        """
+        if self.is_left or sys.is_finalizing():
+            return
+        log.warning(
+            "%(what)s, made at %(where)s, was dropped without being closed, and is closed now. %(hint)s",
+            {"what": self._what, "where": self._made_at, "hint": hint},
+        )
+        self._run(close)
+
+    def _run(self, close: Callable[[], object]) -> None:
+        close()
+
+
+class LoopBound(ClosedByOwner):
+    """Mark of an object that works on one event loop. Its first use binds it."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def require(self) -> None:
+        """Bind the object to the running loop, if there is one.
+
+        Raise ``Invalid`` if it is bound to another one, and ``Closed`` if this process was forked since.
+        """
+        # Of one thread, one loop runs at a time. To ask which takes a system call before Python 3.12.
+        loop = self._loop
+        usual = loop is not None and get_ident() == self._thread and loop.is_running()
+        if not usual or self.is_left:
+            self._bind(asyncio._get_running_loop())
+
+    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        super().require()
+        if loop is None or loop is self._loop:
+            return
+        if self._loop is not None:
+            raise Invalid(
+                f"{self._what} is used on another event loop than before",
+                path="loop",
+                made_at=self._made_at,
+                former_loop="closed" if self._loop.is_closed() else "open",
+                hint=_ONE_FOR_EACH,
+            )
+        self._loop, self._thread = loop, get_ident()
+
+    def _run(self, close: Callable[[], object]) -> None:
+        """Have the loop run ``close``. The collector closes the sockets of a loop that has ended."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(close)
+
+
+def _line_of_caller() -> str:
+    """Return file and line of the innermost code that is not ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != _OURS:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "a line of gazette"
