@@ -60,11 +60,16 @@ class WalIndex:
         POSIX drops SQLite's locks when any descriptor of the file is closed. Raise ``OSError``.
         """
         self._path = database.with_name(database.name + "-shm")
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> WalPosition:
-        """Return the end of the WAL. Call this while no statement runs. Raise ``Broken``."""
-        data = os.pread(self._fd, 2 * _INDEX.size + _BACKFILLED.size, 0)
+        """Return the end of the WAL. Call this while no statement runs.
+
+        Raise ``Broken`` if another program or copy of SQLite has used the database.
+        """
+        if not os.fstat(self.fd).st_nlink:
+            raise used_elsewhere(self._path, "it deleted the WAL and its index")
+        data = os.pread(self.fd, 2 * _INDEX.size + _BACKFILLED.size, 0)
         header = data[: _INDEX.size]
         if len(data) < 2 * _INDEX.size + _BACKFILLED.size or header != data[_INDEX.size : -4]:
             raise Broken(
@@ -82,7 +87,19 @@ class WalIndex:
         return WalPosition(commits, frames, _BACKFILLED.unpack_from(data, len(data) - 4)[0], salt)
 
     def close(self) -> None:
-        os.close(self._fd)
+        os.close(self.fd)
+
+
+def used_elsewhere(path: Path, what: str) -> Broken:
+    """Return the error of a store whose database another copy of SQLite has used. ``what`` it did."""
+    return Broken(
+        f"another copy of SQLite has used the shard's database: {what}",
+        path=str(path),
+        hint="Python's module sqlite3, and what builds on it, has a copy of SQLite of its own, which does not"
+        " see the locks of the shard's. Read by store.query() or by a query of the shard. Code in the shard's"
+        " process may open apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY). No other program may write"
+        " these files. The recovery log is whole, and the shard recovers from it.",
+    )
 
 
 def require_whole_wal(connection: apsw.Connection, path: Path, schema: str = "main") -> None:

@@ -243,6 +243,8 @@ class RedoDatabases:
         """Close the connection, then descriptors. Record nothing."""
         if self._connection is not None:
             self._connection.set_wal_hook(None)
+            for one in self._all:
+                one.wal.release()
             self._connection.close()
             self._connection = None
         for one in self._all:

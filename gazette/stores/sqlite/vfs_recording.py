@@ -20,11 +20,12 @@ import apsw
 
 from gazette.errors import Broken
 from gazette.recoverylog.log.recorder import Recorder
-from gazette.recoverylog.sqlite.wal import require_whole_wal
+from gazette.recoverylog.sqlite.wal import WalIndex, require_whole_wal, used_elsewhere
 from gazette.recoverylog.store_files import PRIMARY_DATABASE
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.databases import database_names, no_frames
 from gazette.stores.sqlite.hand_over import NO_FORMER, Former
+from gazette.stores.sqlite.open_locks import OpenLocks
 from gazette.stores.sqlite.wal_changes import BUSY_MS, check_file, checkpoint
 
 RECORDED_KINDS: Final = (
@@ -146,6 +147,10 @@ class VfsRecording:
         }
         """The other databases, by name."""
         self._fds: dict[Path, int] = {}
+        self._indexes: dict[str, WalIndex] = {}
+        self._locks: list[OpenLocks] = []
+        self._versions: dict[str, int] = {}
+        """By schema: SQLite's number that changes with each commit of another connection."""
         self._closed = False
 
     def open(self) -> apsw.Connection:
@@ -171,6 +176,7 @@ class VfsRecording:
             ):
                 connection.execute(f"PRAGMA {schema}.{pragma}").fetchall()
         connection.execute("PRAGMA temp_store=MEMORY").fetchall()
+        self._guard(connection)
         if not self._former.databases:
             self._former.leave(self.recorder)
         elif not self._rebase():
@@ -180,6 +186,23 @@ class VfsRecording:
                 hint="No other program may open the files of this shard.",
             )
         return connection
+
+    def _guard(self, connection: apsw.Connection) -> None:
+        """Keep other copies of SQLite from taking the databases for closed."""
+        for schema, path in {"main": self.path, **self.attached}.items():
+            self._versions[schema] = _data_version(connection, schema)
+            if self._journal_mode.upper() == "WAL":
+                index = self._indexes[schema] = WalIndex(path)
+                self._locks.append(OpenLocks(self._fds[path], index.fd))
+
+    def _require_own(self, connection: apsw.Connection) -> None:
+        """Raise ``Broken`` if another connection has changed a database, or deleted its WAL."""
+        for schema, file in {"main": self.path, **self.attached}.items():
+            check_file(connection, schema, file)
+            if (index := self._indexes.get(schema)) is not None:
+                index.read()
+            if _data_version(connection, schema) != self._versions[schema]:
+                raise used_elsewhere(file, "it wrote to it")
 
     def log_path(self, name: str) -> str:
         """Return the name in the log of a file of the directory."""
@@ -212,8 +235,7 @@ class VfsRecording:
         """
         noted, self._noted = self._noted, []
         assert self._connection is not None
-        for schema, file in {"main": self.path, **self.attached}.items():
-            check_file(self._connection, schema, file)
+        self._require_own(self._connection)
         if changed and not noted:
             raise no_frames(self.path)
         with self.recorder.group(wait_for) as group:
@@ -270,10 +292,20 @@ class VfsRecording:
         if self._connection is not None:
             # Closing would move the WAL into the database, for which the disk may have no room.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            for one in self._locks:
+                one.release()
             self._connection.close()
             self._connection = None
         if self._vfs is not None:
             self._vfs.unregister()
             self._vfs = None
+        while self._indexes:
+            self._indexes.popitem()[1].close()
         while self._fds:
             os.close(self._fds.popitem()[1])
+
+
+def _data_version(connection: apsw.Connection, schema: str) -> int:
+    ((found,),) = connection.execute(f'PRAGMA "{schema}".data_version').fetchall()
+    assert isinstance(found, int)
+    return found

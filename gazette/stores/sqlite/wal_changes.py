@@ -26,12 +26,15 @@ import apsw
 
 from gazette.errors import Broken, Corrupt
 from gazette.recoverylog.sqlite.redo_format import PageChange, diff_page
-from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition
+from gazette.recoverylog.sqlite.wal import WalIndex, WalPosition, used_elsewhere
+from gazette.stores.sqlite.open_locks import OpenLocks
 
 WAL_HEADER: Final = 32
 FRAME_HEADER: Final = 24
 READ_BYTES: Final = 8 << 20
 
+_COMMITS_MAX: Final = 1 << 31
+"""Most commits between two calls: more mean that the count went back."""
 BUSY_MS: Final = 10_000
 """Milliseconds that a statement of the writer waits for a reader that opens or recovers the WAL."""
 CHECKPOINT_OVERDUE: Final = 4
@@ -64,6 +67,9 @@ class WalChanges:
         self._main_fd = -1
         self._wal_fd = -1
         self._index: WalIndex | None = None
+        self._locks: OpenLocks | None = None
+        self._hooks = 0
+        """Number of calls of the hook since the commits collected last."""
         self._hook_frames = -1
         """Number of frames in the WAL when SQLite last called the hook. It is -1 if the hook was
         not called since the commits collected last.
@@ -86,6 +92,7 @@ class WalChanges:
         self._connection = connection
         self._index = WalIndex(self._path)
         self._commits = self._index.read().commits
+        self._locks = OpenLocks(self._main_fd, self._index.fd)
 
     @property
     def file_pages(self) -> int:
@@ -120,6 +127,7 @@ class WalChanges:
     def note_commit(self, frames: int) -> None:
         """Note that SQLite committed, and has ``frames`` in the WAL now."""
         self._hook_frames = frames
+        self._hooks += 1
 
     def shorten(self) -> bool:
         """Keep the WAL short while an offline log (see `Recorder.offline`) is made.
@@ -141,7 +149,8 @@ class WalChanges:
 
         The log has ``recorded`` pages of the database: the former content of pages beyond is unknown.
 
-        Raise ``Broken`` when the application keeps SQLite from reporting commits. Raise ``Corrupt`` when
+        Raise ``Broken`` when the application keeps SQLite from reporting commits, or another copy of SQLite
+        has used the database. Raise ``Corrupt`` when
         the WAL contradicts SQLite's index, or a checkpoint has moved changes that were not recorded.
         """
         assert self._connection is not None
@@ -150,6 +159,8 @@ class WalChanges:
         commits = (position.commits - self._commits) & 0xFFFFFFFF
         if not commits:
             return None
+        if commits > _COMMITS_MAX:
+            raise used_elsewhere(self._path, "it made the index of the WAL again")
         if position.salt != self._salt:
             # The WAL began again. SQLite does that only when all of it is in the database file.
             self._salt = position.salt
@@ -159,10 +170,15 @@ class WalChanges:
             raise self._moved(f"{position.backfilled - self._collected_frames} frames")
         self._open_wal()
         newest, pages, found = self._scan_frames(self._collected_frames, position.frames)
-        if found != commits:
+        if found < commits:
             raise self._moved(f"{commits - found} of {commits} transactions")
+        if found > commits:
+            raise used_elsewhere(self._path, "it made the index of the WAL again")
         hooked, self._hook_frames = self._hook_frames, -1
-        if hooked != position.frames:
+        hooks, self._hooks = self._hooks, 0
+        if hooks and (hooks, hooked) != (found, position.frames):
+            raise used_elsewhere(self._path, "it wrote to it")
+        if not hooks:
             raise Broken(
                 "the WAL hook of the store's connection was replaced",
                 path=str(self._path),
@@ -250,6 +266,12 @@ class WalChanges:
         self._collected_frames = 0
         self._salt = b""
         self._wal_pages.clear()
+
+    def release(self) -> None:
+        """Release the locks, before the connection is closed."""
+        if self._locks is not None:
+            self._locks.release()
+            self._locks = None
 
     def close(self) -> None:
         """Close descriptors, after the connection was closed."""

@@ -1,0 +1,49 @@
+"""Locks by which other copies of SQLite in this process see that a database is open.
+
+POSIX locks belong to a process, and those of one process do not conflict. Python's module ``sqlite3`` has a
+copy of SQLite of its own, which therefore sees no lock of the store's copy, and takes the database for
+closed. When it opens the database, it makes the index of the WAL again. When it closes the database, it
+moves the WAL into it, and deletes the WAL. Its close also drops the store's own locks, so that another
+process does the same.
+
+Locks of an open file description conflict with those of any copy, and nothing else drops them. A shared
+lock on two bytes is what a reader in another process would hold. SQLite then does neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+from typing import Final
+
+_SHARED_BYTE: Final = 0x4000_0002
+"""First byte of the range of a database that readers lock, and that a last connection locks alone."""
+_INDEX_BYTE: Final = 128
+"""Byte of a WAL's index that each process locks while it uses the index."""
+_FLOCK: Final = struct.Struct("hhqqi4x")
+_IS_KNOWN: Final = sys.platform == "linux" and sys.maxsize > 1 << 32
+"""True if the structure of a lock is known here. Otherwise the store's next commit finds what happened."""
+
+
+class OpenLocks:
+    """Locks on one database in WAL mode and on its index. Release them before the connection is closed."""
+
+    def __init__(self, database_fd: int, index_fd: int) -> None:
+        """Take the locks, once the store's connection has read the database."""
+        self._places = ((database_fd, _SHARED_BYTE), (index_fd, _INDEX_BYTE))
+        self._set(fcntl.F_RDLCK)
+
+    def release(self) -> None:
+        self._set(fcntl.F_UNLCK)
+
+    def _set(self, kind: int) -> None:
+        if not _IS_KNOWN:
+            return
+        for descriptor, byte in self._places:
+            lock = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+            # A file system may have no such locks.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
