@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
 import sys
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -586,3 +588,51 @@ def test_a_store_that_is_dropped_in_a_transaction(tmp_path: Path, mode: str, whe
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _in_transaction(store: SQLiteStore) -> object:
+    return store.execute("INSERT INTO t VALUES (1, 'a')")
+
+
+def _with_rows_to_read(store: SQLiteStore) -> object:
+    store.executemany("INSERT INTO t VALUES (?, 'a')", ((key,) for key in range(9)))
+    return store.execute("SELECT * FROM t").fetchone()
+
+
+def _after_a_commit(store: SQLiteStore) -> None:
+    _in_transaction(store)
+    commit(store)
+
+
+def _after_a_query(store: SQLiteStore) -> object:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(store.query, "SELECT * FROM t").result()
+
+
+def _after_an_error(store: SQLiteStore) -> None:
+    with pytest.raises(apsw.SQLError):
+        store.execute("INSERT INTO nothing VALUES (1)")
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+@pytest.mark.parametrize("databases", [[], ["other"]])
+@pytest.mark.parametrize(
+    "use",
+    [id, _in_transaction, _with_rows_to_read, _after_a_commit, _after_a_query, _after_an_error],
+)
+def test_a_store_that_is_dropped_leaves_nothing(
+    tmp_path: Path, mode: Any, databases: list[str], use: Callable[[SQLiteStore], object]
+) -> None:
+    """No object, no descriptor, no file system of SQLite."""
+    gc.collect()  # What other tests have left.
+    before = (len(os.listdir("/proc/self/fd")), apsw.vfs_names())
+    dropped = []
+    for number in range(3):
+        recorder = take_over(MemoryLog(), tmp_path / str(number), random.Random(number))
+        store = SQLiteStore(recorder, SCHEMA, mode=mode, databases=databases)
+        use(store)
+        dropped.append(weakref.ref(store))
+        del store, recorder
+    gc.collect()
+    assert [one() for one in dropped] == [None] * 3
+    assert (len(os.listdir("/proc/self/fd")), apsw.vfs_names()) == before

@@ -73,48 +73,87 @@ class _Written:
 _Noted = _Opened | _Emptied | _Deleted | _Written
 
 
+class _WriteNotes:
+    """What SQLite wrote since it was recorded last.
+
+    SQLite keeps the VFS and its files alive, which have these notes. So they know no store and no connection:
+    a store that is dropped would stay for good.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.events: list[_Noted] = []
+        self.is_closed = False
+
+    def log_path(self, name: str) -> str:
+        """Return the name in the log of a file of the directory."""
+        return "/" + os.path.relpath(name, self._directory)
+
+    def take(self) -> list[_Noted]:
+        taken, self.events = self.events, []
+        return taken
+
+    def note(self, event: _Noted) -> None:
+        if not self.is_closed:
+            self.events.append(event)
+
+    def note_write(self, path: str, offset: int, data: bytes) -> None:
+        if self.is_closed:
+            return
+        last = self.events[-1] if self.events else None
+        if (
+            isinstance(last, _Written)
+            and last.path == path
+            and last.offset + len(last.data) == offset
+            and len(last.data) < COALESCE_BYTES
+        ):
+            last.data += data
+            return
+        self.events.append(_Written(path, offset, bytearray(data)))
+
+
 class _RecordedFile(apsw.VFSFile):
     """A file whose writes are noted. The base VFS does everything else."""
 
     def __init__(
-        self, recording: VfsRecording, name: str | apsw.URIFilename | None, flags: list[int]
+        self, notes: _WriteNotes, name: str | apsw.URIFilename | None, flags: list[int]
     ) -> None:
         super().__init__("", name, flags)
         text = name.filename() if isinstance(name, apsw.URIFilename) else name
-        self._recording = recording
+        self._notes = notes
         self._path: str | None = None
         self._is_log = bool(flags[0] & ~apsw.SQLITE_OPEN_MAIN_DB & RECORDED_KINDS)
         if text is not None and flags[0] & RECORDED_KINDS:
-            self._path = recording.log_path(text)
-            recording.note(_Opened(self._path))
+            self._path = notes.log_path(text)
+            notes.note(_Opened(self._path))
 
     def xWrite(self, data: bytes, offset: int) -> None:
         super().xWrite(data, offset)
         if self._path is None:
             return
         if self._is_log and offset == 0 and bytes(data[:4]) in _RESTART_MAGICS:
-            self._recording.note(_Emptied(self._path))
-        self._recording.note_write(self._path, offset, data)
+            self._notes.note(_Emptied(self._path))
+        self._notes.note_write(self._path, offset, data)
 
     def xTruncate(self, newsize: int) -> None:
         super().xTruncate(newsize)
         # A log cannot record a shorter file. Truncation to nothing is a new file. A database that
         # shrank in part is read by the size in its header.
         if self._path is not None and newsize == 0:
-            self._recording.note(_Emptied(self._path))
+            self._notes.note(_Emptied(self._path))
 
 
 class _RecordedVFS(apsw.VFS):
-    def __init__(self, name: str, recording: VfsRecording) -> None:
-        self._recording = recording
+    def __init__(self, name: str, notes: _WriteNotes) -> None:
+        self._notes = notes
         super().__init__(name, "")
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
-        return _RecordedFile(self._recording, name, flags)
+        return _RecordedFile(self._notes, name, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
         super().xDelete(filename, syncdir)
-        self._recording.note(_Deleted(self._recording.log_path(filename)))
+        self._notes.note(_Deleted(self._notes.log_path(filename)))
 
 
 class VfsRecording:
@@ -138,7 +177,7 @@ class VfsRecording:
         self._page_size = page_size
         self._journal_mode = journal_mode
         self._horizon_slack = horizon_slack
-        self._noted: list[_Noted] = []
+        self._notes = _WriteNotes(recorder.directory)
         self._connection: apsw.Connection | None = None
         self._vfs: _RecordedVFS | None = None
         self.attached: Mapping[str, Path] = {
@@ -151,13 +190,12 @@ class VfsRecording:
         self._locks: list[OpenLocks] = []
         self._versions: dict[str, int] = {}
         """By schema: SQLite's number that changes with each commit of another connection."""
-        self._closed = False
 
     def open(self) -> apsw.Connection:
         """Open the database as it was recorded, or a new one. Blocks."""
         paths = (self.path, *self.attached.values())
         name = f"gazette-{os.getpid()}-{next(_serial)}"
-        self._vfs = _RecordedVFS(name, self)
+        self._vfs = _RecordedVFS(name, self._notes)
         for path in paths:
             # Open the descriptor before the connection, and close it after: see the redo mode for why.
             self._fds[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -204,28 +242,6 @@ class VfsRecording:
             if _data_version(connection, schema) != self._versions[schema]:
                 raise used_elsewhere(file, "it wrote to it")
 
-    def log_path(self, name: str) -> str:
-        """Return the name in the log of a file of the directory."""
-        return "/" + os.path.relpath(name, self.recorder.directory)
-
-    def note(self, event: _Noted) -> None:
-        if not self._closed:
-            self._noted.append(event)
-
-    def note_write(self, path: str, offset: int, data: bytes) -> None:
-        if self._closed:
-            return
-        last = self._noted[-1] if self._noted else None
-        if (
-            isinstance(last, _Written)
-            and last.path == path
-            and last.offset + len(last.data) == offset
-            and len(last.data) < COALESCE_BYTES
-        ):
-            last.data += data
-            return
-        self._noted.append(_Written(path, offset, bytearray(data)))
-
     def ship(
         self, wait_for: Collection[OpFuture[Any]] = (), *, changed: bool = True
     ) -> OpFuture[Any]:
@@ -233,7 +249,7 @@ class VfsRecording:
 
         ``changed``: the commit changed the primary database. Raise ``Broken`` if nothing was written.
         """
-        noted, self._noted = self._noted, []
+        noted = self._notes.take()
         assert self._connection is not None
         self._require_own(self._connection)
         if changed and not noted:
@@ -271,11 +287,11 @@ class VfsRecording:
             checkpoint(self._connection, 0, schema) for schema in ("main", *self.attached)
         ):
             return False  # A reader holds a WAL: a later commit tries again.
-        mains = {self.log_path(str(path)): fd for path, fd in self._fds.items()}
+        mains = {self._notes.log_path(str(path)): fd for path, fd in self._fds.items()}
         with self.recorder.group() as group:
             # In the same append: our files may have the names of the former ones.
             self._former.end(group)
-            for event in self._noted:
+            for event in self._notes.take():
                 if isinstance(event, _Emptied | _Opened) and event.path not in mains:
                     group.create(event.path)
             for path, fd in mains.items():
@@ -283,12 +299,11 @@ class VfsRecording:
                 for offset in range(0, os.fstat(fd).st_size, COALESCE_BYTES):
                     group.write(fnode, offset, os.pread(fd, COALESCE_BYTES, offset))
         self._former = NO_FORMER
-        self._noted.clear()
         return True
 
     def close(self) -> None:
         """Close the connection. Record nothing that SQLite does meanwhile."""
-        self._closed = True
+        self._notes.is_closed = True
         if self._connection is not None:
             # Closing would move the WAL into the database, for which the disk may have no room.
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
