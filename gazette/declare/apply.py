@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, ListedJournal, broker_count
+from gazette.client.rpc.errors import status_of
 from gazette.client.shards import ListedShard, ShardChange, ShardClient
 from gazette.declare.changes import DeclaredChanges, changes_of
 from gazette.declare.declaration import Declaration
 from gazette.declare.specs import REPLICAS_MAX, SpecSettings, log_specs
-from gazette.errors import Unavailable
+from gazette.errors import Conflict, Unavailable
 from gazette.protocol.label_set import LabelSelector
+from gazette.protocol.status import Status
 
+_ATTEMPTS: Final = 5
 TXN_CHANGES: Final = 64
 """Number of changes in one transaction. etcd accepts 128 operations by default."""
 
@@ -123,6 +126,28 @@ async def apply_journals(brokers: Client, changes: DeclaredChanges) -> None:
             for one in changes.journals
         ]
         await brokers.apply_journals(puts, batch_size=TXN_CHANGES)
+
+
+async def put_journals(
+    brokers: Client, find: Callable[[], Awaitable[DeclaredChanges]]
+) -> DeclaredChanges:
+    """Put the journals of the changes that ``find`` returns. Return these changes.
+
+    Another program may put some of them at the same time. Then find again what is missing. Raise
+    ``Conflict`` if that happens each time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        changes = await find()
+        try:
+            await apply_journals(brokers, changes)
+        except Conflict as error:
+            if status_of(error) != Status.ETCD_TRANSACTION_FAILED.name:
+                raise
+        else:
+            return changes
+    changes = await find()
+    await apply_journals(brokers, changes)
+    return changes
 
 
 async def apply_shards(members: ShardClient, changes: DeclaredChanges) -> None:

@@ -120,6 +120,10 @@ def _say(cluster: LocalCluster) -> None:
         print(f"broker   {broker.grpc_url} (gRPC)   {broker.http_url} (HTTP)   {broker.zone}")
     print(f"state    {cluster.directory}")
     print(f"try      gazctl journals list --broker.address {first.grpc_url}")
+    print(
+        f"         gazette run app.py --broker.address {first.grpc_url} "
+        f"--etcd.address {cluster.etcd.endpoint} --store file:///"
+    )
     print("Ctrl-C stops it; the state stays.", flush=True)
 
 

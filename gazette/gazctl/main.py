@@ -215,7 +215,8 @@ def _load(
     if name:
         addresses = addresses_of(environ, contexts, name)
     else:
-        run = the_run_context(environ) if _has_no_address(loaded) else None
+        kinds = [kind for kind in ADDRESSES if kind in command.groups]
+        run = the_run_context(environ, kinds) if _has_no_address(loaded) else None
         if run is None:
             return loaded, ""
         name, addresses = run[0], run[1].addresses

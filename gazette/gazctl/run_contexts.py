@@ -6,7 +6,7 @@ import fcntl
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -81,10 +81,15 @@ def run_contexts(environ: Mapping[str, str]) -> dict[str, RunContext]:
     return {name: run for name, run in found if run is not None and run.host == host}
 
 
-def the_run_context(environ: Mapping[str, str]) -> tuple[str, RunContext] | None:
-    """Return the context of the one run that is there. Raise ``Invalid`` if there are several."""
+def the_run_context(
+    environ: Mapping[str, str], kinds: Collection[str]
+) -> tuple[str, RunContext] | None:
+    """Return the context of the one run that is there, or of several with equal addresses of these kinds.
+
+    Raise ``Invalid`` if they have others.
+    """
     found = run_contexts(environ)
-    if len(found) > 1:
+    if len({tuple(run.addresses[kind] for kind in kinds) for run in found.values()}) > 1:
         runs = ", ".join(f"{name} ({run.target} in {run.directory})" for name, run in found.items())
         raise Invalid(
             f"{len(found)} applications are run, and no address is given: {runs}",

@@ -23,6 +23,7 @@ from gazette.declare.apply import (
     apply_shards,
     changes_needed,
     fitted,
+    put_journals,
     require_healthy,
     warnings_of,
 )
@@ -159,7 +160,7 @@ class RunSession:
         self, described: Description, cluster: ClusterAddresses, client: Client
     ) -> Description:
         """Serve the application until its files change. Return the description of the changed one."""
-        declaration, settings = described.declaration, self._settings
+        declaration = described.declaration
         members = RunMembers(
             self._target,
             self._processes(),
@@ -172,16 +173,7 @@ class RunSession:
         )
         try:
             # Without shards at first: no member runs that would list them. Outputs have to exist before.
-            changes = await changes_needed(
-                declaration,
-                settings,
-                client,
-                None,
-                given=self._given,
-                more_partitions=self._flags.more_partitions,
-                changed_key=self._flags.changed_key,
-            )
-            await self._put_journals(client, changes, embedded=cluster.local is not None)
+            await self._put_journals(declaration, client, embedded=cluster.local is not None)
             await members.start()
             async with ShardClient(
                 members.members[0].grpc_url, route_cache_size=0, clock=self._clock
@@ -203,14 +195,19 @@ class RunSession:
             await (members.kill() if self._is_lost() else members.stop())
 
     async def _put_journals(
-        self, client: Client, changes: DeclaredChanges, *, embedded: bool
+        self, declaration: Declaration, client: Client, *, embedded: bool
     ) -> None:
         """Put journals. In a cluster of others, check their stores first, and warn of few brokers."""
-        if not embedded:
-            for line in await warnings_of(changes, client):
-                self._say(line)
-            await require_healthy(client, changes)
-        await apply_journals(client, changes)
+
+        async def find() -> DeclaredChanges:
+            changes = await self._changes(declaration, client, None)
+            if not embedded:
+                await require_healthy(client, changes)
+            return changes
+
+        changes = await put_journals(client, find)
+        for line in () if embedded else await warnings_of(changes, client):
+            self._say(line)
 
     async def _serve(
         self,
@@ -318,7 +315,7 @@ class RunSession:
             )
 
     async def _changes(
-        self, declaration: Declaration, client: Client, shards: ShardClient
+        self, declaration: Declaration, client: Client, shards: ShardClient | None
     ) -> DeclaredChanges:
         return await changes_needed(
             declaration,
@@ -423,7 +420,8 @@ class RunSession:
     def _processes(self) -> list[MemberProcess]:
         if not self._ports:  # They stay over reloads: clients know them.
             first, count = self._flags.port, self._flags.member_count()
-            ports = range(first, first + 2 * count) if first else _free_ports(2 * count)
+            any_free = [] if first else [free_port(HOST) for _ in range(2 * count)]
+            ports = any_free or range(first, first + 2 * count)
             self._ports = list(zip(ports[::2], ports[1::2], strict=True))
         return [
             MemberProcess(
@@ -487,10 +485,6 @@ class RunSession:
 
     def _say_error(self, error: GazetteError) -> None:
         self._say(f"{error}\n{error.hint}", at=False)
-
-
-def _free_ports(count: int) -> list[int]:
-    return [free_port(HOST) for _ in range(count)]
 
 
 def _shown(path: Path) -> str:

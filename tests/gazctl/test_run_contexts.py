@@ -112,6 +112,15 @@ async def test_of_two_runs_none_is_chosen_in_silence(alone: Runner) -> None:
                 assert again == "run"
 
 
+async def test_runs_in_one_cluster_share_its_brokers(alone: Runner) -> None:
+    """Commands on journals need no flag. Commands on shards have to say which application."""
+    other = RunContext(FIRST.broker, SECOND.consumer, "other.py", "/second")
+    with published(alone.environ, FIRST), published(alone.environ, other):
+        assert "127.0.0.1:1" in (await alone("journals", "list")).err
+        assert "2 applications are run" in (await alone("shards", "list")).err
+        assert "127.0.0.1:4" in (await alone("shards", "list", "--context=run-2")).err
+
+
 def test_a_killed_run_is_not_there(tmp_path: Path) -> None:
     """Its file is left. The next run takes the name."""
     code = (
