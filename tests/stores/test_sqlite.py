@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
-from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed
+from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotAllowed, TooLarge
 from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.recoverylog.log.log_file import Branch, LogFile
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.sqlite.redo import materialize
+from gazette.recoverylog.sqlite.redo_format import PageChange, encode_commit
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import LOG, MemoryLog, replay, take_over
@@ -209,6 +210,46 @@ def test_vacuum(world: World) -> None:
     assert store.live_bytes < before / 4
     assert [k for k, _ in world.recovered()] == [0, 1, 2, 3]
     assert world.open().query("SELECT count(*) FROM t") == [(4,)]
+
+
+def size_of(store: SQLiteStore, database: str) -> int:
+    ((pages,),) = store.query(f"PRAGMA {database}.page_count")
+    return int(pages) * 4096
+
+
+@pytest.mark.parametrize("mode", ["redo", "vfs"])
+@pytest.mark.parametrize("database", ["main", "other"])
+def test_vacuum_says_its_cost_before_it_begins(world: World, mode: Any, database: str) -> None:
+    """The size counts the pages in use. A refusal changes nothing, and the limit itself is fine."""
+    store = world.open(mode=mode, databases=["other"])
+    store.execute("CREATE TABLE IF NOT EXISTS other.u (k INTEGER PRIMARY KEY, v)")
+    table = "t" if database == "main" else "other.u"
+    rows = [(k, bytes(2000)) for k in range(500)]
+    store.executemany(f"INSERT INTO {table} VALUES (?, ?)", rows)
+    commit(store)
+    store.execute(f"DELETE FROM {table} WHERE k >= 250")
+    commit(store)
+    before = size_of(store, database)
+    with raises(TooLarge, path="limit_bytes", database=database, limit_bytes=4096) as raised:
+        store.vacuum(database, limit_bytes=4096)
+    size = raised.value.facts["bytes"]
+    assert 250 * 2000 < size < before * 3 / 4
+    assert raised.value.facts["memory_bytes"] == 2 * size
+    assert size_of(store, database) == before
+    with raises(TooLarge, "bytes"):
+        store.vacuum(database, limit_bytes=size - 1)
+    store.vacuum(database, limit_bytes=size)
+    commit(store)
+    assert size_of(store, database) <= size
+    assert world.open(mode=mode).query(f"SELECT count(*) FROM {table}") == [(250,)]
+
+
+def test_a_commit_that_no_frame_holds_is_refused_by_name() -> None:
+    changes = [PageChange(page, ((0, b"x" * 4096),), whole=True) for page in range(1, 9)]
+    whole = encode_commit(8, iter(changes))
+    assert encode_commit(8, iter(changes), bytes_max=len(whole)) == whole
+    with raises(TooLarge, path="commit", bytes_max=8192):
+        encode_commit(8, iter(changes), bytes_max=8192)
 
 
 def test_a_commit_of_each_page_is_in_memory_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gazette.errors import Corrupt
+from gazette.errors import Corrupt, TooLarge
 
 _HEADER: Final = struct.Struct("<8sIIQI")  # magic, page size, index, end of the predecessor, crc
 _MAGIC: Final = b"GZREDO01"
@@ -40,6 +40,8 @@ KIND_IMAGE: Final = 2
 KIND_IMAGE_WITHIN: Final = 3
 _KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
+PAYLOAD_BYTES_MAX: Final = 0xFFFF_0000 - (1 << 17)
+"""Most bytes of a frame before its last page: its length has 32 bits, and a page at most 64 KiB."""
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
@@ -116,16 +118,27 @@ def _crc(kind: int, payload: bytes | memoryview) -> int:
     return zlib.crc32(payload, zlib.crc32(bytes((kind,))))
 
 
-def encode_commit(pages: int, changes: Iterable[PageChange]) -> bytearray:
+def encode_commit(
+    pages: int, changes: Iterable[PageChange], *, bytes_max: int = PAYLOAD_BYTES_MAX
+) -> bytearray:
     """Return one commit frame, with pages in the order given. Each page appears at most once.
 
     Memory holds the frame once, and one change at a time: a commit may change each page of a database.
+    Raise ``TooLarge`` for more than about ``bytes_max``.
     """
     begin = _FRAME.size
     frame = bytearray(begin + _COMMIT.size)
     count = 0
     for change in changes:
         count += 1
+        if len(frame) > bytes_max:
+            raise TooLarge(
+                f"a commit changes too much of the database: the log holds {bytes_max:,} bytes of one",
+                path="commit",
+                bytes_max=bytes_max,
+                hint="Make the change in several transactions. The recovery log is whole: the shard recovers"
+                " as of the commit before.",
+            )
         if change.whole:
             data = change.ranges[0][1]
             stripped = data.rstrip(b"\0") or b"\0"

@@ -51,6 +51,7 @@ from gazette.stores.sqlite.migrations import Migration, apply_migrations
 from gazette.stores.sqlite.read_pool import ReadPool, authorize_reading, only_reads
 from gazette.stores.sqlite.recording import Mode, recording_of
 from gazette.stores.sqlite.timers import ANY, CREATE, EXISTS, SQLiteTimers
+from gazette.stores.sqlite.vacuum import VACUUM_BYTES_MAX, require_small
 from gazette.stores.sqlite.view import FollowedDatabases
 
 CHECKPOINT_TABLE = """
@@ -385,10 +386,12 @@ class SQLiteStore(Store):
         with self._disk_errors("read timers"):
             return self.connection.execute(sql, bindings).fetchall()
 
-    def vacuum(self, database: str = "main") -> None:
+    def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
         """Give free pages of a database back. Rewrites it, and blocks; the next commit records it.
 
-        SQLite makes the new database in memory, and the commit is one append of about its size.
+        SQLite makes the new database in memory. Then the commit is one append of about its size, and memory
+        holds that twice. Raise ``TooLarge`` with these sizes, before anything happens, for more than
+        ``limit_bytes``.
 
         Only before the first statement of a transaction: in ``new_store``, or
         ``begin_transaction``. Raise ``NotAllowed`` later.
@@ -400,6 +403,7 @@ class SQLiteStore(Store):
             )
         if database != "main" and database not in self._recording.attached:
             raise Invalid(f"no database {database!r}", hint="Name it in SQLiteStore(databases=…).")
+        require_small(self.connection, database, limit_bytes)
         self._transaction(f'VACUUM "{database}"')
 
     def query(self, sql: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
