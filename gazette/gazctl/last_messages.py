@@ -17,13 +17,16 @@ from gazette.gazctl.journals.lookup import write_head
 from gazette.message.envelope import Envelope
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.message import Acknowledgement
+from gazette.message.uuid import CONTINUE_TXN
 from gazette.protocol.ids import JournalName, Offset
 
 FIRST_BYTES: Final = 1 << 16
 """Bytes at the end of a journal that are read first."""
 GROWTH: Final = 4
+WHOLE_BYTES: Final = 1 << 22
+"""Bytes at the end of a journal that are read if a transaction may have begun before what was read."""
 TRANSACTION_BYTES_MAX: Final = 1 << 26
-"""Bytes in which the begin of a transaction is looked for."""
+"""Bytes in which the messages of a transaction are looked for of which none was read."""
 _READ_BYTES: Final = 1 << 16
 
 
@@ -37,9 +40,12 @@ class LastMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageJournal:
-    """A journal of messages. ``read`` reads some of them, with acknowledgements."""
+    """A journal of messages. ``read`` reads some of them, with acknowledgements. ``committed``: in
+    the order in which they commit.
+    """
 
     name: JournalName
+    committed: bool
     by_line: bool
     """True if each newline ends a message, so that a read may begin behind any."""
     read: Callable[[ReadParams], AsyncGenerator[list[Envelope[Any]], None]]
@@ -55,8 +61,8 @@ async def find_last(
 ) -> LastMessages:
     """Return where the last ``count`` messages are; all of them if there are fewer.
 
-    They lie in the later half of what is read. So a transaction is whole that begins as far before them.
-    One whose begin is missed is looked for, in ``transaction_bytes_max`` bytes. Then it is noted.
+    They lie in the later half of what is read. Transactions are whole that lie in the last `WHOLE_BYTES`. If
+    no message of one is found, it is looked for in ``transaction_bytes_max`` bytes, and then noted.
     """
     end = await write_head(context, client, journal.name)
     begins = await _fragment_begins(context, client, journal.name)
@@ -70,7 +76,8 @@ async def find_last(
                 raise
             found = None  # It may begin within a message.
         if found is not None:
-            whole = found.headless is None or size >= transaction_bytes_max
+            look = transaction_bytes_max if found.headless is not None else WHOLE_BYTES
+            whole = size >= look or not (found.partial or found.headless is not None)
             if begin == 0 or (found.late >= count and whole):
                 break
         size *= GROWTH
@@ -93,6 +100,8 @@ class _Counted:
 
     total: int = 0
     late: int = 0
+    partial: bool = False
+    """True if a transaction that ends in the later half may have begun before the span."""
     headless: Offset | None = None
     """The last acknowledgement in the later half of which no message was in the span."""
 
@@ -103,6 +112,7 @@ async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counte
         return found
     middle = begin + (end - begin) // 2
     known: set[bytes] = set()
+    begun: set[bytes] = set()  # Producers whose next transaction begins in the span.
     async with aclosing(journal.read(ReadParams(journal.name, begin, end_offset=end))) as batches:
         async for batch in batches:
             for one in batch:
@@ -110,9 +120,13 @@ async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counte
                 if is_data(one):
                     found.total += 1
                     found.late += late
-                elif begin and late and one.producer not in known:
-                    found.headless = one.begin
+                elif journal.committed and begin and late and one.producer not in begun:
+                    found.partial = True
+                    if one.producer not in known:
+                        found.headless = one.begin
                 known.add(one.producer)
+                if one.flags != CONTINUE_TXN:
+                    begun.add(one.producer)
     return found
 
 

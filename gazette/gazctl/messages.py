@@ -141,7 +141,9 @@ class MessageWriter:
             begin = await write_head(self.context, self.client, name)
         if flags.last:
             by_line = journal.spec.labels.value_of(CONTENT_TYPE) == CONTENT_JSON_LINES
-            messages = MessageJournal(name, by_line, lambda params: self._counted(params, kind))
+            messages = MessageJournal(
+                name, not flags.uncommitted, by_line, lambda params: self._counted(params, kind)
+            )
             begin, end, skipped = await find_last(self.context, self.client, messages, flags.last)
             if not flags.follow and begin == end:
                 return

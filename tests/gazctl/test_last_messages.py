@@ -137,6 +137,24 @@ async def test_a_transaction_that_began_long_before_is_found(
         assert found.out.splitlines() == whole[-number:]
 
 
+async def test_a_transaction_that_is_partly_at_the_end_is_whole(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """Its first message lies before what is read at first, and its second one does not."""
+    await create(broker)
+    before = b"".join(line(3, n, OUTSIDE_TXN, 3) for n in range(1, 21))
+    between = b"".join(line(3, n, OUTSIDE_TXN, 3) for n in range(21, 41))
+    await append(
+        broker, before, line(2, 1, CONTINUE_TXN, 21), between, line(2, 2, CONTINUE_TXN, 22)
+    )
+    await append(broker, *(line(3, n, OUTSIDE_TXN, 3) for n in range(41, 51)), line(2, 3, ACK_TXN))
+    whole = (await gazctl.ok("read", JOURNAL)).out.splitlines()
+    assert ['"n":21' in whole[-2], '"n":22' in whole[-1]] == [True, True]
+    for number in (1, 2, 3):
+        found = await gazctl.ok("read", JOURNAL, f"--last={number}")
+        assert found.out.splitlines() == whole[-number:]
+
+
 async def test_a_transaction_that_began_too_long_before_is_noted(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
@@ -152,7 +170,7 @@ async def test_a_transaction_that_began_too_long_before_is_noted(
     def read(params: ReadParams) -> object:
         return CommittedReader(broker.client, params, dict, acknowledgements=True).batches()
 
-    journal = MessageJournal(JOURNAL, True, read)  # type: ignore[arg-type]
+    journal = MessageJournal(JOURNAL, True, True, read)  # type: ignore[arg-type]
     found = await find_last(context, broker.client, journal, 3, transaction_bytes_max=1)
     end = len(line(2, 1, CONTINUE_TXN, 2) + others + line(2, 2, ACK_TXN))
     assert end - (1 << 16) <= found.begin < found.end == end
