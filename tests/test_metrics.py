@@ -29,6 +29,7 @@ BROKER: Final[dict[str, frozenset[str]]] = {
     "gazette_spool_commit_bytes_total": frozenset(),
     "gazette_spool_rollbacks_total": frozenset(),
     "gazette_spool_rollback_bytes_total": frozenset(),
+    "gazette_spool_disk_waits_total": frozenset(),
     "gazette_spool_completed_total": frozenset(),
     "gazette_spool_persisted_total": frozenset(),
     "gazette_store_active": frozenset(),

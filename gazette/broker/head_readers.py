@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gazette.fragment.disk_pace import Pace
 from gazette.fragment.index import Index, IndexResult
 from gazette.net.http2.messages import prefixed
 from gazette.protocol.content import content_response
@@ -42,12 +41,11 @@ class HeadReader:
 class HeadReaders:
     """The readers of one replica that wait for the next commit. Loop-bound.
 
-    One message has at most ``chunk_bytes`` of content. ``pace`` is that of reads from the local disk.
+    One message has at most ``chunk_bytes`` of content.
     """
 
-    def __init__(self, index: Index, pace: Pace, chunk_bytes: int) -> None:
+    def __init__(self, index: Index, chunk_bytes: int) -> None:
         self._index = index
-        self._pace = pace
         self._chunk_bytes = chunk_bytes
         self._waiting: dict[Offset, dict[HeadReader, None]] = {}
         """Readers by the offset at which they wait."""
@@ -121,15 +119,12 @@ class HeadReaders:
 
         Return None if each reader must go on alone. Raise as the disk does.
         """
-        if found.local is None or not self._pace.is_fast:
+        if found.local is None:
             return None
         offset = found.offset
-        length = min(found.local.end - offset, self._chunk_bytes)
-        began = self._pace.begin()
-        try:
-            content = found.local.pread(offset, length)
-        finally:
-            self._pace.note(began, length)
+        content = found.local.pread_now(offset, self._chunk_bytes)
+        if content is None:
+            return None
         encoded = located(found).SerializeToString(), content_response(offset, content)
         return b"".join(map(prefixed, encoded)), offset + len(content)
 

@@ -96,9 +96,7 @@ class Replica:
         self.life = life
         self.index = Index(journal, context.clock)
         self.index.on_hole = self.list_again
-        self.head_readers = HeadReaders(
-            self.index, context.disk_pace.reads, context.settings.read_chunk_bytes
-        )
+        self.head_readers = HeadReaders(self.index, context.settings.read_chunk_bytes)
         self.rate = RateBalance()
         self.line = Line()
         self.sessions = SessionLedger(life)
@@ -125,7 +123,7 @@ class Replica:
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
-            pace=context.disk_pace.writes,
+            memory=context.spool_memory,
         )
         self.spool: Mutex[Spool] = Mutex(f"spool of {journal}", spool)
         self.pipeline: Mutex[Pipeline | None] = Mutex(f"pipeline of {journal}", None)

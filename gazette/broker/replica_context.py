@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from gazette.broker.refresher import Refresher
     from gazette.client.rpc.channel import Channels
     from gazette.etcd.client import Etcd
-    from gazette.fragment.disk_pace import DiskPace
     from gazette.fragment.kept_files import KeptFiles
     from gazette.fragment.local_file import Disk
     from gazette.fragment.persister import Persister
+    from gazette.fragment.spool_memory import SpoolMemory
     from gazette.keyspace.key_space import KeySpace
 
 
@@ -28,12 +28,15 @@ class Pools:
     """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For processor work, and for writing to the local disk."""
+    """For processor work, and for what it reads and writes on the local disk."""
+    writes: Pool
+    """For writing to spool files."""
     reads: Pool
-    """For reading from the local disk while it is slow."""
+    """For reading from the local disk what is not in the page cache."""
 
     def close(self) -> None:
         self.spools.close()
+        self.writes.close()
         self.reads.close()
 
 
@@ -57,7 +60,7 @@ class ReplicaContext:
     pools: Pools
     disk: Disk
     """The disk of spool files."""
-    disk_pace: DiskPace
+    spool_memory: SpoolMemory
     kept_files: KeptFiles
     refresher: Refresher
     scope: TaskScope

@@ -48,10 +48,10 @@ from gazette.client.rpc.channel import Channels, TlsSettings
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
-from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
-from gazette.fragment.local_file import Disk, LocalDisk, thread_switches
+from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
@@ -106,8 +106,6 @@ class BrokerService:
         self._etcd_settings = etcd_settings
         self._auth = NoAuth() if auth is None else auth
         self._constructors = constructors
-        # A disk that is passed may have a time of its own.
-        self._disk_pace = DiskPace(clock.monotonic, *([thread_switches] if disk is None else []))
         self._disk = disk if disk is not None else LocalDisk(settings.spool_dir)
         self._private_diagnostics = private_diagnostics
         self._spec = BrokerSpec(
@@ -121,7 +119,10 @@ class BrokerService:
         self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
         self._make_pool = pools
         self._pools = Pools(
-            pools("spools", settings.spool_threads), pools("spool reads", settings.spool_threads)
+            *(
+                pools(name, settings.spool_threads)
+                for name in ("spools", "spool writes", "spool reads")
+            )
         )
         self._solver_pool = pools("allocator", 1)
         self._servers = TaskScope("broker-servers", on_failure=self.fail)
@@ -254,7 +255,7 @@ class BrokerService:
             verifier=self._auth,
             pools=self._pools,
             disk=self._disk,
-            disk_pace=self._disk_pace,
+            spool_memory=SpoolMemory(self._pools.writes, settings.spool_memory_bytes),
             kept_files=KeptFiles(settings.kept_spools),
             refresher=Refresher(clock, self._replicas),
             scope=self._replicas,

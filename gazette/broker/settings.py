@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.errors import Invalid
+from gazette.fragment.spool_memory import LIMIT_BYTES
 
 MAX_TXN_OPS: Final = 128
 """Most operations that etcd takes in one transaction, by its default."""
@@ -66,7 +67,9 @@ class BrokerSettings:
     assignment_wait_s: float = 5.0
     """Seconds for which an append waits for the brokers of a journal that has none: it may be new."""
     spool_threads: int = 4
-    """Threads for hashing, compression and a slow disk. As many again read from a slow disk."""
+    """Threads for hashing and compression. As many write to spool files, and as many read from them."""
+    spool_memory_bytes: int = LIMIT_BYTES
+    """Most bytes of appends that are not yet in a spool file. Appends wait for the disk beyond that."""
     blob_threads: int = 16
     """Most calls of one blob store at a time."""
     store_hung_after_s: float = 60.0

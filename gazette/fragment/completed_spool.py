@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from gazette.codecs.codec import Compressor, new_compressor
 from gazette.errors import Corrupt, Unavailable
 from gazette.fragment import metrics
-from gazette.fragment.local_file import SpoolFile
+from gazette.fragment.local_file import SpoolContent, SpoolFile
 from gazette.fragment.set_aside import content_encoding
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
@@ -51,7 +51,7 @@ class CompletedSpool:
     fragment: Fragment
     registers: LabelSet
     first_append_time: float
-    file: SpoolFile
+    file: SpoolContent
     compression: SpoolCompression | None
     """None for codec NONE."""
 
@@ -112,7 +112,7 @@ class SpoolCompression:
     compressed as they are persisted.
     """
 
-    def __init__(self, source: SpoolFile, codec: Codec, pool: Pool) -> None:
+    def __init__(self, source: SpoolContent, codec: Codec, pool: Pool) -> None:
         self._source = source
         self._pool = pool
         self._target = 0  # Only the loop writes it.
@@ -204,7 +204,7 @@ class SpoolCompression:
 class _FileContent(io.RawIOBase):
     """The first ``length`` bytes of a local file."""
 
-    def __init__(self, file: SpoolFile, length: int) -> None:
+    def __init__(self, file: SpoolContent, length: int) -> None:
         super().__init__()
         self._file = file
         self._length = length
@@ -237,7 +237,7 @@ class _FileContent(io.RawIOBase):
 class _VerifiedContent(_FileContent):
     """The bytes of a spool, hashed on the way. Read from the start, in order."""
 
-    def __init__(self, file: SpoolFile, fragment: Fragment) -> None:
+    def __init__(self, file: SpoolContent, fragment: Fragment) -> None:
         super().__init__(file, fragment.length)
         self._fragment = fragment
         self._sum = hashlib.sha1(usedforsecurity=False)
@@ -264,7 +264,7 @@ class _VerifiedContent(_FileContent):
 class _CompressedContent(io.RawIOBase):
     """The bytes of a spool, hashed and compressed on the way."""
 
-    def __init__(self, file: SpoolFile, fragment: Fragment) -> None:
+    def __init__(self, file: SpoolContent, fragment: Fragment) -> None:
         super().__init__()
         self._content = _VerifiedContent(file, fragment)
         self._compressor: Compressor | None = new_compressor(fragment.codec)

@@ -14,52 +14,52 @@ import errno
 import logging
 import os
 import queue
-import resource
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, NoReturn, Protocol, Self
 
 import msgspec
 
 from gazette.errors import Bug, Corrupt, Unavailable
-from gazette.fragment.disk_pace import Pace, Switches
+from gazette.protocol.content import BytesLike
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
-from gazette.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
-
-def thread_switches() -> Switches | None:
-    """Return the context switches of the calling thread. Return None where the system does not count them."""
-    if not hasattr(resource, "RUSAGE_THREAD"):
-        return None
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_nvcsw, usage.ru_nivcsw
+_NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+_WOULD_WAIT: Final = (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class SpoolFile(Protocol):
-    """A file of a `Disk`. It lives as long as this object; any number of threads may use it.
+class SpoolContent(Protocol):
+    """Bytes that are read by position. They live as long as this object; any number of threads may use it.
 
-    All methods block as long as the disk does, and may raise ``Unavailable``.
+    All methods may raise ``Unavailable``.
     """
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Read at most ``length`` bytes; fewer at the end. Blocks as long as the disk does."""
+        ...
+
+    def pread_now(self, length: int, position: int) -> BytesLike | None:
+        """Read some of ``length`` bytes; none at the end. Return None if a reader may have to wait."""
+        ...
+
+    def sibling(self) -> SpoolFile:
+        """Create a file on the same disk. Blocks as long as the disk does."""
+        ...
+
+
+class SpoolFile(SpoolContent, Protocol):
+    """A file of a `Disk`. What changes it blocks as long as the disk does."""
 
     def pwrite(self, content: bytes, position: int) -> None:
         """Write all of ``content`` at ``position``. After an error, any part of it may be written."""
         ...
 
-    def pread(self, length: int, position: int) -> bytes:
-        """Read at most ``length`` bytes; fewer at the end of the file."""
-        ...
-
     def truncate(self, length: int) -> None:
         """Free the space after the first ``length`` bytes."""
-        ...
-
-    def sibling(self) -> SpoolFile:
-        """Create another file on the same disk."""
         ...
 
 
@@ -71,40 +71,27 @@ class Disk(Protocol):
         ...
 
 
-_LARGE_BYTES: Final = 1 << 22
-
-
 class Closer:
-    """Closes files: to free the space of a large one may take the disk seconds.
+    """Closes files in a thread: to free the space of a file may take the disk seconds.
 
-    Large files are closed on a thread of their own; so are all files once a small one was slow.
     Call ``close`` in any thread, where the last reference to a file ends. The system closes the
     rest at the end of the process.
     """
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.process = os.getpid()
-        self._pace = Pace(monotonic)
         self._files: queue.SimpleQueue[int] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="spool closer", daemon=True).start()
 
-    def close(self, fd: int, length: int) -> None:
-        if length <= _LARGE_BYTES and self._pace.is_fast:
-            self._close(fd)
-        else:
-            self._files.put(fd)
-
-    def _close(self, fd: int) -> None:
-        began = self._pace.begin()
-        try:
-            os.close(fd)
-        except OSError as error:
-            log.warning("a spool file was not closed: %(error)s", {"error": error})
-        self._pace.note(began, _LARGE_BYTES)
+    def close(self, fd: int) -> None:
+        self._files.put(fd)
 
     def _run(self) -> None:
         while True:
-            self._close(self._files.get())
+            try:
+                os.close(self._files.get())
+            except OSError as error:
+                log.warning("a spool file was not closed: %(error)s", {"error": error})
 
 
 class _Closers:
@@ -117,7 +104,7 @@ class _Closers:
     def present(self) -> Closer:
         with self._lock:
             if self._present is None or self._present.process != os.getpid():
-                self._present = Closer(SystemClock().monotonic)
+                self._present = Closer()
             return self._present
 
 
@@ -144,12 +131,11 @@ class LocalFile:
     not disturb each other, in any thread.
     """
 
-    __slots__ = ("_closer", "_end", "_fd", "directory")
+    __slots__ = ("_closer", "_fd", "directory")
 
     def __init__(self, directory: Path) -> None:
         """Create a file in ``directory``. Raise ``Unavailable`` if that is not possible."""
         self._fd = -1
-        self._end = 0
         self._closer = _closers.present()
         self.directory = directory
         try:
@@ -163,7 +149,6 @@ class LocalFile:
 
         Raise ``Unavailable``, as when the disk is full; then any part of it may be written.
         """
-        self._end = max(self._end, position + len(content))
         view = memoryview(content)
         try:
             while view:
@@ -180,11 +165,26 @@ class LocalFile:
         except OSError as error:
             raise disk_error("read a spool file", self.directory, error) from error
 
+    def pread_now(self, length: int, position: int) -> BytesLike | None:
+        """Read what the page cache has of ``length`` bytes. Return None if it may not have the first one.
+
+        Some file systems do not say what is in the cache, and no system but Linux does: always None there.
+        """
+        if _NO_WAIT is None:
+            return None
+        content = bytearray(length)
+        try:
+            del content[os.preadv(self._fd, [content], position, _NO_WAIT) :]
+        except OSError as error:
+            if error.errno in _WOULD_WAIT:
+                return None
+            raise disk_error("read a spool file", self.directory, error) from error
+        return content
+
     def truncate(self, length: int) -> None:
         """Free the space after the first ``length`` bytes."""
         try:
             os.ftruncate(self._fd, length)
-            self._end = length
         except OSError as error:
             raise disk_error("truncate a spool file", self.directory, error) from error
 
@@ -194,14 +194,14 @@ class LocalFile:
 
     def __del__(self) -> None:
         if self._fd >= 0:
-            self._closer.close(self._fd, self._end)
+            self._closer.close(self._fd)
 
 
 class LocalFragment(msgspec.Struct, frozen=True):
-    """A committed fragment whose bytes are in a local file, which may grow beyond it."""
+    """A committed fragment whose bytes are local, in memory or a file. They may grow beyond it."""
 
     fragment: Fragment
-    file: SpoolFile
+    file: SpoolContent
 
     @property
     def begin(self) -> Offset:
@@ -214,24 +214,37 @@ class LocalFragment(msgspec.Struct, frozen=True):
     def pread(self, offset: Offset, length: int) -> bytes:
         """Return at most ``length`` bytes from journal offset ``offset`` on; none at the end.
 
-        They usually come from the page cache. Raise ``Bug`` for an offset before the fragment, and
+        Blocks as long as the disk does. Raise ``Bug`` for an offset before the fragment, and
         ``Corrupt`` if the file is shorter than the fragment.
         """
+        position, wanted = self._place(offset, length)
+        if not wanted:
+            return b""
+        content = self.file.pread(wanted, position)
+        return content or self._shorter(offset)
+
+    def pread_now(self, offset: Offset, length: int) -> BytesLike | None:
+        """Return some bytes as ``pread`` does, without waiting. Return None if one may have to wait."""
+        position, wanted = self._place(offset, length)
+        if not wanted:
+            return b""
+        content = self.file.pread_now(wanted, position)
+        return content if content or content is None else self._shorter(offset)
+
+    def _place(self, offset: Offset, length: int) -> tuple[int, int]:
+        """Return the position and length of what is to be read from the file."""
         fragment = self.fragment
         if offset < fragment.begin:
             raise Bug("read before the fragment", journal=fragment.journal, offset=offset)
-        wanted = min(length, fragment.end - offset)
-        if wanted <= 0:
-            return b""
-        content = self.file.pread(wanted, offset - fragment.begin)
-        if not content:
-            raise Corrupt(
-                "spool file is shorter than its fragment",
-                journal=fragment.journal,
-                offset=offset,
-                end=fragment.end,
-            )
-        return content
+        return offset - fragment.begin, max(0, min(length, fragment.end - offset))
+
+    def _shorter(self, offset: Offset) -> NoReturn:
+        raise Corrupt(
+            "spool file is shorter than its fragment",
+            journal=self.fragment.journal,
+            offset=offset,
+            end=self.fragment.end,
+        )
 
 
 def disk_error(doing: str, directory: Path, error: OSError) -> Unavailable:

@@ -12,6 +12,10 @@ ROLLBACKS: Final = Counter("gazette_spool_rollbacks_total", "Roll-backs of spool
 ROLLBACK_BYTES: Final = Counter(
     "gazette_spool_rollback_bytes_total", "Bytes that were spooled and rolled back."
 )
+DISK_WAITS: Final = Counter(
+    "gazette_spool_disk_waits_total",
+    "Short parts of appends that waited for the spool disk, which was far behind or had failed.",
+)
 COMPLETED: Final = Counter("gazette_spool_completed_total", "Spools completed by a roll.")
 PERSISTED: Final = Counter(
     "gazette_spool_persisted_total",

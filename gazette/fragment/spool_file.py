@@ -15,8 +15,7 @@ from gazette.blobs.thread_call import ended
 from gazette.errors import Bug, Unavailable
 from gazette.fragment import metrics
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
-from gazette.fragment.disk_pace import Pace
-from gazette.fragment.local_file import Disk, LocalDisk, LocalFragment, SpoolFile
+from gazette.fragment.local_file import Disk, LocalDisk, LocalFragment, SpoolContent
 from gazette.fragment.spool import (
     Committed,
     Completed,
@@ -29,6 +28,8 @@ from gazette.fragment.spool import (
     SpoolResult,
     SpoolState,
 )
+from gazette.fragment.spool_bytes import SpoolBytes
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
@@ -37,9 +38,9 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import Pool
 
 INLINE_BYTES: Final = 1 << 19
-"""Greatest size of content in bytes that is hashed and written on the loop.
+"""Greatest size of content in bytes that is hashed on the loop, and put into memory.
 
-That takes about half a millisecond while the disk is fast. Longer content is worth the cost of a thread.
+That takes about half a millisecond. Longer content is worth the cost of a thread.
 """
 
 
@@ -62,9 +63,9 @@ class SpoolObserver(Protocol):
 class Spool:
     """The fragment that one replica of a journal writes. Held by one owner at a time (a `Mutex`).
 
-    Files are made on ``disk`` (default: the directory of temporary files) with the first content.
-    Compression, and hashing of long content, run in ``pool``. The spools of a disk share ``pace``. While it
-    says that the disk is slow, all writing runs in ``pool``, too.
+    Files are made on ``disk`` (default: the directory of temporary files) once there is something to write.
+    Compression runs in ``pool``. The spools of a disk share ``memory``. While it takes no more, and for long
+    content, callers wait until a thread of its pool has hashed and written it.
     """
 
     def __init__(
@@ -75,15 +76,15 @@ class Spool:
         clock: Clock,
         pool: Pool,
         disk: Disk | None = None,
-        pace: Pace | None = None,
+        memory: SpoolMemory | None = None,
     ) -> None:
         self._state = SpoolState.new(journal)
         self._observer = observer
         self._clock = clock
         self._pool = pool
         self._disk = disk if disk is not None else LocalDisk()
-        self._pace = pace if pace is not None else Pace(clock.monotonic)
-        self._file: SpoolFile | None = None
+        self._memory = memory if memory is not None else SpoolMemory(pool)
+        self._bytes: SpoolBytes | None = None
         self._compression: SpoolCompression | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         """Digest of what is committed."""
@@ -138,9 +139,9 @@ class Spool:
 
     def committed(self) -> LocalFragment:
         """Return the committed bytes, to be read. Raise ``Bug`` if nothing is committed."""
-        if self._file is None:
+        if self._bytes is None:
             raise Bug("nothing is committed to the spool", journal=self.fragment.journal)
-        return LocalFragment(self.fragment, self._file)
+        return LocalFragment(self.fragment, self._bytes)
 
     async def close(self) -> None:
         """Let go of the file, and of all its bytes that were not completed by a roll."""
@@ -154,13 +155,8 @@ class Spool:
         try:
             if self._pending_sum is self._sum:
                 self._pending_sum = self._sum.copy()
-            inline = len(content) <= INLINE_BYTES
-            if inline and self._pace.is_fast and self._file is None:
-                self._file = self._create()
-            # The loop waits for one slow operation at most. So if the creation was slow, write in a
-            # thread.
-            if inline and self._pace.is_fast:
-                self._file = self._write(self._file, content, position)
+            if len(content) <= INLINE_BYTES and self._memory.takes(len(content)):
+                self._held().put(content, position)
                 self._pending_sum.update(content)
             else:
                 await self._extend_in_thread(content, position)
@@ -173,42 +169,32 @@ class Spool:
             raise
         self._state.extend(len(content))
 
-    def _create(self) -> SpoolFile:
-        began = self._pace.begin()
-        try:
-            return self._disk.create()
-        finally:
-            self._pace.note(began, 0)
-
-    def _write(self, file: SpoolFile | None, content: bytes, position: int) -> SpoolFile:
-        """Write to ``file``, or to a new one, which is returned. On the loop or in a thread."""
-        began = self._pace.begin()
-        try:
-            if file is None:
-                file = self._disk.create()
-            file.pwrite(content, position)
-        finally:
-            self._pace.note(began, len(content))
-        return file
+    def _held(self) -> SpoolBytes:
+        if self._bytes is None:
+            self._bytes = SpoolBytes(self._disk, self._memory)
+        return self._bytes
 
     async def _extend_in_thread(self, content: bytes, position: int) -> None:
-        file, pending_sum = self._file, self._pending_sum
+        held, pending_sum = self._held(), self._pending_sum
 
-        def extend() -> SpoolFile:
-            written = self._write(file, content, position)
+        def extend() -> None:
+            held.write(content, position)
             pending_sum.update(content)
-            return written
 
-        # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, the same bytes
-        # of the file must not be written again. A file that it makes then is let go.
-        writing = self._writing = self._pool.submit(extend)
-        self._file = await asyncio.shield(asyncio.wrap_future(writing))
+        if len(content) <= INLINE_BYTES:
+            metrics.DISK_WAITS.inc()
+        # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, nothing else may
+        # be put there.
+        writing = self._writing = self._memory.pool.submit(extend)
+        await asyncio.shield(asyncio.wrap_future(writing))
         self._writing = None
 
     def _trim(self) -> None:
         """Free the disk space of what was rolled back, in a thread."""
-        if self._file is not None and (self._writing is None or self._writing.done()):
-            self._writing = self._pool.submit(self._file.truncate, self._state.fragment.length)
+        if self._bytes is not None and (self._writing is None or self._writing.done()):
+            self._writing = self._memory.pool.submit(
+                self._bytes.truncate, self._state.fragment.length
+            )
 
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread that has no other waiter.
@@ -240,37 +226,37 @@ class Spool:
                 assert_never(effect)
 
     def _on_committed(self, effect: Committed, *, primary: bool) -> None:
-        assert self._file is not None
+        assert self._bytes is not None
         self._sum = self._pending_sum
         metrics.COMMITS.inc()
         metrics.COMMIT_BYTES.inc(effect.length)
         if primary and effect.fragment.codec is not Codec.NONE:
-            self._compressed(self._file, effect.fragment.codec).advance(effect.fragment.length)
-        self._observer.spool_commit(LocalFragment(effect.fragment, self._file))
+            self._compressed(self._bytes, effect.fragment.codec).advance(effect.fragment.length)
+        self._observer.spool_commit(LocalFragment(effect.fragment, self._bytes))
 
     def _on_completed(self, effect: Completed, *, primary: bool) -> None:
-        assert self._file is not None
+        assert self._bytes is not None
         codec = effect.fragment.codec
-        compression = None if codec is Codec.NONE else self._compressed(self._file, codec)
+        compression = None if codec is Codec.NONE else self._compressed(self._bytes, codec)
         spool = CompletedSpool(
             fragment=effect.fragment,
             registers=effect.registers,
             first_append_time=effect.first_append_time,
-            file=self._file,
+            file=self._bytes,
             compression=compression,
         )
         self._begin_file()
         metrics.COMPLETED.inc()
         self._observer.spool_complete(spool, primary=primary)
 
-    def _compressed(self, file: SpoolFile, codec: Codec) -> SpoolCompression:
+    def _compressed(self, file: SpoolContent, codec: Codec) -> SpoolCompression:
         if self._compression is None:
             self._compression = SpoolCompression(file, codec, self._pool)
         return self._compression
 
     def _begin_file(self) -> None:
         """Begin a new file with the next content."""
-        self._file = None
+        self._bytes = None
         self._compression = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._pending_sum = self._sum

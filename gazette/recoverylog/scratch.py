@@ -6,6 +6,8 @@ any way. A directory that another process can lock is abandoned.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import fcntl
 import os
 import re
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette.errors import Invalid
+from gazette.runtime.tasks import Pool
 
 SHARDS: Final = "gazette-shard-"
 BUILDS: Final = "gazette-backfill-"
@@ -66,12 +69,30 @@ class Scratch:
         except OSError as error:
             raise _unusable(error, parent) from error
 
+    @classmethod
+    async def make(cls, pool: Pool, prefix: str, parent: Path | None) -> Scratch:
+        """Make one in a thread of ``pool``. Raise as the constructor.
+
+        Cancellation: what the thread makes is removed.
+        """
+        making = pool.submit(cls, prefix, parent)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(making))
+        except asyncio.CancelledError:
+            making.add_done_callback(_give_up)
+            raise
+
     def remove(self) -> None:
         """Remove the directory, and release the lock. Blocks. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(descriptor)
+
+
+def _give_up(making: concurrent.futures.Future[Scratch]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().remove()
 
 
 @contextmanager

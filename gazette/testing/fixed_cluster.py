@@ -51,10 +51,10 @@ from gazette.etcd.values import (
     WatchEvent,
     WatchResponse,
 )
-from gazette.fragment.disk_pace import DiskPace
 from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.persister import Persister
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.http2.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
@@ -175,7 +175,11 @@ class FixedBroker:
         """List that receives the changes for the broker's key space in place of it. None passes them on."""
         self.lease = FixedLease()
         self._etcd = etcd
-        pools = Pools(BlockingPool("spools", 2), BlockingPool("spool reads", 1))
+        pools = Pools(
+            BlockingPool("spools", 2),
+            BlockingPool("spool writes", 1),
+            BlockingPool("spool reads", 1),
+        )
         key_space = KeySpace(ROOT, broker_decoder(ROOT, settings.max_replication))
         state = State(key_space, member_key(ROOT, *_parts(self.id)), is_consistent)
         blob_stores = BlobStores(BlobSettings(file_root=files), clock, threads=2)
@@ -213,7 +217,7 @@ class FixedBroker:
             verifier=auth,
             pools=pools,
             disk=LocalDisk(settings.spool_dir),
-            disk_pace=DiskPace(clock.monotonic),
+            spool_memory=SpoolMemory(pools.writes),
             kept_files=KeptFiles(settings.kept_spools),
             refresher=Refresher(clock, self.scope),
             scope=self.scope,

@@ -24,9 +24,9 @@ from gazette.broker.pulse import NoContent
 from gazette.broker.replication.pipeline import Pipeline
 from gazette.client.rpc.errors import rpc_error
 from gazette.client.rpc.stream_call import StreamCall
-from gazette.errors import Broken, Invalid, Unavailable
+from gazette.errors import Broken, Invalid
 from gazette.fragment.index import AT_WRITE_HEAD
-from gazette.fragment.spool_file import Spool
+from gazette.fragment.local_file import LocalDisk
 from gazette.protocol.append_session import SessionAppend, ledger_of
 from gazette.protocol.content import COMMIT, append_content, encode_append
 from gazette.protocol.fragment import Codec, Fragment
@@ -793,18 +793,17 @@ async def test_append_that_is_interrupted_ends_in_good_order(
 
 
 @pytest.fixture
-def full(ready: FixedCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Let the spool of ``c`` write nothing, as on a full disk; or let it write again."""
-    index, write = ready["c"].replica(JOURNAL).index, Spool._write
-    state = {"full": False}
+def full(ready: FixedCluster) -> Callable[[bool], None]:
+    """Let the spool of ``c`` take nothing, as on a full disk; or let it take bytes again."""
+    context = ready["c"].context
+    assert isinstance(context.disk, LocalDisk)
+    disk, directory = context.disk, context.disk.directory
 
-    def maybe(self: Spool, *args: Any) -> Any:
-        if state["full"] and self._observer.index is index:  # type: ignore[attr-defined]
-            raise Unavailable("cannot write to a spool file: no space")
-        return write(self, *args)
+    def change(is_full: bool) -> None:
+        disk.directory = directory / "gone" if is_full else directory
+        context.spool_memory.failing = is_full
 
-    monkeypatch.setattr(Spool, "_write", maybe)
-    return lambda is_full: state.update(full=is_full)
+    return change
 
 
 @pytest.mark.parametrize("first", [b"", b"first "])

@@ -107,7 +107,11 @@ class Bench:
 
     def __init__(self, tmp_path: Path, timeout_s: float) -> None:
         self.scope = TaskScope("bench")
-        self.pools = Pools(BlockingPool("spools", 1), BlockingPool("spool reads", 1))
+        self.pools = Pools(
+            BlockingPool("spools", 1),
+            BlockingPool("spool writes", 1),
+            BlockingPool("spool reads", 1),
+        )
         self.channels = Channels("zone", signer=NoAuth())
         self.peers: list[ScriptedPeer] = []
         self.commits: list[LocalFragment] = []
@@ -128,7 +132,7 @@ class Bench:
             peers=self.channels,
             pools=self.pools,
             disk=absent,
-            disk_pace=absent,
+            spool_memory=absent,
             kept_files=absent,
             refresher=absent,
             scope=self.scope,

@@ -653,28 +653,35 @@ class StallingFile(LocalFile):
         return super().pread(length, position)
 
 
-async def test_a_disk_that_stalls_stops_only_what_needs_it(etcd: Etcd, tmp_path: Path) -> None:
-    """Once it was slow, appends and reads of spools wait in threads, and all other calls go on."""
+async def test_a_disk_that_stalls_stops_nothing_until_memory_is_full(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """From its first operation on. Then appends wait, and all else goes on."""
     disk = StallingDisk(tmp_path)
-    async with await BrokerFixture.start(etcd, tmp_path, disk=disk, lease_ttl_s=60.0) as broker:
-        await broker.create(journal_spec(JOURNAL))
-        await append(broker, b"first,")
-        pace = broker.service.context.disk_pace
-        for one in (pace.reads, pace.writes):
-            one.note((one.monotonic() - 1.0, None), 1)
-        disk.gate.clear()
+    disk.gate.clear()
+    limit = 1600
+    async with await BrokerFixture.start(
+        etcd, tmp_path, disk=disk, spool_memory_bytes=limit
+    ) as broker:
+        other = "b/journal"
+        for journal in (JOURNAL, other):
+            await broker.create(journal_spec(journal))
         async with TaskScope("test") as scope:
             try:
-                appending = scope.spawn(append(broker, b"second"), name="append")
-                reading = scope.spawn(read_all(broker, end_offset=6), name="read")
-                # The persister waits, too, in the thread of a store.
-                while not disk.waits >= {"create by spools", "read by spool reads"}:
+                await append(broker, b"a" * 700)
+                # A thread waits for the disk, while the next ones are answered.
+                while disk.waits != {"create by spool writes"}:
                     await SystemClock().sleep(0.001)
-                assert len((await broker.client.list_journals()).journals) == 1
+                await append(broker, b"b" * 800, journal=other)
+                assert content_of(await read_all(broker)) == b"a" * 700
+                appending = scope.spawn(append(broker, b"c" * (limit - 1499)), name="append")
+                await append(broker, b"d" * 100, journal=other)
+                assert content_of(await read_all(broker, journal=other)) == b"b" * 800 + b"d" * 100
+                assert len((await broker.client.list_journals()).journals) == 2
                 metadata = await read_all(broker, metadata_only=True)
-                assert metadata[0].write_head == 6
+                assert metadata[0].write_head == 700
                 assert not appending.done()
             finally:
                 disk.gate.set()
-            assert content_of(await reading) == b"first,"
-        assert content_of(await read_all(broker)) == b"first,second"
+            await appending
+        assert content_of(await read_all(broker)) == b"a" * 700 + b"c" * (limit - 1499)

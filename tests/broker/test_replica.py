@@ -784,15 +784,16 @@ async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path
     replica = cluster["a"].replica(JOURNAL)
     pipeline = await replica.pipeline.take()
     assert pipeline is not None
-    spool, disk = pipeline.spool, pipeline.spool._disk
+    disk = pipeline.spool._disk
     replica.pipeline.give(pipeline)
-    spool._disk = LocalDisk(tmp_path / "does" / "not" / "exist")
-    for chunk in (b"small", bytes(1 << 20)):
+    assert isinstance(disk, LocalDisk)
+    directory, disk.directory = disk.directory, tmp_path / "does" / "not" / "exist"
+    for chunk in (bytes(1 << 20), b"small"):
         outcome = await append(cluster["a"], chunk, b"x")
         assert isinstance(outcome.error, Unavailable)
         assert outcome.error.facts["errno"] == "ENOENT"
         assert not outcome.uncertain
-    spool._disk = disk
+    disk.directory = directory
     outcome = await append(cluster["a"], b"x")
     assert outcome.commit is not None
     assert outcome.commit.begin == 0

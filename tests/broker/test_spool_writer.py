@@ -16,6 +16,7 @@ from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import INLINE_BYTES, Spool
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
@@ -53,7 +54,12 @@ class Bench:
         self.pool = BlockingPool("spools", 2)
         self.commits = Commits()
         self.spool = Spool(
-            "a/journal", self.commits, clock=SystemClock(), pool=self.pool, disk=LocalDisk(tmp_path)
+            "a/journal",
+            self.commits,
+            clock=SystemClock(),
+            pool=self.pool,
+            disk=LocalDisk(tmp_path),
+            memory=SpoolMemory(self.pool, 0),
         )
         self.local = SpoolWriter(self.spool, self.scope, self.pool, primary=True)
 

@@ -183,6 +183,7 @@ async def test_a_damaged_spool_is_not_cut_to_a_good_one(
 ) -> None:
     """The digest of the part would be that of the damaged bytes."""
     spool = make(0, CONTENT)
+    assert isinstance(spool.file, LocalFile)
     spool.file.pwrite(b"damaged", 1000)
     with pytest.raises(Corrupt):
         await spool.cut_to(2000, pool)

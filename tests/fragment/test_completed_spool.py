@@ -57,6 +57,11 @@ def decoded(codec: Codec, data: bytes) -> bytes:
     return gzip.decompress(data)
 
 
+def file_of(spool: CompletedSpool) -> LocalFile:
+    assert isinstance(spool.file, LocalFile)
+    return spool.file
+
+
 def failures() -> float:
     return REGISTRY.get_sample_value("gazette_spool_compression_failures_total") or 0.0
 
@@ -96,7 +101,7 @@ async def test_a_damaged_spool_is_not_given(
     """One byte that changed on disk makes every attempt to persist fail."""
     for at in (0, len(CONTENT) // 2, len(CONTENT) - 1):
         spool = completed(tmp_path, pool, codec)
-        spool.file.pwrite(bytes([CONTENT[at] ^ 1]), at)
+        file_of(spool).pwrite(bytes([CONTENT[at] ^ 1]), at)
         for _ in range(2):
             with pytest.raises(Corrupt, match="SHA-1") as raised, spool.open() as source:
                 while source.read(100_000):
@@ -110,7 +115,7 @@ async def test_a_spool_that_is_too_short_is_not_given(
 ) -> None:
     """A file that lost its end fails, too."""
     spool = completed(tmp_path, pool, codec)
-    spool.file.truncate(len(CONTENT) - 1)
+    file_of(spool).truncate(len(CONTENT) - 1)
     for _ in range(2):
         with pytest.raises(Corrupt, match="shorter"), spool.open() as source:
             while source.read(100_000):
@@ -146,7 +151,7 @@ async def test_without_room_it_is_compressed_while_read(
     await pool.run(int)
 
     # Case: damage is found all the same.
-    spool.file.pwrite(b"?", 77)
+    file_of(spool).pwrite(b"?", 77)
     with pytest.raises(Corrupt), spool.open() as source:
         source.read()
 

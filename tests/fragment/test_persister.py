@@ -645,6 +645,7 @@ async def test_a_damaged_spool_stays_out_of_the_store(
 ) -> None:
     """It is kept, and reported as an error; another replica has the right bytes."""
     spool = bench.spool(codec=codec)
+    assert isinstance(spool.file, LocalFile)
     spool.file.pwrite(b"?", 3)
     bench.persister.spool_complete(spool, life=LIFE, tenure=TENURE)
     await bench.settled()
@@ -671,6 +672,7 @@ async def test_a_spool_is_uploaded_up_to_an_end(bench: Bench) -> None:
 async def test_a_damaged_spool_that_cannot_be_cut_is_named_at_the_end(bench: Bench) -> None:
     """Like one that cannot be uploaded: the process must not seem to have ended well."""
     spool = bench.spool()
+    assert isinstance(spool.file, LocalFile)
     spool.file.pwrite(b"?", 3)
     bench.persister.spool_complete(spool, end=6, life=LIFE, tenure=TENURE)
     with raises(Unavailable, deadline_s=0.05, says="a/journal [0, 6)"):

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import hashlib
 import os
-import queue
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import structs
 
 from gazette.errors import Bug, Corrupt, Invalid, Unavailable
-from gazette.fragment import spool_file
+from gazette.fragment import spool_bytes, spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
-from gazette.fragment.disk_pace import Pace
-from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment
+from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment, disk_error
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.status import Status
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
+from tests.facts import raises
 
 JOURNAL = "a/journal"
 REGISTERS = [LabelSet.of(("author", name)) for name in ("one", "two")]
@@ -155,21 +158,33 @@ class SpoolMachine(RuleBasedStateMachine):
         self.models = [Model() for _ in range(3)]
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(spool_file, "INLINE_BYTES", 64)
+        self.patch.setattr(spool_bytes, "_PART_BYTES", 40)
         clock = ManualClock()
-        self.disk = PacedDisk(Path(self.directory.name), clock)
-        pace = Pace(clock.monotonic)
+        self.disk = RoughDisk(Path(self.directory.name))
+        self.memory = SpoolMemory(self.pool, 1000)
         self.spools = [
-            Spool(JOURNAL, observer, clock=clock, pool=self.pool, disk=self.disk, pace=pace)
+            Spool(
+                JOURNAL, observer, clock=clock, pool=self.pool, disk=self.disk, memory=self.memory
+            )
             for observer in self.observers
         ]
 
     def teardown(self) -> None:
+        assert self.disk.on_loop == []
+        self.disk.gate.set()
+        self.disk.full = False
         for spool in self.spools:
             self.runner.run(spool.close())
         for observer, model in zip(self.observers, self.models, strict=True):
             assert [
                 (spool.fragment.begin, content_of(spool)) for spool, _ in observer.completed
             ] == model.completed
+        for observer in self.observers:
+            observer.completed.clear()
+            observer.commits.clear()
+        self.spools.clear()
+        # A thread may still have some of them.
+        self.runner.run(until(lambda: gc.collect() >= 0 and self.memory.unwritten == 0))
         self.patch.undo()
         self.pool.close()
         self.runner.close()
@@ -182,11 +197,13 @@ class SpoolMachine(RuleBasedStateMachine):
             result = self.runner.run(spool.apply(proposal, primary=replica == leader))
             assert result == SpoolResult(expected, model.fragment, model.registers)
 
-    @rule(delay_s=st.sampled_from([0.0, 1.0]))
-    def pace(self, delay_s: float) -> None:
-        """Make the disk slow, or fast."""
-        self.disk.delay_s = delay_s
-        self.disk.clock.advance(5.0)
+    @rule(state=st.sampled_from(["good", "good", "stalls", "full"]))
+    def change_disk(self, state: str) -> None:
+        self.disk.full = state == "full"
+        if state == "stalls":
+            self.disk.gate.clear()
+        else:
+            self.disk.gate.set()
 
     @rule(hearers=subsets, leader=replicas, content=st.binary(min_size=1, max_size=200))
     def extend(self, hearers: set[int], leader: int, content: bytes) -> None:
@@ -194,10 +211,16 @@ class SpoolMachine(RuleBasedStateMachine):
         delta = len(self.models[leader].pending)
         for replica in hearers | {leader}:
             spool, model = self.spools[replica], self.models[replica]
+            if len(content) > 64 or not self.memory.takes(len(content)):
+                self.disk.gate.set()  # It would wait.
             request = spool.apply(Content(content, delta), primary=replica == leader)
             if delta == len(model.pending):
-                assert self.runner.run(request).status is Status.OK
-                model.pending += content
+                try:
+                    assert self.runner.run(request).status is Status.OK
+                    model.pending += content
+                except Unavailable:
+                    assert self.disk.full
+                    model.pending = b""
             else:
                 with pytest.raises(Invalid):
                     self.runner.run(request)
@@ -278,19 +301,20 @@ async def test_what_an_append_does(spool: Spool, observer: Observer, clock: Manu
 
 
 async def test_a_reader_outlives_the_spool(spool: Spool, observer: Observer) -> None:
-    """The file ends with the last one that holds it."""
-    before = len(os.listdir("/proc/self/fd"))
-    await append(spool, b"content")
+    """The file ends with the last one that holds it. Short content needs none."""
+    long, before = bytes(spool_file.INLINE_BYTES + 1), len(os.listdir("/proc/self/fd"))
+    await append(spool, long)
     local = observer.commits.pop()
     await roll(spool)
     await append(spool, b"more")
     await spool.close()
     observer.completed.clear()
     observer.commits.clear()
-    assert read_all(local) == b"content"
+    assert read_all(local) == long
     assert len(os.listdir("/proc/self/fd")) == before + 1
     del local
-    assert len(os.listdir("/proc/self/fd")) == before
+    while len(os.listdir("/proc/self/fd")) > before:
+        await SystemClock().sleep(0.001)  # A thread closes it.
 
 
 async def test_long_content_is_written_in_a_thread(spool: Spool, observer: Observer) -> None:
@@ -382,24 +406,21 @@ async def test_a_cancelled_write_is_waited_for(
     pool.close()
 
 
-@pytest.mark.parametrize("length", [200_000, 2_000_000], ids=["on the loop", "in a thread"])
-async def test_a_full_disk_fails_the_append_and_nothing_else(
-    spool: Spool, observer: Observer, length: int
+@pytest.mark.parametrize("length", [200_000, 2_000_000], ids=["short", "long"])
+async def test_a_full_disk_fails_appends_and_nothing_else(
+    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path, length: int
 ) -> None:
-    """The error names the cause; committed bytes stay, and the next append that fits succeeds."""
+    """The error names the cause. Committed bytes stay, and the next append that fits succeeds."""
+    disk = RoughDisk(tmp_path)
+    memory = SpoolMemory(pool, 0)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory)
     await append(spool, b"committed")
     await spool.apply(Content(b"pending", 0), primary=True)
-    file: Any = spool._file
-    descriptor = file._fd
-    saved, full = os.dup(descriptor), os.open("/dev/full", os.O_RDWR)
-    os.dup2(full, descriptor)
-    with pytest.raises(Unavailable, match="ENOSPC") as raised:
+    disk.full = True
+    with raises(Unavailable, "directory", errno="ENOSPC") as raised:
         await spool.apply(Content(bytes(length), 7), primary=True)
-    assert isinstance(spool._disk, LocalDisk)
-    assert str(spool._disk.directory) in raised.value.hint
-    os.dup2(saved, descriptor)
-    os.close(saved)
-    os.close(full)
+    assert str(tmp_path) in raised.value.hint
+    disk.full = False
     assert spool.delta == 0
     # Case: a peer which goes on is refused.
     with pytest.raises(Invalid, match="ContentDelta"):
@@ -412,6 +433,33 @@ async def test_a_full_disk_fails_the_append_and_nothing_else(
     assert spool.fragment.sum == sha(b"committed, more")
 
 
+async def test_what_was_acknowledged_stays_in_memory_while_the_disk_is_full(
+    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
+    """Threads find it full after the answer. Then all appends are refused, until one can be written."""
+    disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 1600)
+    one, two = (
+        Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory) for _ in range(2)
+    )
+    disk.full = True
+    await append(one, b"1" * 99)
+    assert not memory.failing
+    await append(one, b"2")
+    await pool.run(int)
+    await until(lambda: memory.failing)
+    for spool in (one, two):
+        with raises(Unavailable, "directory", errno="ENOSPC"):
+            await append(spool, b"refused")
+    assert read_all(one.committed()) == b"1" * 99 + b"2"
+    disk.full = False
+    await append(two, b"taken")
+    await append(one, b"3")
+    assert not memory.failing
+    assert read_all(one.committed()) == b"1" * 99 + b"23"
+    assert read_all(two.committed()) == b"taken"
+    assert one.fragment.sum == sha(b"1" * 99 + b"23")
+
+
 def test_space_that_was_written_in_part_is_freed() -> None:
     """A write which the kernel cuts short, at a real limit, gives back what it took."""
     code = """
@@ -422,6 +470,7 @@ from gazette.errors import Unavailable
 from gazette.fragment.local_file import LocalDisk
 from gazette.fragment.spool import Content, Proposal
 from gazette.fragment.spool_file import Spool
+from gazette.fragment.spool_memory import SpoolMemory
 from gazette.runtime.tasks import BlockingPool
 
 class Observer:
@@ -430,7 +479,9 @@ class Observer:
 
 async def main(directory):
     observer, pool = Observer(), BlockingPool("p", 1)
-    spool = Spool("a/journal", observer, clock=SystemClock(), pool=pool, disk=LocalDisk(directory))
+    disk, memory = LocalDisk(directory), SpoolMemory(pool, 0)
+    clock = SystemClock()
+    spool = Spool("a/journal", observer, clock=clock, pool=pool, disk=disk, memory=memory)
     async def append(content):
         await spool.apply(Content(content, spool.delta), primary=True)
         await spool.apply(Proposal(spool.next(), spool.registers), primary=True)
@@ -441,7 +492,7 @@ async def main(directory):
         except Unavailable as error:
             print(error)
         await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
-        print(os.fstat(spool._file._fd).st_size)
+        print(os.fstat(spool._bytes._file._fd).st_size)
     await append(b"c" * 500_000)
     assert observer.local.pread(0, 2_000_000) == b"a" * 500_000 + b"c" * 500_000
     await spool.close()
@@ -463,8 +514,9 @@ async def test_a_directory_that_is_gone(
 ) -> None:
     """No file can be made: the append fails, and works again once the directory is back."""
     directory = tmp_path / "spools"
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(directory))
-    with pytest.raises(Unavailable, match="ENOENT"):
+    disk, memory = LocalDisk(directory), SpoolMemory(pool, 0)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory)
+    with raises(Unavailable, "directory", errno="ENOENT"):
         await append(spool, b"content")
     directory.mkdir()
     assert (await append(spool, b"content")).status is Status.OK
@@ -479,148 +531,162 @@ async def test_the_space_of_a_large_roll_back_is_freed(
     await spool.apply(Content(bytes(1 << 20), 0), primary=True)
     await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
     await append(spool, b"!")
-    file: Any = spool._file
-    assert os.fstat(file._fd).st_size == 10
+    held: Any = spool._bytes
+    assert os.fstat(held._file._fd).st_size == 9
+    assert read_all(spool.committed()) == b"committed!"
 
 
-class PacedDisk(LocalDisk):
-    """A disk on which operations take ``delay_s`` on a clock, and wait at ``gate``. It says what they were
-    done by."""
+class RoughDisk(LocalDisk):
+    """A disk that may be full, whose operations wait at ``gate``. It says which ones the loop did."""
 
-    def __init__(self, directory: Path, clock: ManualClock) -> None:
+    __slots__ = ("done", "full", "gate", "on_loop")
+
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.clock = clock
-        self.delay_s = 0.0
+        self.full = False
         self.gate = threading.Event()
         self.gate.set()
         self.done: list[str] = []
-
-    __slots__ = ("clock", "delay_s", "done", "gate")
+        self.on_loop: list[str] = []
 
     def do(self, operation: str) -> None:
-        self.gate.wait(10)
-        self.clock._monotonic += self.delay_s  # Not `advance`, which is the loop's.
-        on_loop = threading.current_thread() is threading.main_thread()
-        self.done.append(f"{operation} on the loop" if on_loop else operation)
+        if threading.current_thread() is threading.main_thread():
+            self.on_loop.append(operation)
+        self.gate.wait(30)
+        self.done.append(operation)
+        if self.full:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            raise disk_error(operation, self.directory, full)
 
-    def create(self) -> PacedFile:
+    def create(self) -> RoughFile:
         self.do("create")
-        return PacedFile(self)
+        return RoughFile(self)
 
 
-class PacedFile(LocalFile):
-    def __init__(self, disk: PacedDisk) -> None:
+class RoughFile(LocalFile):
+    __slots__ = ("disk",)
+
+    def __init__(self, disk: RoughDisk) -> None:
         super().__init__(disk.directory)
         self.disk = disk
-
-    __slots__ = ("disk",)
 
     def pwrite(self, content: bytes, position: int) -> None:
         self.disk.do("write")
         super().pwrite(content, position)
 
-    def sibling(self) -> PacedFile:
-        return PacedFile(self.disk)
+    def sibling(self) -> RoughFile:
+        return self.disk.create()
 
 
-async def test_a_slow_disk_is_written_to_by_threads_until_it_is_fast_again(
-    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await SystemClock().sleep(0.001)
+
+
+async def test_a_disk_that_stalls_from_its_first_operation(
+    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
 ) -> None:
-    """One slow write is all that the loop waits for; also for files that are created."""
-    disk = PacedDisk(tmp_path, clock)
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
-    await append(spool, b"0")
-    assert disk.done == ["create on the loop", "write on the loop"]
-    disk.delay_s = 0.5
-    await append(spool, b"1")
-    assert disk.done[2:] == ["write on the loop"]
-    await append(spool, b"2", b"3")
-    await roll(spool)
-    await append(spool, b"4")
-    assert disk.done[3:] == ["write", "write", "create", "write"]
-    # Case: fast again, often enough and for long enough.
-    disk.delay_s = 0.0
-    disk.done.clear()
-    for _ in range(21):
-        await append(spool, b"5")
-    clock.advance(5.0)
-    await append(spool, b"6")
-    assert "write on the loop" not in disk.done
-    await append(spool, b"7")
-    assert disk.done[-1] == "write on the loop"
-    assert content_of(observer.completed[0][0]) == b"0123"
-    assert read_all(observer.commits[-1]) == b"4" + b"5" * 21 + b"67"
-    assert spool.fragment.sum == sha(b"4" + b"5" * 21 + b"67")
-
-
-async def test_the_loop_does_not_wait_for_a_slow_creation_and_a_write(
-    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
-) -> None:
-    """On a disk that takes 6 s for an operation that would be 12 s, and the lease."""
-    disk = PacedDisk(tmp_path, clock)
-    disk.delay_s = 6.0
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
-    await append(spool, b"0")
-    assert disk.done == ["create on the loop", "write"]
-    assert read_all(observer.commits[-1]) == b"0"
-
-
-async def test_a_large_file_is_not_closed_on_the_loop(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To free its space may take the disk seconds. Nor is a small one, once that took long."""
-    closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    close, delays = os.close, [0.0]
-
-    def timed(fd: int) -> None:
-        clock._monotonic += delays[0]
-        close(fd)
-        closed.put(threading.current_thread() is threading.main_thread())
-
-    def close_one(length: int) -> bool:
-        closer.close(os.open(tmp_path, os.O_RDONLY), length)
-        return closed.get()
-
-    closer = Closer(clock.monotonic)
-    monkeypatch.setattr(os, "close", timed)
-    assert close_one(1 << 20)
-    assert not close_one(1 << 26)
-    delays[0] = 6.0
-    assert close_one(1 << 20)
-    assert not close_one(1 << 20)
-    # Case: a file says how long it is.
-    file = LocalFile(tmp_path)
-    delays[0] = 0.0
-    file.pwrite(b"x", 1 << 26)
-    del file
-    assert not closed.get()
-
-
-async def test_one_slow_write_is_enough_for_all_spools_of_a_disk(
-    clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
-) -> None:
-    """Also one of long content, which was made by a thread anyway."""
-    disk, pace = PacedDisk(tmp_path, clock), Pace(clock.monotonic)
+    """Appends wait for it only once memory is full, and no operation is the loop's."""
+    disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 160)
     one, two = (
-        Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, pace=pace) for _ in range(2)
+        Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory) for _ in range(2)
     )
-    disk.delay_s = 0.015
-    await append(one, bytes(2 << 20))
-    assert pace.is_fast
-    disk.delay_s = 0.5
-    await append(one, bytes(1 << 20))
-    disk.done.clear()
-    await append(two, b"content")
+    disk.gate.clear()
+    for _ in range(7):
+        await append(one, b"0123456789")
+        await append(two, b"abcdefghij")
+    assert disk.done == []
+    assert read_all(one.committed()) == b"0123456789" * 7
+    assert one.committed().pread_now(65, 100) == b"56789"
+    await append(one, b"0123456789")
+    await append(two, b"abcdefghij")
+    async with TaskScope("test") as scope:
+        waiting = [scope.spawn(append(spool, b"!"), name="append") for spool in (one, two)]
+        await clock.sleep(0)
+        assert not any(one.done() for one in waiting)
+        assert disk.done == []
+        disk.gate.set()
+        await asyncio.wait(waiting)
+    assert disk.on_loop == []
+    assert sorted(set(disk.done)) == ["create", "write"]
+    await append(one, b"?")
+    assert read_all(one.committed()) == b"0123456789" * 8 + b"!?"
+    assert read_all(two.committed()) == b"abcdefghij" * 8 + b"!"
+    assert one.fragment.sum == sha(b"0123456789" * 8 + b"!?")
+
+
+async def test_bytes_that_are_rolled_back_while_they_are_written(
+    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
+    """What replaces them is written after them, also where memory began behind it."""
+    disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 160)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory)
+    await append(spool, b"kept,")
+    await spool.apply(Content(b"x" * 20, 0), primary=True)
+    await until(lambda: memory.unwritten == 0)
+    disk.gate.clear()
+    await spool.apply(Content(b"y" * 20, 20), primary=True)
+    await spool.apply(Proposal(spool.fragment, spool.registers), primary=True)
+    await append(spool, b"new,")
+    assert read_all(spool.committed()) == b"kept,new,"
+    disk.gate.set()
+    await append(spool, bytes(spool_file.INLINE_BYTES + 1))
+    await append(spool, b"last")
+    assert memory.unwritten == 4
+    expected = b"kept,new," + bytes(spool_file.INLINE_BYTES + 1) + b"last"
+    assert read_all(spool.committed()) == expected
+    assert spool.fragment.sum == sha(expected)
+
+
+async def test_the_longest_spools_are_written_first(
+    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
+    """Half of what is in memory, so a journal with few bytes needs no file."""
+    disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 1600)
+    spools = [
+        Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory) for _ in range(9)
+    ]
+    for spool in spools[:8]:
+        await append(spool, b"few")
+    await append(spools[8], b"m" * 76)
+    await until(lambda: memory.unwritten == 24)
     assert disk.done == ["create", "write"]
+    await spools[0].close()
+    assert memory.unwritten == 24  # Its reader still has it.
+    observer.commits.clear()
+    assert memory.unwritten == 21
+
+
+async def test_what_is_not_in_the_page_cache_is_not_read_at_once(tmp_path: Path) -> None:
+    """As after a while, on file systems that say what is in the cache; others never say so."""
+    file = LocalFile(tmp_path)
+    file.pwrite(b"0123456789", 0)
+    cached = file.pread_now(5, 3)
+    if cached is None:
+        pytest.skip("this file system does not say what is in the page cache")
+    assert cached == b"34567"
+    assert file.pread_now(5, 8) == b"89"
+    assert file.pread_now(5, 10) == b""
+    os.fsync(file._fd)
+    os.posix_fadvise(file._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert file.pread_now(5, 3) is None
+    assert file.pread(5, 3) == b"34567"
+
+
+async def test_files_are_closed_by_a_thread(tmp_path: Path) -> None:
+    """To free the space of one may take the disk seconds."""
+    reader, writer = os.pipe()
+    Closer().close(writer)
+    assert await asyncio.to_thread(os.read, reader, 1) == b""  # The other end is closed.
+    Closer().close(reader)
 
 
 async def test_a_write_to_a_slow_disk_can_be_given_up(
     clock: ManualClock, pool: BlockingPool, observer: Observer, tmp_path: Path
 ) -> None:
     """Also while its file is created: nothing of it is left, and the next one is in order."""
-    disk = PacedDisk(tmp_path, clock)
-    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk)
-    disk.delay_s = 0.5
+    disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 0)
+    spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory)
     await append(spool, b"first")
     for new_file in (False, True):
         if new_file:
@@ -641,12 +707,12 @@ async def test_a_write_to_a_slow_disk_can_be_given_up(
     assert content_of(observer.completed[0][0]) == b"first, next"
     assert read_all(observer.commits[-1]) == b", next"
     assert spool.fragment.sum == sha(b", next")
-    # Case: what cannot be written is rolled back, as it is on the loop.
-    spool._disk = LocalDisk(tmp_path / "gone")
+    # Case: what cannot be written is rolled back.
+    disk.full = True
     await roll(spool)
-    with pytest.raises(Unavailable, match="ENOENT"):
+    with raises(Unavailable, "directory", errno="ENOSPC"):
         await append(spool, b"content")
-    spool._disk = disk
+    disk.full = False
     assert (await append(spool, b"content")).status is Status.OK
     await spool.close()
 

@@ -22,8 +22,8 @@ from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
-from gazette.fragment.disk_pace import Pace
 from gazette.fragment.index import Index
+from gazette.fragment.spool_bytes import SpoolBytes
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
@@ -105,7 +105,25 @@ def uploads_not_cut() -> None:
 
 def slow_disk_on_the_loop() -> None:
     """Let a broker write to its disk on the event loop, however slow that is."""
-    _replace(Pace, "is_fast", property(lambda self: True))
+    put = SpoolBytes.put
+
+    def write_and_put(self: SpoolBytes, content: bytes, position: int) -> None:
+        self._write(content, position)
+        put(self, content, position)
+
+    _replace(SpoolBytes, "put", write_and_put)
+
+
+def replaced_while_written() -> None:
+    """Let a broker forget which bytes were rolled back while a thread wrote them."""
+    cut = SpoolBytes._cut
+
+    def cut_and_forget(self: SpoolBytes, position: int) -> None:
+        valid = self._valid
+        cut(self, position)
+        self._valid = valid
+
+    _replace(SpoolBytes, "_cut", cut_and_forget)
 
 
 def registers_without_limit() -> None:
@@ -244,6 +262,7 @@ PLANTS: Final[dict[str, Plant]] = {
         lease_not_checked,
         uploads_not_cut,
         slow_disk_on_the_loop,
+        replaced_while_written,
         registers_without_limit,
         assignments_by_name,
         lease_released_first,

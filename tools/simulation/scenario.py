@@ -99,7 +99,7 @@ class Scenario:
         self.clock = NodeClock(world.loop)
         self.story: Callable[[], Any] | None = None
         """What is all that goes wrong in this run; None: faults of all kinds."""
-        self.plan = self._plan()
+        self.plan = self._plan(seed)
         self.lives: dict[str, int] = dict.fromkeys(self.plan.journals, 0)
         """How often each journal was created."""
         self.heads: dict[str, int] = {}
@@ -117,7 +117,7 @@ class Scenario:
 
     # Choosing.
 
-    def _plan(self) -> Plan:
+    def _plan(self, seed: int) -> Plan:
         rng, world = self.rng, self.world
         tales = (
             self._deaths_apart,
@@ -137,6 +137,8 @@ class Scenario:
             "watch_delay_s": rng.choice((0.0, 0.03, 0.03)),
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
+            # Appends are short: these write each one, a few at a time, and hardly any.
+            "spool_memory_bytes": (0, 8_000, 200_000)[seed % 3],
         }
         replications: tuple[int, ...] = (1, 2, 3, 3)
         if self.story is not None:

@@ -253,6 +253,10 @@ class SimDisk:
         self.work("create a spool file")
         return SimFile(self)
 
+    @property
+    def is_in_trouble(self) -> bool:
+        return bool(self.write_s) or self.full or self.broken
+
     def work(self, doing: str, *, writes: bool = True) -> None:
         """Take the time that an operation takes. Raise what the disk answers."""
         if self.write_s:
@@ -290,6 +294,11 @@ class SimFile:
 
     def pread(self, length: int, position: int) -> bytes:
         self._disk.work("read a spool file", writes=False)
+        return bytes(self._content[position : position + length])
+
+    def pread_now(self, length: int, position: int) -> bytes | None:
+        if self._disk.is_in_trouble or self._disk.threads.rng.random() < 0.3:
+            return None  # It is not in the page cache.
         return bytes(self._content[position : position + length])
 
     def truncate(self, length: int) -> None:

@@ -47,6 +47,8 @@ from gazette.protocol.status import Status
 from gazette.runtime import tracing
 
 METHOD: Final = "/protocol.Journal/Read"
+_READ_AHEAD_BYTES: Final = 1 << 20
+"""Bytes that a thread reads of a spool file at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +215,17 @@ class ReadApi:
     async def _send_local(
         self, local: LocalFragment, offset: Offset, end: Offset, size: int, stream: _Stream
     ) -> None:
-        context = self._context
-        pace = context.disk_pace.reads
-
-        def read(length: int) -> bytes:
-            began = pace.begin()
-            try:
-                return local.pread(offset, length)
-            finally:
-                pace.note(began, length)
-
+        run = self._context.pools.reads.run
         while offset < end:
             length = min(size, end - offset)
-            content = read(length) if pace.is_fast else await context.pools.reads.run(read, length)
-            await stream.write(content_response(offset, content))
-            offset += len(content)
+            content = local.pread_now(offset, length)
+            if content is None:
+                content = await run(local.pread, offset, min(_READ_AHEAD_BYTES, end - offset))
+            view = memoryview(content)
+            for at in range(0, len(view), size):
+                chunk = view[at : at + size]
+                await stream.write(content_response(offset, chunk))
+                offset += len(chunk)
 
     async def _stored(
         self, fragment: Fragment, offset: Offset, end: Offset
@@ -258,7 +256,7 @@ class ReadApi:
         try:
             file = await calls.answer(opening)
         except BaseException:
-            opening.future.add_done_callback(_close_opened)
+            opening.future.add_done_callback(self._close_opened)
             raise
 
         def read() -> StoreCall[bytes]:
@@ -286,7 +284,18 @@ class ReadApi:
                 yield held
         finally:
             # A thread may still be reading.
-            last_call.add_done_callback(lambda _: file.close())
+            last_call.add_done_callback(lambda _: self._close(file))
+
+    def _close_opened(self, opening: concurrent.futures.Future[DecodedFile]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._close(opening.result())
+
+    def _close(self, file: DecodedFile) -> None:
+        """Close a stored file in a thread: its file system may have to be asked."""
+        try:
+            self._context.pools.reads.submit(file.close)
+        except RuntimeError:
+            file.close()  # The broker has ended.
 
     async def _proxy(
         self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry
@@ -355,8 +364,3 @@ def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Head
         )
     asked = header.route.members[header.route.endpoints.index(endpoint)]
     return endpoint, replace(header, process_id=asked)
-
-
-def _close_opened(opening: concurrent.futures.Future[DecodedFile]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

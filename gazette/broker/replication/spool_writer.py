@@ -2,7 +2,7 @@
 gives it to `fragment/spool_file` in batches.
 
 Writing and hashing a chunk takes as long as receiving the next one. So a thread writes one batch while the
-next chunks arrive. A short append never makes a batch, and is written on the loop.
+next chunks arrive. A short append never makes a batch: the loop puts it into memory.
 """
 
 from __future__ import annotations

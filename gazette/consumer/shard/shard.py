@@ -343,7 +343,9 @@ class Shard(WithTimers):
         hints, *older_hints = usable_hints(stored, spec)
         journals = ShardJournals(context.client, context.clock, self.id)
         await journals.check_recovery_log(spec.recovery_log)
-        self._scratch = Scratch(shard_prefix(self.id), context.scratch_directory)
+        self._scratch = await Scratch.make(
+            context.player_pool, shard_prefix(self.id), context.scratch_directory
+        )
         self._player = Player(
             hints,
             self._scratch.path / "files",
