@@ -114,18 +114,6 @@ def slow_disk_on_the_loop() -> None:
     _replace(SpoolBytes, "put", write_and_put)
 
 
-def replaced_while_written() -> None:
-    """Let a broker forget which bytes were rolled back while a thread wrote them."""
-    cut = SpoolBytes._cut
-
-    def cut_and_forget(self: SpoolBytes, position: int) -> None:
-        valid = self._valid
-        cut(self, position)
-        self._valid = valid
-
-    _replace(SpoolBytes, "_cut", cut_and_forget)
-
-
 def registers_without_limit() -> None:
     """Propose registers of any size."""
     _replace(append_rules, "REGISTERS_BYTES_MAX", _REGISTERS_WITHOUT_LIMIT)
@@ -262,7 +250,6 @@ PLANTS: Final[dict[str, Plant]] = {
         lease_not_checked,
         uploads_not_cut,
         slow_disk_on_the_loop,
-        replaced_while_written,
         registers_without_limit,
         assignments_by_name,
         lease_released_first,
