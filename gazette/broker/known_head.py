@@ -6,7 +6,8 @@ most the offset that all replicas have acknowledged. An append below it is refus
 where to go on (`gazctl journals reset-head`).
 
 The key is written before the first append of a primary is answered, and after each completed fragment. It is
-also written when a primary leaves in good order, and never per append. The key is outside of the prefix that
+also written when a primary leaves in good order, and never per append. (Without etcd, that primary leaves a
+closing in the journal's store: see `gazette.fragment.closing`.) The key is outside of the prefix that
 brokers watch: it neither wakes the allocator nor confuses brokers that do not know it. The value names the
 journal's life: a key of a former journal of the same name has no effect.
 """
@@ -18,12 +19,14 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette.allocator.model import item_key
 from gazette.broker.key_space import tenure_of
 from gazette.errors import Conflict, GazetteError, NotFound, Unavailable
 from gazette.etcd.values import Compare, KeyValue, Op
+from gazette.fragment.closing import Closing, ClosingName
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.label_set import Label, LabelSet
 from gazette.runtime.timeouts import timeout
@@ -61,7 +64,8 @@ class Head:
     began. A tenure is left out if a later primary began at or below its offset: nothing depends on it then.
     ``closed`` holds the journal's registers if the last primary left in good order, with nothing
     acknowledged beyond ``offset``. It is None while a primary may have acknowledged more. ``lost`` are the
-    offsets that no fragment had when an operator confirmed a head behind them.
+    offsets that no fragment had when an operator confirmed a head behind them. ``lease`` is that of the last
+    of ``tenures``; 0 if a broker of an older version wrote the key since.
     """
 
     life: Revision
@@ -69,6 +73,7 @@ class Head:
     tenures: tuple[tuple[Revision, Offset], ...] = ()
     closed: LabelSet | None = None
     lost: tuple[tuple[Offset, Offset], ...] = ()
+    lease: int = 0
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {
@@ -80,6 +85,8 @@ class Head:
             fields["closed"] = [(label.name, label.value) for label in self.closed.labels]
         if self.lost:
             fields["lost"] = self.lost
+        if self.lease:
+            fields["lease"] = self.lease
         return json.dumps(fields).encode()
 
     @classmethod
@@ -92,7 +99,8 @@ class Head:
             if closed is not None:
                 closed = LabelSet(tuple(Label(str(name), str(value)) for name, value in closed))
             lost = tuple((int(begin), int(end)) for begin, end in fields.get("lost", ()))
-            return cls(int(fields["life"]), int(fields["offset"]), tenures, closed, lost)
+            offset, lease = int(fields["offset"]), int(fields.get("lease", 0))
+            return cls(int(fields["life"]), offset, tenures, closed, lost, lease)
         except (ValueError, TypeError, KeyError) as error:
             raise Conflict(
                 "the known head of a journal cannot be read",
@@ -101,14 +109,15 @@ class Head:
                 value=repr(value[:200]),
             ) from error
 
-    def begun(self, tenure: Revision, begin: Offset, end: Offset) -> Head:
+    def begun(self, tenure: Revision, begin: Offset, end: Offset, lease: int = 0) -> Head:
         """Return the head to write when a primary begins at ``begin``, or has acknowledged its
         first append, ``[begin, end)``.
         """
         tenures = self.tenures
         if not tenures or tenures[-1][0] != tenure:
             tenures = _with_tenure(tenures, tenure, begin)
-        return replace(self, offset=max(self.offset, end), tenures=tenures, closed=None)
+        offset = max(self.offset, end)
+        return replace(self, offset=offset, tenures=tenures, closed=None, lease=lease)
 
     def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
         """Return the head to write when an operator confirms that ``lost`` will not come."""
@@ -157,8 +166,12 @@ class KnownHead:
         """The tenure of this replica, once it has acknowledged an append as primary."""
         self._noted: Offset = 0
         self._closed: LabelSet | None = None
+        self._claimed: Revision | None = None
+        """The tenure of this replica, once etcd may name it."""
         self._begun = False
         self._noting: asyncio.Task[None] | None = None
+        self.settled = asyncio.Event()
+        """Set once etcd has what ``close`` was called with, or a later primary has begun."""
 
     @property
     def offset(self) -> Offset:
@@ -172,6 +185,26 @@ class KnownHead:
         the broker that uploads them.
         """
         return None if self._begun else self._head.closed
+
+    @property
+    def awaited(self) -> ClosingName | None:
+        """The closing that would close the head: that of the last primary that etcd names.
+
+        None if the head is closed, or etcd does not say of which lease that primary was. Also None once this
+        primary has begun itself.
+        """
+        head = self._head
+        has_begun = self._begun or self._tenure is not None
+        if not self.loaded or has_begun or head.closed is not None or not head.lease:
+            return None
+        return ClosingName(self._journal, head.life, head.tenures[-1][0], head.lease)
+
+    def has_passed(self, name: ClosingName) -> bool:
+        """Return True if the primary of a closing is over: this replica has acknowledged an append since."""
+        life = self._head.life
+        if self._tenure is None:
+            return False
+        return name.life < life or (name.life == life and name.tenure < self._tenure)
 
     @property
     def lost(self) -> tuple[tuple[Offset, Offset], ...]:
@@ -221,10 +254,26 @@ class KnownHead:
 
         def change(head: Head) -> Head:
             closed = head.closed if begin == head.offset else None
-            return replace(head.begun(tenure, begin, begin), closed=closed)
+            return replace(head.begun(tenure, begin, begin, self._lease), closed=closed)
 
+        self._claimed = tenure
         self._begun = self._tenure == tenure or await self._write(change, tenure, begin)
         return self._begun
+
+    async def adopt(self, closing: Closing, tenure: Revision) -> None:
+        """Record in etcd that the head is closed, as ``closing`` of the last primary says.
+
+        ``tenure`` is that of this primary. Without effect if the head has changed, and another closing is
+        awaited. Raise as ``Etcd.txn``, and ``Conflict`` if a later primary has begun.
+        """
+
+        def change(head: Head) -> Head:
+            if self.awaited != closing.name:
+                return head
+            offset = max(head.offset, closing.end)
+            return replace(head, offset=offset, closed=closing.registers)
+
+        await self._write(change, tenure)
 
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
         """Record in etcd that ``lost`` will not come: an operator goes on behind these offsets.
@@ -243,7 +292,9 @@ class KnownHead:
         """
         if self._tenure == tenure:
             return
-        if not await self._write(lambda head: head.begun(tenure, begin, end), tenure, begin):
+        self._claimed = tenure
+        change = partial(Head.begun, tenure=tenure, begin=begin, end=end, lease=self._lease)
+        if not await self._write(change, tenure, begin):
             raise Conflict(
                 "a former primary has acknowledged bytes at the offsets of this append",
                 hint="No action: the next append goes on behind them, or is refused with the offsets.",
@@ -272,7 +323,8 @@ class KnownHead:
         the journal has ``registers``.
 
         The next primary then begins there without an operator, once stores have all of the journal. Has an
-        effect only for a primary that has acknowledged an append. No append may follow.
+        effect only for a primary that has acknowledged an append. No append may follow. Until ``settled`` is
+        set, etcd may not have it: see ``closing``.
         """
         if self._tenure is None:
             return
@@ -281,6 +333,20 @@ class KnownHead:
             self._noting = self._context.scope.spawn(
                 self._write_noted(self._tenure), name=f"head {self._journal}"
             )
+
+    def closing(self, end: Offset, registers: LabelSet) -> Closing | None:
+        """Return what says the same as ``close``, without etcd. None if etcd has it, or does not need it.
+
+        A primary whose write to etcd had no answer may be named there, too.
+        """
+        if self._claimed is None or self.settled.is_set():
+            return None
+        name = ClosingName(self._journal, self._head.life, self._claimed, self._lease)
+        return Closing(name, end, registers, end)
+
+    @property
+    def _lease(self) -> int:
+        return self._context.lease.id
 
     async def settle(self, timeout_s: float) -> None:
         """Return when all noted writes are done, or after ``timeout_s``. Cancellation: no effect."""
@@ -301,6 +367,7 @@ class KnownHead:
                     "the known head of %(journal)s is left to a later primary: %(error)s",
                     {"journal": self._journal, "error": error},
                 )
+                self.settled.set()
                 return
             except GazetteError as error:
                 log.warning(
@@ -309,6 +376,8 @@ class KnownHead:
                     extra={"cause": f"known heads: {type(error).__name__}"},
                 )
                 await self._context.clock.sleep(_RETRY_S)
+        if self._closed is not None:
+            self.settled.set()
 
     async def _write(
         self, change: Callable[[Head], Head], tenure: Revision, begin: Offset | None = None

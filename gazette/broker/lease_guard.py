@@ -15,6 +15,11 @@ class Remaining(Protocol):
     """The part of a lease that this module uses."""
 
     @property
+    def id(self) -> int:
+        """Number of the lease, which no other lease has or had."""
+        ...
+
+    @property
     def remaining_s(self) -> float:
         """Seconds for which the lease surely holds, counted from the *sending* of the last renewal."""
         ...
@@ -29,6 +34,11 @@ class LeaseGuard:
     def attach(self, lease: Remaining) -> None:
         """Rely on ``lease`` from now on. Until the first call, nothing may be acknowledged."""
         self._lease = lease
+
+    @property
+    def id(self) -> int:
+        """Number of the broker's lease; 0 before there is one."""
+        return 0 if self._lease is None else self._lease.id
 
     @property
     def holds(self) -> bool:

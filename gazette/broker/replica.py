@@ -14,6 +14,7 @@ from gazette.allocator.model import item_key
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.closings import Closings
 from gazette.broker.deleted_journals import deleted_below
 from gazette.broker.head_readers import HeadReaders
 from gazette.broker.key_space import local_id_of, spec_of
@@ -37,6 +38,7 @@ from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.fragment_owner import Attribution, FragmentOwner
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import Route
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope
@@ -109,6 +111,7 @@ class Replica:
         self._former = EmptiedStores(context.clock)
         self._context = context
         self.head = KnownHead(context, journal, life)
+        self.closings = Closings(context, self.head, self.index)
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
         self.first_commit = asyncio.Event()
@@ -146,6 +149,12 @@ class Replica:
         try:
             await self.head.confirm(tenure, self.index.holes(head))
         finally:
+            self._adopt_head()
+
+    async def adopt_closing(self, tenure: Revision) -> None:
+        """Close the known head if the last primary has left a closing. Raise as ``Closings.adopt``."""
+        if self.spec is not None:
+            await self.closings.adopt(self.spec, tenure)
             self._adopt_head()
 
     def _adopt_head(self) -> None:
@@ -213,21 +222,22 @@ class Replica:
             self._adopt_head()
         self.others.clear()
         # Not `agree`: etcd has this head now, so the bytes must be uploaded with or without a lease.
-        self._agreed(end)
+        self._upload_gate.agree_acknowledged()
+        self.index.show(end)
 
     @property
     def leads(self) -> bool:
         """True once this replica has led the journal as its primary."""
         return self._upload_gate.end is not None
 
-    def lead(self, end: Offset, tenure: Revision) -> None:
+    def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.lead``.
 
         What this primary commits from now on is for readers once all replicas have acknowledged it. Has no
         effect if the replica leads already.
         """
         if not self.leads:
-            self._upload_gate.lead(end, tenure)
+            self._upload_gate.lead(end, registers, tenure)
             self.index.show(end)
 
     def follow(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
@@ -244,8 +254,8 @@ class Replica:
             return False
         return agreed is None or agreed < fragment.end
 
-    def agree(self, end: Offset) -> None:
-        """Record that all replicas have acknowledged everything before ``end``.
+    def agree(self, end: Offset, registers: LabelSet) -> None:
+        """Record that all replicas have acknowledged everything before ``end``, with ``registers`` there.
 
         Nothing of this tenure is uploaded, or shown to readers, before the known head names the tenure. The
         next primary may know neither the store nor the head, and would begin before these bytes.
@@ -255,13 +265,10 @@ class Replica:
         """
         self._context.lease.check()
         if self.head.names(self._upload_gate.tenure):
-            self._agreed(end)
+            self._upload_gate.agree(end, registers)
+            self.index.show(end)
         else:
-            self._upload_gate.acknowledge(end)
-
-    def _agreed(self, end: Offset) -> None:
-        self._upload_gate.agree(end)
-        self.index.show(end)
+            self._upload_gate.acknowledge(end, registers)
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if this replica has, or may have, exactly ``fragment`` at its offsets."""
@@ -361,14 +368,26 @@ class Replica:
             await asyncio.wait(self._gathering)
         led = self.leads
         await roll_back(spool, primary=led)
-        agreed = spool.fragment.end == self._upload_gate.end
         await spool.apply(Proposal(_rolled(spool.fragment), spool.registers), primary=led)
         self._upload_gate.finish()
-        if agreed and self.spec is not None:
-            self.head.close(spool.fragment.end, spool.registers)
-        await self.head.settle(_HEAD_WRITE_S)
+        if self.spec is not None:
+            await self._close_head()
         await spool.close()
         self.index.close()
+
+    async def _close_head(self) -> None:
+        """Say in etcd where this primary ends, or in a store at the end of the broker. No answer may follow.
+
+        Bytes behind the agreed end are in no answer. A follower may store them all the same.
+        """
+        end, registers = self._upload_gate.end, self._upload_gate.registers
+        if end is None:
+            return
+        self.head.close(end, registers)
+        await self.head.settle(_HEAD_WRITE_S)
+        closing = self.head.closing(end, registers)
+        if closing is not None:
+            self._context.persister.close(closing, self.head.settled)
 
     def list_again(self) -> None:
         """List the blob stores now: the journal has others. A listing that still runs is given up: its
@@ -483,6 +502,7 @@ class Replica:
         self.index.replace_remote(
             cover, cover.conflicts, unexplained=unexplained, listed_at=listed_at
         )
+        await self.closings.remove_over(cover.closings)
         self._warn_of_undecided()
         for conflict in self.index.conflicts:
             if conflict not in known:

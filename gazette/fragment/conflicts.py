@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from gazette.fragment.closing import ClosingName
 from gazette.fragment.cover_set import CoverSet, Span
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.set_aside import SetAside
@@ -31,11 +32,11 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, with conflicts, set-aside objects (see `set_aside`) and
-    unexplained fragments (see `unexplained`) that the listing found.
+    """The cover of a journal's stored fragments, with conflicts, set-aside objects (see `set_aside`),
+    unexplained fragments (see `unexplained`) and closings (see `closing`) that the listing found.
     """
 
-    __slots__ = ("conflicts", "listed", "set_aside", "unexplained")
+    __slots__ = ("closings", "conflicts", "listed", "set_aside", "unexplained")
 
     def __init__(self, spans: Iterable[Fragment] = ()) -> None:
         self.conflicts: list[FragmentConflict] = []
@@ -43,6 +44,8 @@ class FragmentCover(CoverSet[Fragment]):
         """All fragments, also those that others cover."""
         self.set_aside: list[SetAside] = []
         self.unexplained: list[Fragment] = []
+        self.closings: list[tuple[str, ClosingName]] = []
+        """With the URL of its store."""
         super().__init__(spans)
 
     def add(self, span: Fragment) -> bool:
@@ -65,6 +68,7 @@ class FragmentCover(CoverSet[Fragment]):
         hidden = self.doubted(refuted, local)
         kept = FragmentCover(one for one in self.listed if one not in hidden)
         kept.set_aside, kept.unexplained = self.set_aside, self.unexplained
+        kept.closings = self.closings
         return kept
 
     def doubted(

@@ -169,6 +169,11 @@ class Index:
             at = max(at, span.end)
         return [*holes, (at, end)] if at < end else holes
 
+    def lacks(self, begin: Offset, end: Offset) -> list[tuple[Offset, Offset]]:
+        """Return the offsets from ``begin`` to ``end`` that no fragment has, without those known as lost."""
+        within = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
+        return [hole for hole in within if not self._is_lost(*hole)]
+
     def adopt_head(self, known_head: Offset, lost: tuple[tuple[Offset, Offset], ...]) -> None:
         """Adopt the offset that the journal has reached at least, and the offsets that will not come."""
         self._known_head = known_head

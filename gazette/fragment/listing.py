@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from gazette.blobs.blob_store import BlobInfo, BlobStore, list_after
 from gazette.blobs.registry import BlobStores
 from gazette.errors import Invalid
+from gazette.fragment.closing import ClosingName
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import Fragment
@@ -84,6 +85,9 @@ def list_into(
     prefix = f"{owner.journal}/"
     listing = list_after(store, prefix, f"{begin:016x}") if begin else store.list(prefix)
     for one in _parsed(listing, owner.journal):
+        if one.closing is not None:
+            cover.closings.append((url, one.closing))
+            continue
         whose = Attribution.OTHER if one.fragment is None else owner.of(one.fragment.path_postfix)
         if one.fragment is None or whose is Attribution.OTHER:
             foreign = foreign.and_one(one.info.path)
@@ -105,13 +109,14 @@ def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """An object, and what its name says: a fragment, maybe one that is stored aside; or nothing."""
+    """An object, and what its name says: a fragment, maybe stored aside; a closing; or nothing."""
 
     info: BlobInfo
     fragment: Fragment | None
     aside: SetAside | None = None
     is_misplaced: bool = False
     """The path is not one that a fragment may have."""
+    closing: ClosingName | None = None
 
 
 def _parsed(listing: Iterator[BlobInfo], journal: JournalName) -> Iterator[_Parsed]:
@@ -119,8 +124,11 @@ def _parsed(listing: Iterator[BlobInfo], journal: JournalName) -> Iterator[_Pars
         try:
             yield _Parsed(info, Fragment.parse(journal, info.path))
         except Invalid:
+            closing = ClosingName.parse(journal, info.path)
             aside = SetAside.parse(journal, info.path)
-            if aside is not None:
+            if closing is not None:
+                yield _Parsed(info, None, closing=closing)
+            elif aside is not None:
                 yield _Parsed(info, aside.fragment, aside)
             else:
                 yield _Parsed(info, _misplaced(journal, info.path), is_misplaced=True)

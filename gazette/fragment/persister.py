@@ -8,10 +8,11 @@ it is persisted, or until its journal is gone. Nothing else lets it go.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.blobs.registry import ActiveStore, BlobStores
@@ -25,18 +26,20 @@ from gazette.errors import (
     Unavailable,
 )
 from gazette.fragment import metrics
+from gazette.fragment.closing import Closing
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.upload import LimitOf, SpecOf, Unconfirmed, Upload, UploadContext
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.tasks import TaskScope, first_of
 from gazette.runtime.timeouts import timeout
 
 log = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 5
+_CLOSING_ATTEMPTS_MAX: Final = 5
 _REFUSED_AFTER: Final = 2
 """Failures of one upload after which its store counts as refusing it, by an error that may last."""
 
@@ -116,12 +119,15 @@ class Persister:
         self._clock = clock
         self._rng = rng if rng is not None else random.Random()
         self._settings = settings if settings is not None else PersisterSettings()
-        self._uploads: set[Upload] = set()
+        self._uploads: dict[Upload, asyncio.Event] = {}
+        """Each with an event that is set once a store has its bytes, as a fragment or aside."""
         self._slots: dict[str, asyncio.Semaphore] = {}
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
         self._refused: dict[Upload, ActiveStore] = {}
         """Uploads that their store keeps refusing."""
+        self._closings: set[Closing] = set()
+        """Closings that may have to be put at the end of the broker."""
         self._hurry = asyncio.Event()
         self._shared = UploadContext(
             blob_stores,
@@ -167,10 +173,28 @@ class Persister:
         if not spool.fragment.length:
             return
         upload = Upload(self._shared, spool, life, tenure, reassigned, end)
-        self._uploads.add(upload)
+        self._uploads[upload] = asyncio.Event()
         self._idle.clear()
         metrics.UNPERSISTED.inc()
         self._scope.spawn(self._persist(upload), name=spool.fragment.content_name())
+
+    def close(self, closing: Closing, settled: asyncio.Event) -> None:
+        """Put ``closing`` into its journal's store when the broker ends, unless ``settled`` is set by then.
+
+        It is put behind all spools of the journal that wait now: it says that stores have these bytes.
+        """
+        name = closing.name
+        if self._closed:
+            log.warning(
+                "%(journal)s gets no closing: the broker has ended", {"journal": name.journal}
+            )
+            return
+        mine = [one for one in self._uploads if one.is_of(name.journal, name.life)]
+        begin = min([closing.end, *(one.spool.fragment.begin for one in mine)])
+        closing = replace(closing, begin=begin)
+        self._closings.add(closing)
+        stored = [self._uploads[one] for one in mine]
+        self._scope.spawn(self._close(closing, settled, stored), name=name.path)
 
     async def serve(self) -> None:
         """Run as a daemon: never return, and raise if the persister fails. Uploads do not need it."""
@@ -178,7 +202,7 @@ class Persister:
         raise Bug("persister failed") from self._scope.failure
 
     async def finish(self, deadline_s: float) -> None:
-        """Persist all spools, also those that a replica would have left to its primary.
+        """Persist all spools, also those that a replica would have left to its primary. Then put closings.
 
         Waits for running uploads and repeats failed ones, for at most ``deadline_s`` seconds. A spool that
         cannot be confirmed is set aside at once, and counts as persisted: its bytes are in the store.
@@ -200,6 +224,8 @@ class Persister:
         await self._scope.stop()
         if self._scope.failure is not None:
             raise Bug("persister failed") from self._scope.failure
+        for closing in self._closings:
+            _warn_unclosed(closing, "the broker ended before its bytes were stored")
         lost = [upload for upload in self._uploads if upload.aside is None]
         for upload in self._uploads:
             fragment = upload.spool.fragment
@@ -226,12 +252,11 @@ class Persister:
         if not await self._left_to_primary(upload):
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
-        self._uploads.remove(upload)
+        self._uploads.pop(upload).set()
         self._note_refusal(upload, "")
         metrics.UNPERSISTED.dec()
         metrics.PERSISTED.inc()
-        if not self._uploads:
-            self._idle.set()
+        self._idle.set()
 
     async def _left_to_primary(self, upload: Upload) -> bool:
         """Wait for the primary's upload. Return False when this broker has to upload instead.
@@ -352,14 +377,48 @@ class Persister:
             return
         try:
             await upload.set_aside(spec)
+            self._uploads[upload].set()
         except GazetteError as failure:
             self._on_failure(upload, failure)
-        if self._is_finished():
-            self._idle.set()
+        self._idle.set()
+
+    async def _close(
+        self, closing: Closing, settled: asyncio.Event, stored: list[asyncio.Event]
+    ) -> None:
+        """Put a closing when the broker ends and all of ``stored`` are set, unless ``settled`` is set."""
+        for event in (self._hurry, *stored):
+            await first_of(event, settled)
+        for failures in range(1, _CLOSING_ATTEMPTS_MAX + 1):
+            if settled.is_set() or await self._put_closing(closing):
+                break
+            await self._sleep(self._backoff(failures))
+        self._closings.remove(closing)
+        self._idle.set()
+
+    async def _put_closing(self, closing: Closing) -> bool:
+        """Return True if the first store that permits it has the closing, or if the journal is gone."""
+        name = closing.name
+        spec = self._shared.spec_of(name.journal, name.life)
+        for url in () if spec is None else spec.fragment.stores:
+            active = self._shared.blob_stores.get(url)
+            content = io.BytesIO(closing.encode())
+            try:
+                await active.calls.run(active.store.put, name.path, content)
+            except GazetteError as error:
+                _warn_unclosed(closing, f"{url}: {error}")
+                if not isinstance(error, NotAllowed):
+                    return False
+            else:
+                log.info(
+                    "%(path)s in %(store)s says where %(journal)s ends, as etcd did not answer",
+                    {"path": name.path, "store": url, "journal": name.journal},
+                )
+                return True
+        return spec is None or not spec.fragment.stores
 
     def _is_finished(self) -> bool:
-        """Return True if all spools are persisted or stored aside."""
-        return all(upload.aside is not None for upload in self._uploads)
+        """Return True if all spools are persisted or stored aside, and closings are put."""
+        return not self._closings and all(upload.aside is not None for upload in self._uploads)
 
     def _backoff(self, failures: int) -> float:
         settings = self._settings
@@ -391,6 +450,15 @@ def _unfinished(lost: list[Upload], deadline_s: float) -> Unavailable:
         f"{len(uploads)} fragments were not persisted in time: {named}{more}",
         hint="Repair the blob store, and start this broker again while other replicas live.",
         deadline_s=deadline_s,
+    )
+
+
+def _warn_unclosed(closing: Closing, reason: str) -> None:
+    log.warning(
+        "%(path)s could not be put: %(reason)s. Without it an operator has to confirm the head of "
+        "%(journal)s",
+        {"path": closing.name.path, "journal": closing.name.journal, "reason": reason},
+        extra={"cause": f"closings not put: {reason}"},
     )
 
 

@@ -104,6 +104,10 @@ class Upload:
         end = fragment.end if self.cut is None else self.cut
         return f"{fragment.journal} [{fragment.begin}, {end}): {self.error}"
 
+    def is_of(self, journal: JournalName, life: Revision) -> bool:
+        """Return True if these bytes are of that life of the journal."""
+        return self.life == life and self.spool.fragment.journal == journal
+
     def spec(self) -> JournalSpec | None:
         """Return the specification of the journal now; None if the life of these bytes is over."""
         return self._shared.spec_of(self.spool.fragment.journal, self.life)

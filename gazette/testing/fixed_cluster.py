@@ -150,6 +150,7 @@ class MemoryEtcd:
 class FixedLease:
     """A lease that holds until the test ends it."""
 
+    id: int
     remaining_s: float = math.inf
 
 
@@ -173,7 +174,7 @@ class FixedBroker:
         self.scope = TaskScope(f"broker {name}")
         self.lagging: list[WatchResponse] | None = None
         """List that receives the changes for the broker's key space in place of it. None passes them on."""
-        self.lease = FixedLease()
+        self.lease = FixedLease(int.from_bytes(name.encode()))
         self._etcd = etcd
         pools = Pools(
             BlockingPool("spools", 2),

@@ -32,7 +32,7 @@ from gazette.protocol.content import COMMIT, append_content, encode_append
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.journal import JournalFlag
-from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_response
@@ -503,7 +503,7 @@ async def test_append_streams_while_an_earlier_one_waits_for_its_acknowledgement
     assert (await replica.index.query(AT_WRITE_HEAD)).offset == 5
     assert [one.end for one in replica.index.fragments()] == [5]
     # Case: a pipeline that is built again shows nothing, either.
-    replica.lead(11, replica._upload_gate.tenure)
+    replica.lead(11, EMPTY_LABELS, replica._upload_gate.tenure)
     assert (await replica.index.query(5)).status is Status.OFFSET_NOT_YET_AVAILABLE
     follower = ready["a"].replica(JOURNAL).index
     await until(lambda: follower.end_offset == 11)

@@ -91,7 +91,8 @@ def mismatch(peer: ProcessId, at: Fragment, *registers: tuple[str, str]) -> Peer
 class Story:
     """Tells a machine what happens, and remembers what it wanted last.
 
-    It also tells, unless ``asks``, that replicas have acknowledged everything, if the machine waits for it.
+    It also tells, unless ``asks``, that replicas have acknowledged everything, if the machine waits for it,
+    and that no store has a closing, if the machine looks for one.
     """
 
     asks = False
@@ -106,6 +107,8 @@ class Story:
             self.fsm._check()
             if self.wants == (ev.AwaitAcks(),) and not self.asks:
                 self.wants = self.fsm.step(ev.AllAcknowledged(NOW))
+            if self.wants == (ev.SeekClosing(),) and not self.asks:
+                self.wants = self.fsm.step(event)
         return self.wants
 
     def until_ready(self, held: SpoolView, at: ev.Resolved | None = None) -> Story:
@@ -425,6 +428,32 @@ def test_failure_of_etcd_keeps_the_pipeline() -> None:
 
 
 # Preconditions.
+
+
+def test_a_closing_is_looked_for_once_if_the_head_is_open() -> None:
+    stored = resolved(spec=replace(SPEC, fragment=replace(SPEC.fragment, stores=("s3://one/",))))
+    story = Story().until_ready(spool(0, 0), stored)
+    story.asks = True
+    story.tell(ready(0, 9, known_head=5))
+    assert story.wants == (ev.SeekClosing(),)
+    # Case: it was adopted, so the head is closed.
+    story.tell(ready(0, 9, known_head=9, closed=LabelSet.of(("k", "v"))))
+    (sync,) = story.wants
+    assert isinstance(sync, ev.SendSync)
+    assert (sync.proposal.begin, sync.registers) == (9, LabelSet.of(("k", "v")))
+    # Case: no store has one, as the answer says.
+    story = Story().until_ready(spool(0, 0), stored)
+    story.asks = True
+    story.tell(ready(0, 9, known_head=12))
+    story.tell(ready(0, 9, head=ev.HeadSeen(12, None, "no closing")))
+    assert story.fsm.outcome is not None
+    assert story.fsm.outcome.status is Status.INDEX_HAS_GREATER_OFFSET
+    assert story.fsm.outcome.store_error.endswith("; no closing")
+    # Case: a closed head needs none.
+    story = Story().until_ready(spool(0, 0), stored)
+    story.asks = True
+    story.tell(ready(0, 9, known_head=12, closed=LabelSet()))
+    assert story.wants == (ev.GiveBackPipeline(),)
 
 
 def test_the_known_head_is_read_first() -> None:

@@ -304,9 +304,9 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
         for content in (b"leads ", b"leaves ", b"stays"):
             await waiting.add(content)
 
-        def agree(end: int) -> None:
+        def agree(end: int, registers: LabelSet) -> None:
             entered.set()
-            acknowledge(end)
+            acknowledge(end, registers)
 
         pipeline = waiting._held
         pipeline._agree = agree

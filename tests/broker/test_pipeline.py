@@ -163,8 +163,16 @@ class Bench:
         members = (us, *(peer.id for peer in self.peers))
         route = Route(members, 0, ("http://127.0.0.1:1", *(peer.endpoint for peer in self.peers)))
         return open_pipeline(
-            self.context, Header(us, route, ETCD), JOURNAL, self.spool, agree=self.agreed.append
+            self.context,
+            Header(us, route, ETCD),
+            JOURNAL,
+            self.spool,
+            agree=self._agree,
         )
+
+    def _agree(self, end: int, registers: LabelSet) -> None:
+        assert registers == self.spool.registers
+        self.agreed.append(end)
 
     async def in_step(self) -> Pipeline:
         """Return a pipeline that all peers have agreed to."""

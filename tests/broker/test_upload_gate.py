@@ -87,7 +87,7 @@ def make(tmp_path: Path, pool: BlockingPool) -> Callable[..., CompletedSpool]:
 async def test_who_follows_gives_everything_on(
     gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
-    gate.agree(3)
+    gate.agree(3, EMPTY_LABELS)
     assert gate.end is None
     gate.spool_complete(make(0))
     gate.finish()
@@ -115,22 +115,22 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(
 async def test_who_leads_gives_on_what_is_agreed(
     gate: UploadGate, uploads: Uploads, make: Callable[..., CompletedSpool]
 ) -> None:
-    gate.lead(7, 8)
-    gate.lead(0, 8)  # Of no effect: it leads.
+    gate.lead(7, EMPTY_LABELS, 8)
+    gate.lead(0, EMPTY_LABELS, 8)  # Of no effect: it leads.
     gate.spool_complete(make(0))
     assert uploads.ranges == [(0, 7)]
     # Case: what is not yet waits, and nothing else waits for it.
     gate.spool_complete(make(7))
     gate.spool_complete(make(14))
-    gate.agree(13)
+    gate.agree(13, EMPTY_LABELS)
     assert uploads.ranges == [(0, 7)]
-    gate.agree(14)
+    gate.agree(14, EMPTY_LABELS)
     assert uploads.ranges == [(0, 7), (7, 14)]
     # Case: answers of another pipeline come late.
-    gate.agree(7)
+    gate.agree(7, EMPTY_LABELS)
     assert gate.end == 14
     assert uploads.completed == [7, 14]
-    gate.agree(21)
+    gate.agree(21, EMPTY_LABELS)
     assert uploads.ranges == [(0, 7), (7, 14), (14, 21)]
     assert all(event is None for _, event in uploads.spools)
 
@@ -142,10 +142,10 @@ async def test_what_never_was_agreed_is_cut_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     end = 100 + len(CONTENT)
-    gate.lead(0, 8)
+    gate.lead(0, EMPTY_LABELS, 8)
     gate.spool_complete(make(100, CONTENT))
     gate.spool_complete(make(end))
-    gate.agree(end - 1)
+    gate.agree(end - 1, EMPTY_LABELS)
     with caplog.at_level(logging.WARNING):
         gate.finish()
     found: list[Any] = [record.args for record in caplog.records]

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from gazette.blobs.registry import BlobSettings, BlobStores
 from gazette.errors import Bug, Closed, Invalid, NotAllowed, NotFound, Unavailable
+from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.fragment.persister import Persister, PersisterSettings
@@ -752,3 +753,93 @@ async def test_what_was_uploaded_before_etcd_fell_silent_stays_and_is_marked(ben
     await bench.persister.finish(0.3)
     aside = f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw", aside]
+
+
+def closing_of(journal: str = "a/journal") -> Closing:
+    return Closing(ClosingName(journal, LIFE, TENURE, 9), 7, LabelSet.of(("a", "b")), 7)
+
+
+CLOSED = f"a/journal/closed-{LIFE}-{TENURE}-0000000000000009"
+
+
+async def test_a_closing_is_put_at_the_end_and_behind_its_bytes(bench: Bench) -> None:
+    """It names the first offset that was not stored before."""
+    bench.unknown = True
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    bench.spec("b/journal")
+    bench.persister.spool_complete(bench.spool("b/journal"), life=LIFE, tenure=TENURE)
+    bench.persister.close(closing_of(), asyncio.Event())
+    await bench.settled()
+    assert paths(bench.one, "") == []
+    bench.one.gate.clear()
+    async with TaskScope("test") as scope:
+        finish = scope.spawn(bench.persister.finish(30.0), name="finish")
+        await bench.until(lambda: bench.one.active == 2)
+        assert CLOSED not in paths(bench.one, "")
+        bench.one.gate.set()
+        await finish
+    found = paths(bench.one, "")
+    assert CLOSED in found
+    assert sum(".unconfirmed-" in path for path in found) == 2
+    closing = Closing.read(closing_of().name, bench.one)
+    assert (closing.begin, closing.end) == (0, 7)
+
+
+async def test_a_closing_is_not_put_if_etcd_has_what_it_says(bench: Bench) -> None:
+    settled = asyncio.Event()
+    bench.persister.close(closing_of(), settled)
+    settled.set()
+    await bench.settled()
+    await bench.persister.finish(30.0)
+    assert paths(bench.one, "") == []
+
+
+async def test_a_closing_is_put_into_the_next_store_if_the_first_refuses(bench: Bench) -> None:
+    bench.spec(stores=("s3://one/", "s3://two/"))
+    bench.one.error = NotAllowed("no")
+    bench.persister.close(closing_of(), asyncio.Event())
+    await bench.persister.finish(30.0)
+    assert paths(bench.two, "") == [CLOSED]
+
+
+async def test_a_closing_of_a_journal_that_is_gone_or_without_stores_is_not_put(
+    bench: Bench,
+) -> None:
+    bench.persister.close(closing_of("gone/journal"), asyncio.Event())
+    bench.spec(stores=())
+    bench.persister.close(closing_of(), asyncio.Event())
+    await bench.persister.finish(30.0)
+    assert paths(bench.one, "") == []
+
+
+async def test_a_closing_is_not_put_while_its_bytes_are_not_stored(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store fails until the broker has to end: an operator decides."""
+    bench.one.error = Unavailable("the store is down")
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    bench.persister.close(closing_of(), asyncio.Event())
+    with pytest.raises(Unavailable):
+        await bench.persister.finish(0.2)
+    bench.one.error = None
+    assert paths(bench.one, "") == []
+    logged(caplog, path=CLOSED)
+    # Case: the broker has ended.
+    bench.persister.close(closing_of(), asyncio.Event())
+
+
+async def test_a_closing_is_given_up_after_some_attempts(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost without it: the broker does not wait longer for that."""
+    bench.one.error = Unavailable("the store is down")
+    bench.persister.close(closing_of(), asyncio.Event())
+    async with TaskScope("test") as scope:
+        finish = scope.spawn(bench.persister.finish(600.0), name="finish")
+        while not finish.done():
+            await bench.until(lambda: bool(bench.clock.sleepers) or finish.done())
+            bench.clock.advance(10.0)
+        await finish
+    assert bench.one.puts
+    assert paths(bench.one, "") == []
+    logged(caplog, path=CLOSED)

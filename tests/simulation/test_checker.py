@@ -66,6 +66,46 @@ def test_overlapping_acknowledgements() -> None:
     assert "overlap" in story.found()
 
 
+def lose_all(story: Story) -> None:
+    """End the brokers of all replicas before they have stored anything."""
+    story.history.lost_brokers = {"a": 2.0, "b": 2.0}
+
+
+def test_offsets_of_a_lost_append_are_given_out_before_an_operator_is_asked() -> None:
+    story = Story()
+    story.append(b"aaaa", 0)
+    story.append(b"bb", 0, time=5.0, holders=(("c",),), primary=("c",))
+    lose_all(story)
+    assert "no operator was asked" in story.found()
+    story.history.resets.append(Confirmed(story.history.lives[0], 4.0, 0))
+    assert story.found() == ""
+
+
+def test_an_append_that_names_its_offset_confirms_the_head() -> None:
+    story = Story()
+    story.append(b"aaaa", 4)
+    story.append(b"bb", 4, time=5.0, holders=(("c",),), primary=("c",), offset=4)
+    lose_all(story)
+    assert story.found() == ""
+
+
+def test_an_answer_with_registers_that_the_journal_has_lost() -> None:
+    story = Story()
+    story.append(b"aaaa", 0, tag=1)
+    story.append(b"bb", 4, time=5.0, answered_tags=("1",))
+    assert story.found() == ""
+    story.append(b"cc", 6, time=6.0, answered_tags=())
+    assert "answered with the register" in story.found()
+    # Case: the value of an append whose outcome is not known.
+    story.append(b"dd", None, time=5.5, tag=9)
+    story.history.appends[2].answered_tags = ("9",)
+    assert story.found() == ""
+    # Case: an operator confirmed the head. Registers are empty then.
+    story.history.appends[2].answered_tags = ()
+    story.history.resets.append(Confirmed(story.history.lives[0], 5.5, 6))
+    assert story.found() == ""
+
+
 def test_other_bytes_in_a_reader() -> None:
     story = Story()
     story.append(b"aaaa", 0)
@@ -146,6 +186,7 @@ def test_the_loss_of_all_replicas_at_once_is_permitted() -> None:
     story.read(b"zz", 0)
     story.append(b"zz", 0, time=60.0)
     story.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    story.history.resets.append(Confirmed(story.history.lives[0], 50.0, 0))
     assert story.found() == ""
 
 
@@ -211,6 +252,7 @@ def test_an_upload_of_what_was_given_out_again() -> None:
     story.append(b"aaaa", 0)
     story.append(b"zz", 0, time=60.0)
     story.history.lost_brokers |= {"a": 10.0, "b": 40.0}
+    story.history.resets.append(Confirmed(story.history.lives[0], 50.0, 0))
     story.history.appends[1].holders = (("c",),)
     story.stored(b"aaaa", 0, time=70.0)
     assert "fragment path has other bytes" in story.found()

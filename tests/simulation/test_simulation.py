@@ -77,6 +77,16 @@ def test_mistakes_of_sessions_and_groups_are_found(plant: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("plant", "first"), [("closing-too-early", 51), ("closing-of-another-tenure", 161)]
+)
+def test_mistakes_of_closings_are_found(plant: str, first: int) -> None:
+    """``make sim-plants`` begins with the first seed: that takes longer."""
+    run = simulate("--plants", "--plant", plant, "--first", str(first), "--seeds", "30")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_seeds_go_the_ways_of_shipped_brokers() -> None:
     """By whole calls, groups, sessions, and messages that are replicated as they arrive."""
     said = simulate("--first", "1", "--seeds", "30").stdout

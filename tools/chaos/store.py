@@ -156,8 +156,8 @@ def stored_ops(directory: Path, journal: str) -> tuple[int, ...]:
 
 
 def _is_fragment(name: str) -> bool:
-    """Return False for a file that is being written, and for one that a broker has stored aside."""
-    return not name.startswith(".") and ".unconfirmed-" not in name
+    """Return False for a file that is being written, and for what brokers leave at an end without etcd."""
+    return not name.startswith((".", "closed-")) and ".unconfirmed-" not in name
 
 
 def _decoded(fragment: Fragment, path: Path) -> bytes:

@@ -67,6 +67,7 @@ def _check_life(
     kept = [one for one in appends if one.number not in lost]
     gone = [one for one in appends if one.number in lost]
     yield from _overlaps(kept)
+    yield from _unasked(history, life, appends, gone)
     yield from _evicted(history, appends)
     yield from _skipped(history, life, kept)
     for piece in pieces:
@@ -157,6 +158,43 @@ def _overlaps(appends: list[Append]) -> Iterator[str]:
             yield f"two acknowledged appends overlap: {_name(before)} and {_name(append)}"
         if before is None or append.end > before.end:
             before = append
+
+
+def _unasked(
+    history: History, life: Life, appends: list[Append], gone: list[Append]
+) -> Iterator[str]:
+    """Yield an append at offsets of a lost one, although no operator had confirmed a head in between.
+
+    A journal that has lost acknowledged bytes waits for that. An append that names its offset confirms it.
+    """
+    for lost in gone:
+        assert lost.begin is not None
+        assert lost.ended is not None
+        for later in appends:
+            assert later.begin is not None
+            assert later.ended is not None
+            overlap = max(lost.begin, later.begin) < min(lost.end, later.end)
+            if not overlap or later.begun <= lost.ended:
+                continue
+            if not _was_confirmed(history, life, lost.ended, later.ended):
+                yield (
+                    f"{_name(later)} has offsets of {_name(lost)}, which was lost, and no operator was asked"
+                )
+                return
+
+
+def _was_confirmed(history: History, life: Life, since: float, until: float) -> bool:
+    """Return True if an operator, or an append that names an offset, may have confirmed a head."""
+    heads = (*history.resets, *history.confirmed)
+    if any(one.life is life and since <= one.time <= until for one in heads):
+        return True
+    return any(
+        one.journal == life.journal
+        and one.offset
+        and one.begun <= until
+        and (one.ended is None or one.ended >= since)
+        for one in history.appends
+    )
 
 
 def _evicted(history: History, appends: list[Append]) -> Iterator[str]:
@@ -385,6 +423,7 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
     """
     confirmed = sorted(one.time for one in history.confirmed if one.life is life)
     tag: int | None = None
+    known_since = 0.0
     mine = {one.number for one in appends}
     unknown = {one.tag for one in history.appends if one.number not in mine}
     for append in appends:
@@ -395,7 +434,13 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
         if expected is not None and tag is not None and expected != tag and expected not in unknown:
             yield f"{_name(append)} required {append.expected_tag}, and the register was {tag}"
         if append.tag is not None and append.payload:
-            tag = append.tag
+            tag, known_since = append.tag, append.begun
+        elif append.answered_tags is not None and tag is not None:
+            answered = {int(value) for value in append.answered_tags}
+            assert append.ended is not None
+            is_known = not _was_confirmed(history, life, known_since, append.ended)
+            if is_known and tag not in answered and not answered & unknown:
+                yield f"{_name(append)} was answered with the register {answered}, and it was {tag}"
 
 
 def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:

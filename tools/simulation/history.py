@@ -40,6 +40,8 @@ class Append:
     """The value of the journal's register that this append has set."""
     expected_tag: int | None = None
     """The value that it required."""
+    answered_tags: tuple[str, ...] | None = None
+    """The values of the register that its answer gave; None if it does not say."""
 
     @property
     def acknowledged(self) -> bool:
@@ -160,6 +162,10 @@ class History:
     unlisted: list[Fault] = field(default_factory=list)
     """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
     confirmed: list[Confirmed] = field(default_factory=list)
+    resets: list[Confirmed] = field(default_factory=list)
+    """Whenever an operator confirmed a head, also while one of its brokers lived."""
+    closings: int = 0
+    """How often a primary said in a store where it ended."""
     assigned: list[Assigned] = field(default_factory=list)
     """The assignments of all journals, whenever they changed."""
     members: dict[str, tuple[int, float]] = field(default_factory=dict)

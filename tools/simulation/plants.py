@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gazette.broker import known_head, replica, resolver, service
@@ -17,14 +19,17 @@ from gazette.broker.append import rules as append_rules
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.closings import Closings
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
+from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
 from gazette.fragment.spool_bytes import SpoolBytes
 from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 
@@ -228,6 +233,37 @@ def group_answered_ok() -> None:
     _replace(append_driver.AppendDriver, "_outcome_of", outcome_of)
 
 
+def closing_too_early() -> None:
+    """Let a primary say where it has ended as soon as it has acknowledged its first append."""
+    before = replica.Replica.acknowledge
+
+    async def acknowledge(self: replica.Replica, tenure: int, begin: int, end: int) -> None:
+        await before(self, tenure, begin, end)
+        closing = self.head.closing(end, self._upload_gate.registers)
+        if closing is not None and self.spec is not None:
+            active = self._context.blob_stores.get(self.spec.fragment.stores[0])
+            content = io.BytesIO(closing.encode())
+            active.calls.submit(active.store.put, closing.name.path, content)
+
+    _replace(replica.Replica, "acknowledge", acknowledge)
+
+
+def closing_of_another_tenure() -> None:
+    """Let a primary take any closing of the journal for that of the last primary."""
+
+    async def find(self: Closings, name: ClosingName, spec: JournalSpec) -> Closing | None:
+        active = self._context.blob_stores.get(spec.fragment.stores[0])
+        listed = await active.calls.run(active.store.list, f"{name.journal}/")
+        names = [ClosingName.parse(name.journal, info.path) for info in listed]
+        found = sorted((one.tenure, one) for one in names if one is not None)
+        if not found:
+            return None
+        closing = await active.calls.run(Closing.read, found[-1][1], active.store)
+        return replace(closing, name=name, end=max(closing.end, self._head.offset))
+
+    _replace(Closings, "_find", find)
+
+
 # A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
 # is consistent, and not what it holds (`gazette.allocator.converge`). Alone it breaks no promise, so no judge
 # of histories can find it:
@@ -263,6 +299,8 @@ PLANTS: Final[dict[str, Plant]] = {
         shown_at_once,
         unknown_session_admitted,
         group_answered_ok,
+        closing_too_early,
+        closing_of_another_tenure,
     )
 }
 

@@ -48,6 +48,8 @@ _PARTED_S: Final = 60.0
 _LARGE: Final = 1_600_000
 """Bytes of an append of which brokers write a part before they have all of it."""
 _REGISTER: Final = "tag"
+_ETCD_LOST_SHARE: Final = 0.1
+"""How many of the seeds without another story lose their etcd."""
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
 
 
@@ -99,6 +101,9 @@ class Scenario:
         self.clock = NodeClock(world.loop)
         self.story: Callable[[], Any] | None = None
         """What is all that goes wrong in this run; None: faults of all kinds."""
+        self._story_apart = random.Random(f"a story of {seed}")
+        """A source apart, so that other choices of a seed stay as they are."""
+        self.has_operator = True
         self.plan = self._plan(seed)
         self.lives: dict[str, int] = dict.fromkeys(self.plan.journals, 0)
         """How often each journal was created."""
@@ -126,6 +131,9 @@ class Scenario:
             self._late_and_together,
         )
         self.story = rng.choice((*[None] * 8, *tales))
+        if self.story is None and self._story_apart.random() < _ETCD_LOST_SHARE:
+            # Brokers of another version may leave nothing by which a journal goes on.
+            self.story, self.has_operator = self._etcd_lost, world.other is not None
         is_tale_of_deaths = self.story == self._deaths_apart
         is_tale_of_pauses = self.story == self._paused_leader
         count = 3 if self.story else rng.choice((2, 3, 3, 3, 3, 4))
@@ -145,6 +153,8 @@ class Scenario:
             replications = (3,) if is_tale_of_deaths else (1,) if is_tale_of_pauses else (1, 1, 2)
         if self.story == self._late_and_together:
             replications = (2, 3)
+        if self.story == self._etcd_lost:
+            replications = (1, 2, 3)
         journals = {}
         for number in range(rng.choice((2, 3)) if is_tale_of_deaths else rng.choice((1, 1, 1, 2))):
             name = f"journal-{number}"
@@ -586,6 +596,36 @@ class Scenario:
         self.world.etcd_node.hold(seconds)
         self.world.network.held(self.world.etcd_node)
 
+    async def _etcd_lost(self) -> None:
+        """Let etcd be away, or answer too late, until all brokers have lost their leases and ended.
+
+        Journals go on without an operator. Then brokers may be killed, whose journals have to wait for one.
+        """
+        rng, hosts = self._story_apart, self.plan.hosts
+        for _ in range(rng.choice((1, 1, 2))):
+            await self._append_often(rng.uniform(2.0, 20.0), hosts)
+            seconds = LEASE_S + rng.uniform(5.0, 60.0)
+            self._fault("etcd is away", seconds, *hosts, lease=True)
+            if rng.random() < 0.7:
+                self.world.etcd_node.hold(seconds)
+                self.world.network.held(self.world.etcd_node)
+            else:
+                self._slow_etcd(rng.uniform(8.0, 15.0))
+            await self._append_often(LEASE_S, hosts, rng.choice((2, 10, 30)))
+            await self.clock.sleep(seconds - LEASE_S)
+            self._slow_etcd(0.0)
+            await self.clock.sleep(rng.uniform(60.0, 120.0))
+        if rng.random() < 0.4:
+            await self._append_often(rng.uniform(2.0, 20.0), hosts)
+            self.has_operator = True
+            for host in hosts:
+                self._kill(host)
+
+    def _slow_etcd(self, delay_s: float) -> None:
+        for host in self.plan.hosts:
+            self.world.network.slow(host, ETCD, delay_s)
+            self.world.network.slow(ETCD, host, delay_s)
+
     async def _part(self, one: str, other: str, what: str, lease_of: str | None = None) -> None:
         rng, network = self.rng, self.world.network
         seconds = rng.choice((2.0, 15.0, 30.0, 60.0)) * rng.uniform(0.7, 1.3)
@@ -883,6 +923,8 @@ class Scenario:
         append.ended = world.loop.now
         append.begin = result.commit.begin if at is None else at
         append.revision = result.header.etcd.revision
+        if not append.repeated and at is None:
+            append.answered_tags = result.registers.values_of(_REGISTER)
         primary, revision = result.header.process_id, append.revision
         if primary is not None:
             append.primary = world.primary(primary.suffix, append.begun, revision)
@@ -919,6 +961,8 @@ class Scenario:
         """
         history, now = self.world.history, self.world.loop.now
         life = history.last_life(journal)
+        if not self.has_operator:
+            return False
         if life is None or any(
             one.what == life.bucket and one.begin <= now <= one.end for one in history.unlisted
         ):
@@ -955,6 +999,8 @@ class Scenario:
             self.world.say("op", f"resets the head of {journal} to {head}")
             history = self.world.history
             life = history.last_life(journal)
+            if life is not None:
+                history.resets.append(Confirmed(life, self.world.loop.now, head))
             if life is not None and assigned_ended(history, life, history.hurried):
                 history.confirmed.append(Confirmed(life, self.world.loop.now, head))
             if head:

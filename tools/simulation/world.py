@@ -21,6 +21,7 @@ from gazette.client.rpc.channel import Channels
 from gazette.errors import Bug, GazetteError
 from gazette.etcd.client import EtcdSettings
 from gazette.etcd.pb import rpc_pb2
+from gazette.fragment.closing import ClosingName
 from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.set_aside import SetAside
 from gazette.net.server import Server
@@ -416,6 +417,9 @@ class World:
         self.say("store", f"put {bucket}/{path}")
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
+            return
+        if ClosingName.parse(journal, name) is not None:
+            self.history.closings += 1
             return
         marked = any(one.startswith(f"{path}.unconfirmed-") for one in self.buckets[bucket].objects)
         fragment = Fragment.parse(journal, name)

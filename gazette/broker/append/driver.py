@@ -273,7 +273,13 @@ class AppendDriver:
                 return await self._write(put_assignments(self._context, self._at, route))
             case ev.PutSuspend(level, offset):
                 return await self._write(put_suspend(self._context, self._at, level, offset))
-            case ev.LoadHead() | ev.AwaitReadiness() | ev.ConfirmHead() | ev.BeginTenure():
+            case (
+                ev.LoadHead()
+                | ev.AwaitReadiness()
+                | ev.SeekClosing()
+                | ev.ConfirmHead()
+                | ev.BeginTenure()
+            ):
                 return await self._make_ready(effect)
             case ev.AwaitAcks():
                 return await self._await_acks()
@@ -499,7 +505,7 @@ class AppendDriver:
             failed = await self._catch_up(replica, pipeline)
             if failed is not None:
                 return failed
-        replica.lead(spool.fragment.end, at.tenure)
+        replica.lead(spool.fragment.end, spool.registers, at.tenure)
         now = self._context.clock.now()
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
@@ -530,7 +536,8 @@ class AppendDriver:
             return ev.Failed(error)
 
     async def _make_ready(
-        self, effect: ev.LoadHead | ev.AwaitReadiness | ev.ConfirmHead | ev.BeginTenure
+        self,
+        effect: ev.LoadHead | ev.AwaitReadiness | ev.SeekClosing | ev.ConfirmHead | ev.BeginTenure,
     ) -> ev.Event:
         at, replica = self._at, self._replica
         assert replica is not None
@@ -542,6 +549,8 @@ class AppendDriver:
                     if replica.line.store_ails_since is None:
                         replica.line.store_ails_since = self._context.clock.monotonic()
                     await self._wait(self._readiness_change(replica, until))
+                case ev.SeekClosing():
+                    await self._wait(replica.adopt_closing(at.tenure))
                 case ev.ConfirmHead(offset):
                     await self._wait(replica.confirm(at.tenure, offset))
                 case ev.BeginTenure(end):
@@ -579,7 +588,9 @@ class AppendDriver:
             now=clock.now(),
             monotonic=clock.monotonic(),
             store_until=self._store_until(replica.line, ails=ails),
-            head=ev.HeadSeen(head.offset, head.closed) if head.loaded else None,
+            head=ev.HeadSeen(head.offset, head.closed, replica.closings.reason)
+            if head.loaded
+            else None,
             unlisted=unlisted,
             must_begin=replica.must_begin(self._at.header.route),
             admission=self._admission(replica.sessions),

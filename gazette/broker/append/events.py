@@ -193,11 +193,13 @@ class HeadSeen(msgspec.Struct, frozen=True):
     """The known head, as etcd has it. ``offset`` is what the journal has reached at least.
 
     ``closed`` holds the journal's registers if the last primary left in good order. Then nothing was
-    acknowledged beyond ``offset``. Otherwise ``closed`` is None.
+    acknowledged beyond ``offset``. Otherwise ``closed`` is None, and ``unclosed`` says why a closing in a
+    store did not close the head, if one was looked for.
     """
 
     offset: Offset = 0
     closed: LabelSet | None = None
+    unclosed: str = ""
 
 
 class ReadinessSeen(msgspec.Struct, frozen=True):
@@ -381,6 +383,12 @@ class AwaitReadiness(msgspec.Struct, frozen=True):
     until: float
 
 
+class SeekClosing(msgspec.Struct, frozen=True):
+    """Close the known head if the last primary has left a closing in a store, and look again. →
+    ReadinessSeen.
+    """
+
+
 class ConfirmHead(msgspec.Struct, frozen=True):
     """Record that the journal goes on at ``offset``, without what is missing before, and look again. →
     ReadinessSeen.
@@ -455,6 +463,7 @@ RareEffect: TypeAlias = (
     | PutSuspend
     | LoadHead
     | AwaitReadiness
+    | SeekClosing
     | ConfirmHead
     | BeginTenure
     | AwaitAcks

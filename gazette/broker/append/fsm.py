@@ -126,6 +126,8 @@ class AppendFSM:
     _rounds: int = 0
     _registers: LabelSet = EMPTY_LABELS
     """The registers of the next synchronization. While content arrives: the registers of the commit."""
+    _sought: bool = False
+    """A closing of the last primary was looked for."""
     _confirmed: Offset = 0
     """The head before which missing bytes are recorded as lost."""
     _final_status: Status = Status.OK
@@ -372,11 +374,12 @@ class AppendFSM:
                 # The last primary left in good order, and stores have all that was acknowledged.
                 self.roll_to = head
                 return self._resync(seen.now, known.closed)
-            reason = ""
-            if known.offset > index.end:
-                reason = f"known head {head}, stores end at {index.end}, spools at {end}"
-                reason += f"; {seen.undecided}" if seen.undecided else ""
-            return self._refuse(Status.INDEX_HAS_GREATER_OFFSET, store_error=reason)
+            if known.closed is None and not self._sought:
+                self._sought = True
+                return (ev.SeekClosing(),)
+            return self._refuse(
+                Status.INDEX_HAS_GREATER_OFFSET, store_error=_why_unconfirmed(seen, head, end)
+            )
         if terms.offset is not None and terms.offset != head:
             return self._refuse(Status.WRONG_APPEND_OFFSET)
         if terms.offset is not None and end != head:
@@ -655,6 +658,18 @@ class AppendFSM:
         )
         assert self._length >= 0
         assert self.holds or self._pipeline_route is None or self.state.terminal
+
+
+def _why_unconfirmed(seen: ev.ReadinessSeen, head: Offset, end: Offset) -> str:
+    """Return why a journal whose spools end at ``end`` does not go on at ``head``."""
+    assert seen.head is not None
+    reasons = []
+    if seen.head.offset > seen.index.end:
+        reasons.append(f"known head {head}, stores end at {seen.index.end}, spools at {end}")
+        reasons.append(seen.undecided)
+    if seen.head.closed is None:
+        reasons.append(seen.head.unclosed)
+    return "; ".join(filter(None, reasons))
 
 
 def _disagreement(journal: JournalName, offset: Offset) -> Conflict:

@@ -32,7 +32,7 @@ from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
 from gazette.protocol.ids import Offset, ProcessId
-from gazette.protocol.label_set import LabelSet
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import validate_replicate_response
@@ -69,11 +69,19 @@ class Turn:
     an exception, breaks the pipeline: its answers would be taken for those of the next turn.
     """
 
-    def __init__(self, pipeline: Pipeline, prior: asyncio.Future[None] | None, end: Offset) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prior: asyncio.Future[None] | None,
+        end: Offset,
+        registers: LabelSet,
+    ) -> None:
         self._pipeline = pipeline
         self._prior = prior
         self._end = end
         """End of the last proposal when the turn was taken."""
+        self._registers = registers
+        """The registers there."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
@@ -84,6 +92,7 @@ class Turn:
             self.skip(cancelled)
             raise
         self._pipeline.gathering_to = self._end
+        self._pipeline.gathering_registers = self._registers
         return self
 
     async def __aexit__(
@@ -114,7 +123,7 @@ class Pipeline:
 
     ``header`` is the header of the resolution that the pipeline was built for. After ``expires_at`` (of the
     monotonic clock), replace the pipeline at the next occasion. ``agree`` is called with the end of what all
-    replicas have acknowledged, before the gatherer of their answers returns.
+    replicas have acknowledged, and the registers there, before the gatherer of their answers returns.
 
     Only the holder sends, and only the owner of the current turn gathers. To close a
     pipeline, take it from its mutex.
@@ -127,12 +136,14 @@ class Pipeline:
         peers: Sequence[PeerStream],
         *,
         expires_at: float,
-        agree: Callable[[Offset], None],
+        agree: Callable[[Offset, LabelSet], None],
     ) -> None:
         self.header = header
         self._agree = agree
         self.gathering_to: Offset = 0
         """End of the append, or synchronization, whose answers are being gathered."""
+        self.gathering_registers = EMPTY_LABELS
+        """The registers at that end."""
         self._expires_at = expires_at
         self._local: SpoolWriter | None = local
         self._peers = tuple(peers)
@@ -377,8 +388,11 @@ class Pipeline:
         """Queue for the answers to what was sent since the last turn was taken.
         Call while you hold the pipeline.
         """
-        end = self.gathering_to if self._local is None else self.spool.fragment.end
-        turn = Turn(self, self.last_turn, end)
+        end, registers = self.gathering_to, self.gathering_registers
+        if self._local is not None:
+            spool = self.spool
+            end, registers = spool.fragment.end, spool.registers
+        turn = Turn(self, self.last_turn, end, registers)
         self.last_turn = turn.done
         return turn
 
@@ -402,7 +416,7 @@ class Pipeline:
                 first = first or error
         if first is None and all(answer.status is Status.OK for answer in answers):
             try:
-                self._agree(self.gathering_to)
+                self._agree(self.gathering_to, self.gathering_registers)
             except GazetteError as error:
                 first = error
         return tuple(answers), first
@@ -421,7 +435,7 @@ class Pipeline:
                 self.fail(unexpected_answer(answers[-1]))
                 break
         else:
-            self._agree(self.gathering_to)
+            self._agree(self.gathering_to, self.gathering_registers)
         return tuple(answers)
 
     def _raise_own_failure(self) -> None:
@@ -488,7 +502,7 @@ def open_pipeline(
     journal: str,
     spool: Spool,
     *,
-    agree: Callable[[Offset], None],
+    agree: Callable[[Offset, LabelSet], None],
 ) -> Pipeline:
     """Start a stream to each peer of the route, of which this broker is the primary. Does not wait for any.
 

@@ -22,6 +22,7 @@ from typing import Protocol
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision
+from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class UploadGate:
         self._completed = completed
         self._tenure: Revision = 0
         self._end: Offset | None = None
-        self._acknowledged: Offset = 0
+        self._registers = EMPTY_LABELS
+        self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
         self._reassigned: asyncio.Event | None = None
@@ -69,34 +71,46 @@ class UploadGate:
         return self._end
 
     @property
+    def registers(self) -> LabelSet:
+        """The journal's registers at the agreed end."""
+        return self._registers
+
+    @property
     def tenure(self) -> Revision:
         """Creation revision of the assignment of the primary that appended last."""
         return self._tenure
 
-    def lead(self, end: Offset, tenure: Revision) -> None:
+    def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, by the assignment that was created at ``tenure``.
 
-        The spool ends at ``end``. Has no effect if the replica leads already: it never
+        The spool ends at ``end``, with ``registers``. Has no effect if the replica leads already: it never
         follows again, it is replaced.
         """
         if self._end is None:
-            self._end, self._tenure = end, tenure
+            self._end, self._registers, self._tenure = end, registers, tenure
 
-    def agree(self, end: Offset) -> None:
-        """Record that all replicas of the journal's route have acknowledged everything before ``end``."""
+    def agree(self, end: Offset, registers: LabelSet) -> None:
+        """Record that all replicas of the journal's route have acknowledged everything before ``end``,
+        and have ``registers`` there.
+        """
         if self._end is None or end <= self._end:
             return
-        self._end = end
+        self._end, self._registers = end, registers
         held, self._held = self._held, []
         for spool in held:
             self.spool_complete(spool)
 
-    def acknowledge(self, end: Offset) -> None:
+    def acknowledge(self, end: Offset, registers: LabelSet) -> None:
         """Record that all replicas have everything before ``end``, but etcd may not name this primary.
 
-        The bytes are held back until ``agree`` or ``finish``.
+        The bytes are held back until ``agree_acknowledged`` or ``finish``.
         """
-        self._acknowledged = max(self._acknowledged, end)
+        if end > self._acknowledged[0]:
+            self._acknowledged = (end, registers)
+
+    def agree_acknowledged(self) -> None:
+        """Record that etcd names this primary, or may name it: what was held back counts as agreed."""
+        self.agree(*self._acknowledged)
 
     def confirm(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
         """Record that the primary of ``tenure`` has proposed exactly ``fragment``,
@@ -131,7 +145,7 @@ class UploadGate:
         The part beyond is dropped, and logged. Raise as the persister does. The persister
         cuts and repeats these uploads like all others.
         """
-        self.agree(self._acknowledged)
+        self.agree_acknowledged()
         held, self._held = self._held, []
         for spool in held:
             self._give_agreed(spool)

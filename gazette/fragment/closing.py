@@ -1,0 +1,117 @@
+"""Stage 7 of the byte path: the object by which a primary that ends without etcd says where it has ended.
+
+A primary that leaves in good order closes the known head in etcd. If etcd does not answer, it puts a
+*closing* into the journal's store instead, behind all of its bytes. A closing says that the primary has
+acknowledged nothing beyond ``end``, and what the registers were there. The next primary that finds the head
+open gets it by its exact name. See ADR 33.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gazette.blobs.blob_store import BlobStore
+from gazette.errors import Corrupt
+from gazette.protocol.ids import JournalName, Offset, Revision
+from gazette.protocol.label_set import Label, LabelSet
+
+_NAME: Final = re.compile(
+    r"closed-(?P<life>[0-9]{1,19})-(?P<tenure>[0-9]{1,19})-(?P<lease>[0-9a-f]{16})"
+)
+_BYTES_MAX: Final = 64 << 20
+"""More than a closing has: registers travel in one message between brokers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingName:
+    """The primary that a closing is of. ``life`` is the creation revision of its journal, ``tenure`` that of
+    its assignment. ``lease`` is the lease of its broker.
+
+    Revisions may repeat where an etcd was restored from a backup, or begun from nothing. Leases do not.
+    """
+
+    journal: JournalName
+    life: Revision
+    tenure: Revision
+    lease: int
+
+    @property
+    def path(self) -> str:
+        """Path of the object. No broker takes the name for that of a fragment."""
+        return f"{self.journal}/closed-{self.life}-{self.tenure}-{self.lease:016x}"
+
+    @classmethod
+    def parse(cls, journal: JournalName, relative_path: str) -> ClosingName | None:
+        """Read a path below a journal's directory. Return None for that of another object."""
+        match = _NAME.fullmatch(relative_path)
+        if match is None:
+            return None
+        return cls(journal, int(match["life"]), int(match["tenure"]), int(match["lease"], 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a primary says at its end: it has acknowledged nothing beyond ``end``, with ``registers`` there.
+
+    ``begin`` is the first offset that no store was known to have while the broker lived. The primary put the
+    closing when the stores had all from there on.
+    """
+
+    name: ClosingName
+    end: Offset
+    registers: LabelSet
+    begin: Offset
+
+    def encode(self) -> bytes:
+        """Return the content of the object, with its digest."""
+        body = {
+            "journal": self.name.journal,
+            "life": self.name.life,
+            "tenure": self.name.tenure,
+            "lease": self.name.lease,
+            "begin": self.begin,
+            "end": self.end,
+            "registers": [(label.name, label.value) for label in self.registers.labels],
+        }
+        return json.dumps({"closing": body, "sha256": _digest(body)}).encode()
+
+    @classmethod
+    def decode(cls, name: ClosingName, content: bytes) -> Closing:
+        """Return the closing that ``content`` holds. Raise ``Corrupt`` for a damaged or another one."""
+        try:
+            fields = json.loads(content)
+            body = fields["closing"]
+            registers = tuple(Label(str(one), str(value)) for one, value in body["registers"])
+            found = ClosingName(
+                str(body["journal"]), int(body["life"]), int(body["tenure"]), int(body["lease"])
+            )
+            closing = cls(found, int(body["end"]), LabelSet(registers), int(body["begin"]))
+            intact = fields["sha256"] == _digest(body)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise _damaged(name) from error
+        if not intact or found != name or not 0 <= closing.begin <= closing.end:
+            raise _damaged(name)
+        return closing
+
+    @classmethod
+    def read(cls, name: ClosingName, store: BlobStore) -> Closing:
+        """Read a closing from a store. Blocks. Raise as the store does, and as ``decode``."""
+        with store.open(name.path) as source:
+            return cls.decode(name, source.read(_BYTES_MAX))
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(name: ClosingName) -> Corrupt:
+    return Corrupt(
+        "the closing of a journal is damaged, or is that of another primary",
+        hint="It proves nothing: confirm the head by `gazctl journals reset-head`.",
+        journal=name.journal,
+        object=name.path,
+    )
