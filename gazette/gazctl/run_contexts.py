@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from gazette.errors import Invalid
 from gazette.gazctl.contexts import Contexts, contexts_directory, not_found
@@ -21,7 +21,8 @@ _NAME: Final = "run"
 _SUFFIX: Final = ".json"
 
 
-class RunContext(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RunContext:
     """The addresses of a run, and what it runs."""
 
     broker: str
@@ -51,7 +52,7 @@ def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
         )
     own = Contexts.load(environ).named
     directory = home / DIRECTORY
-    content = msgspec.json.encode(msgspec.structs.replace(run, host=socket.gethostname()))
+    content = json.dumps(asdict(replace(run, host=socket.gethostname()))).encode()
     try:
         directory.mkdir(0o700, parents=True, exist_ok=True)
         name, fd = _taken(directory, frozenset(own))
@@ -134,9 +135,10 @@ def _live(path: Path) -> RunContext | None:
         with path.open("rb") as file:
             if _locks(file.fileno(), fcntl.LOCK_SH):
                 return None
-            return msgspec.json.decode(file.read(), type=RunContext)
-    except (OSError, msgspec.MsgspecError):
+            run = RunContext(**json.load(file))
+    except (OSError, ValueError, TypeError):
         return None
+    return run if all(isinstance(value, str) for value in asdict(run).values()) else None
 
 
 def _locks(fd: int, kind: int) -> bool:

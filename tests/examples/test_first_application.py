@@ -179,10 +179,7 @@ async def follow_the_page(run: Run) -> None:
     said = [name + rest for name, rest in commands]
     assert said[:3] == [
         "gazette run app.py",
-        (
-            "printf '%s\\n' '{\"word\":\"gazette\"}' | gazctl journals append "
-            "-l name:prefix=words/part- --framing lines"
-        ),
+        "printf '%s\\n' '{\"word\":\"gazette\"}' | gazctl produce -l name:prefix=words/part-",
         "curl http://127.0.0.1:9001/counts/gazette",
     ]
     assert said[3:] == [

@@ -264,7 +264,7 @@ class World:
         """The lease of each member's key, by the member's id."""
         """Processes whose member key is in etcd, by name."""
         self.clock_offsets: dict[str, float] = {}
-        self.settings: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self.excused_until: dict[str, float] = {}
         """Hosts whose broker may lose its lease, until then."""
         self.on_exited: Callable[[BrokerProcess], None] = lambda process: None
@@ -277,6 +277,23 @@ class World:
         """How many processes were started, by the module that has their class."""
         self.etcd_node = Node(self.loop, ETCD)
         self.etcd = self._start_etcd()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of all brokers. Those that another version does not know are left out."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, chosen: dict[str, Any]) -> None:
+        ours, *others = (
+            one.BrokerSettings.__dataclass_fields__
+            for one in self.versions("tools.simulation.world")
+        )
+        self._settings = {
+            name: value
+            for name, value in chosen.items()
+            if name not in ours or all(name in other for other in others)
+        }
 
     # Events.
 
