@@ -585,6 +585,12 @@ def test_suspended_offset_is_resumed_at() -> None:
     spec = replace(SPEC, suspend=Suspend(SuspendLevel.NONE, 70))
     story = Story().until_ready(spool(0, 0), resolved(spec=spec))
     assert story.tell(ready(0, 0)) == (ev.SendSync(fragment(70, 70), EMPTY_LABELS, opening=False),)
+    # Case: its head was closed there, so its registers are known.
+    closed = LabelSet.of(("k", "v"))
+    for known, index_end, registers in ((70, 70, closed), (70, 0, closed), (60, 60, EMPTY_LABELS)):
+        story = Story().until_ready(spool(0, 0), resolved(spec=spec))
+        wants = story.tell(ready(0, index_end, known_head=known, closed=closed))
+        assert wants == (ev.SendSync(fragment(70, 70), registers, opening=False),)
     # Case: it is already beyond.
     story = Story().until_ready(spool(70, 71), resolved(spec=spec))
     assert story.tell(ready(0, 71)) == (ev.ReadContent(),)

@@ -365,7 +365,10 @@ class AppendFSM:
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
         if end < resume_at:
             self.roll_to = resume_at
-            return self._resync(seen.now)
+            # A head that was closed right there has the registers, which the spools that went had.
+            return self._resync(
+                seen.now, known.closed if known.offset == head == resume_at else None
+            )
         if head > max(end, index.end) and not spec.fragment.stores:
             # No store could ever hold the missing bytes: they are lost. Never use their offsets again.
             return self._go_on_at(head, seen.now)
