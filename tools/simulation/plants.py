@@ -27,7 +27,6 @@ from gazette.broker.service import BrokerService
 from gazette.etcd.lease import Lease
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
-from gazette.fragment.spool_bytes import SpoolBytes
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
@@ -106,17 +105,6 @@ def uploads_not_cut() -> None:
         return None
 
     _replace(UploadLimits, "of", of)
-
-
-def slow_disk_on_the_loop() -> None:
-    """Let a broker write to its disk on the event loop, however slow that is."""
-    put = SpoolBytes.put
-
-    def write_and_put(self: SpoolBytes, content: bytes, position: int) -> None:
-        self._write(content, position)
-        put(self, content, position)
-
-    _replace(SpoolBytes, "put", write_and_put)
 
 
 def registers_without_limit() -> None:
@@ -285,7 +273,6 @@ PLANTS: Final[dict[str, Plant]] = {
         head_unknown,
         lease_not_checked,
         uploads_not_cut,
-        slow_disk_on_the_loop,
         registers_without_limit,
         assignments_by_name,
         lease_released_first,

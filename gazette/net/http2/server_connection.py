@@ -12,7 +12,7 @@ from gazette.net.http2 import frames as fr
 from gazette.net.http2.connection import Http2Connection, Http2Stream, StreamListener
 from gazette.net.http2.headers import RequestHead
 from gazette.net.http2.peer import peer_of
-from gazette.net.http2.socket import Http2Socket
+from gazette.net.http2.socket import CLOSING_S, Http2Socket
 from gazette.net.http2.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ KEEPALIVE_S: Final = 10.0
 """Seconds of silence after which a peer with open calls is asked if it is there, and then given up."""
 IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
+FINISH_S: Final = 1.0
+"""Seconds that a client gets to close its side, when all calls have ended."""
 STALL_S: Final = 60.0
 """Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
 
@@ -109,6 +111,8 @@ class ServerConnection(Http2Socket):
         self._set_timer(FIRST_FRAMES_S, self._check)
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
         if self._first is None:
             self._server.turns.arrived(self, data)
             return
@@ -167,13 +171,40 @@ class ServerConnection(Http2Socket):
             if self._first is None:
                 self._connection.drain(last=last)
             if last and not self.is_busy:
-                self.close()
+                self._finish()
+
+    def _finish(self) -> None:
+        """End the connection once the client has read what was sent, within a short time.
+
+        A socket that is closed before all was read of it resets the connection: the client would lose what
+        it has not read yet. So what it still sends is read, and dropped, until it closes its side.
+        """
+        if self._closing:
+            return
+        self._flush()
+        transport = self._transport
+        if transport is None or not transport.can_write_eof():
+            self.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:
+            self.abort()  # The client has gone.
+            return
+        self._closing = True
+        transport.resume_reading()
+        self._set_timer(FINISH_S, self._close_unread)
+
+    def _close_unread(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._set_timer(CLOSING_S, self.abort)
 
     def _on_change(self) -> None:
         if not self._connection.running:
             self.busy_at = self._loop.time()
             if self._connection.draining and not self._connection.streams:
-                self._loop.call_soon(self.close)
+                self._loop.call_soon(self._finish)
         self._server.changed()
 
     def _on_received(self) -> None:

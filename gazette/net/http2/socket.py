@@ -99,8 +99,8 @@ class Http2Socket(asyncio.Protocol):
         """End the connection once the peer has taken what was sent, within a short time."""
         if self._closing:
             return
-        self._closing = True
         self._flush()
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
             self._set_timer(CLOSING_S, self.abort)
@@ -147,7 +147,7 @@ class Http2Socket(asyncio.Protocol):
             return
         content = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out, self._out_bytes = [], 0
-        if self._transport is not None:
+        if self._transport is not None and not self._closing:
             self._transport.write(content)
             if (
                 self._stalled_at is not None
