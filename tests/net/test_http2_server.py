@@ -334,6 +334,29 @@ async def test_a_server_that_stops_lets_calls_end(served: Served) -> None:
     assert not served.server.connections
 
 
+async def test_a_client_that_still_sends_gets_the_whole_answer_of_a_server_that_stops(
+    served: Served,
+) -> None:
+    """A socket that is closed before all was read of it resets the connection: what is on its way is lost."""
+    reader, writer = await served.raw()
+    window = {fr.INITIAL_WINDOW_SIZE: fr.WINDOW_MAX}
+    hello = fr.PREFACE + fr.settings(window) + fr.window_update(0, fr.WINDOW_MAX - 65_535)
+    head = b"\x83\x86\x44\x13/test.Service/Count\x41\x04here\x5f\x10application/grpc"
+    call = fr.frame(fr.HEADERS, fr.END_HEADERS, 1, head)
+    writer.write(hello + call + fr.frame(fr.DATA, fr.END_STREAM, 1, prefixed(b"80")))
+    await eventually(lambda: served.server.connections)
+    (connection,) = served.server.connections
+    await eventually(lambda: connection._stalled_at is not None)
+    seen = 0
+    async with TaskScope("test") as scope:
+        scope.spawn(served.server.stop(30.0), name="stop")
+        while content := await reader.read(1 << 16):
+            seen += len(content)
+            writer.write(fr.ping(bytes(8)))
+        writer.close()
+    assert seen > 80 * 100_000
+
+
 async def test_calls_that_do_not_end_are_cut_off(served: Served) -> None:
     call = served.unary("Hang")(b"")
     await served.handlers.running.wait()
