@@ -50,7 +50,8 @@ _EXPONENT_MAX: Final = 400
 """Greatest exponent of a decimal that is expanded. Beyond it, the value is zero or fits no column."""
 
 _BASE64_GROUP: Final = re.compile(r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
-_BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*+[\x00-\x20]*+")
+# Python before 3.11.5 takes a possessive repetition for a match where its group had to go back (gh-106052).
+_BASE64: Final = re.compile(rf"(?:[\x00-\x20]*+{_BASE64_GROUP.pattern})*[\x00-\x20]*+")
 
 _DAY: Final = re.compile(
     r"([+-]?\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
