@@ -35,7 +35,8 @@ _BLANKS: Final = b" \t\r\n"
 _DEPTH_MAX: Final = 1000
 _CLOSING: Final = {"{": "}", "[": "]"}
 _ESCAPE = rb"\\(?:[\"'\\/bfnrt]|u[0-9a-fA-F]{4})"
-_STRING = rb'"(?:[^"\\\x00-\x1f]++|%b)*+"|\'(?:[^\'\\\x00-\x1f]++|%b)*+\'' % (_ESCAPE, _ESCAPE)
+# Not possessive, as an escape may have to go back: see `json_values`.
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|%b)*"|\'(?:[^\'\\\x00-\x1f]++|%b)*\'' % (_ESCAPE, _ESCAPE)
 _NUMBER = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9.])"
 _WORD = rb"true|false|null|NaN|[+-]?Infinity|[+-]INF"
 _TOKEN = re.compile(rb"[ \t\r\n]*+(%b|%b|%b|[{}\[\]:,])" % (_WORD, _NUMBER, _STRING))
