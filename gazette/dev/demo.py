@@ -209,17 +209,21 @@ class _Demo:
             counted = await expected
             self._judge(counts, counted, publishing, queries)
         if self.flags.backfill and self.report.ok:
-            await self._backfill(words, counted)
+            await self._backfill(words, publishing, counted)
         self.report.seconds = self.clock.monotonic() - began
         self._print(publishing)
 
-    async def _backfill(self, words: WordCountCluster, counted: Counter[str]) -> None:
+    async def _backfill(
+        self, words: WordCountCluster, publishing: Publishing, counted: Counter[str]
+    ) -> None:
         """Rebuild a shard's state from history, then publish more, which the shard must consume."""
         act = BackfillAct(words, self.clock, self.say, self.runner)
         await act.run()
         report = self.report
         report.backfill, report.backfill_messages = self.runner.name, act.messages
         report.backfill_seconds = act.seconds
+        # Its history ends where stores did: what they got since is consumed behind it.
+        await words.await_read_through(await publishing.write_heads(), CATCH_UP_TIMEOUT_S)
         await self._compare(words, counted, "every count is as it was before")
         more = self.files[:MORE_FILES]
         publishing = Publishing(words, more, self.clock)
