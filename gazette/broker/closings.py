@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _READ_S: Final = 10.0
+_REMOVE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 """Seconds for which stores that lack a closing are not asked for it again."""
 
@@ -126,9 +127,10 @@ class Closings:
                 continue
             active = self._context.blob_stores.get(url)
             try:
-                await active.calls.run(active.store.remove, name.path)
-            except GazetteError as error:
+                async with timeout(_REMOVE_S):
+                    await active.calls.run(active.store.remove, name.path)
+            except (GazetteError, TimeoutError) as error:
                 log.info(
                     "cannot remove %(path)s from %(store)s, which no broker needs any more: %(error)s",
-                    {"path": name.path, "store": url, "error": error},
+                    {"path": name.path, "store": url, "error": str(error) or "no answer in time"},
                 )

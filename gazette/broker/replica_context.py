@@ -28,11 +28,11 @@ class Pools:
     """Threads that the whole broker shares. Each blob store has its own: see ``BlobStores``."""
 
     spools: Pool
-    """For processor work, and for what it reads and writes on the local disk."""
+    """For work of the processor, and for the reads and writes that it makes on the local disk."""
     writes: Pool
     """For writing to spool files."""
     reads: Pool
-    """For reading from the local disk what is not in the page cache."""
+    """For reads of spool files that the page cache does not have."""
 
     def close(self) -> None:
         self.spools.close()

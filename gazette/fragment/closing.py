@@ -55,7 +55,8 @@ class ClosingName:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What a primary says at its end: it has acknowledged nothing beyond ``end``, with ``registers`` there.
+    """The statement of a primary at its end: it has acknowledged nothing beyond ``end``. The journal had
+    ``registers`` there.
 
     ``begin`` is the first offset that no store was known to have while the broker lived. The primary put the
     closing when the stores had all from there on.

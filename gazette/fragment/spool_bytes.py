@@ -49,7 +49,7 @@ class SpoolBytes:
         self._begin = 0
         """Position of the first byte in memory. Those before it are in the file."""
         self._parts: deque[bytes | bytearray] = deque()
-        """What is in memory. Short content extends the last part, so that parts are few."""
+        """The bytes in memory. Short content extends the last part, so that parts are few."""
         self._length = 0
         """Bytes in ``_parts``."""
         self._valid = 0
@@ -76,19 +76,14 @@ class SpoolBytes:
         that may be written.
         """
         with self._disk_lock:
-            try:
-                if position is not None:
-                    self._forget(position)
-                while self._move():
-                    pass
-                if position is not None:
-                    self._write(content, position)
-                    with self._lock:
-                        self._begin = position + len(content)
-            except Unavailable:
-                self._memory.failing = True
-                raise
-            self._memory.failing = False
+            if position is not None:
+                self._forget(position)
+            while self._move():
+                pass
+            if position is not None:
+                self._write(content, position)
+                with self._lock:
+                    self._begin = position + len(content)
 
     def pread(self, length: int, position: int) -> bytes:
         """Read at most ``length`` bytes; fewer at the end. Blocks if they are in the file."""
@@ -184,6 +179,11 @@ class SpoolBytes:
         return True
 
     def _write(self, content: bytes, position: int) -> None:
-        if self._file is None:
-            self._file = self._disk.create()
-        self._file.pwrite(content, position)
+        try:
+            if self._file is None:
+                self._file = self._disk.create()
+            self._file.pwrite(content, position)
+        except Unavailable as error:
+            self._memory.failed(error)
+            raise
+        self._memory.failing = False

@@ -39,7 +39,7 @@ class Unwritten(Protocol):
 
 
 class SpoolMemory:
-    """At most ``limit`` bytes that are in memory only. Loop-bound, except where stated.
+    """Counts bytes that are in memory only: at most ``limit``. Loop-bound, except where stated.
 
     ``pool`` runs what writes to the disk, one call at a time for all spools.
     """
@@ -75,18 +75,28 @@ class SpoolMemory:
         if self.unwritten * _WRITTEN_FROM >= self.limit and not self._is_writing:
             holders = [one for one in self._holders if one.unwritten]
             self._holders = weakref.WeakKeyDictionary(dict.fromkeys(holders))
-            self._writing = self.pool.submit(_write, self, holders)
+            self._writing = self.pool.submit(_write, holders)
 
     def free(self, length: int) -> None:
         """Count ``length`` fewer bytes. In any thread; also while the garbage collector runs."""
         self._freed.append(length)
+
+    def failed(self, error: Unavailable) -> None:
+        """Take nothing into memory until a write succeeds. Log the first failure. In any thread."""
+        if not self.failing:
+            log.warning(
+                "appended bytes stay in memory, and appends are refused until one can be written: %(error)s",
+                # The text alone: a record that is kept would keep the bytes of a spool, by the traceback.
+                {"error": str(error)},
+            )
+        self.failing = True
 
     @property
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
 
 
-def _write(memory: SpoolMemory, holders: Collection[Unwritten]) -> None:
+def _write(holders: Collection[Unwritten]) -> None:
     """Write half of all bytes, those of the longest spools first. In a thread."""
     left = sum(one.unwritten for one in holders) // 2
     for holder in sorted(holders, key=lambda one: one.unwritten, reverse=True):
@@ -95,11 +105,5 @@ def _write(memory: SpoolMemory, holders: Collection[Unwritten]) -> None:
         left -= holder.unwritten
         try:
             holder.write()
-        except Unavailable as error:
-            if not memory.failing:
-                log.warning(
-                    "what was appended stays in memory, and appends are refused: %(error)s",
-                    {"error": error},
-                )
-            memory.failing = True
-            break
+        except Unavailable:
+            break  # It has said so. The next append tries again.

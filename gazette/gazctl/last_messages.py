@@ -1,4 +1,4 @@
-"""Where the last messages of a journal begin: `find_last`. It reads backwards, in spans that grow."""
+"""Finds where the last messages of a journal begin. `find_last` reads backwards, in spans that grow."""
 
 from __future__ import annotations
 

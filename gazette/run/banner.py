@@ -18,7 +18,7 @@ _SHELL_TIMES: Final = {
     NOW: "'$(date -u +%Y-%m-%dT%H:%M:%S)'",
     str(NOW_S): "'$(date +%s)'",
 }
-"""What a shell puts in place of the time of a sample, within single quotes: the time at which it runs."""
+"""Texts in place of the times of a sample, within single quotes. A shell makes them the present time."""
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 

@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gazette.auth import Capability, Claims
-from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import AppendTerms, Ending, Outcome
-from gazette.broker.known_head import Head, head_key
+from gazette.broker.append.events import Ending
+from gazette.broker.known_head import Head
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
-from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
-from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
+from gazette.testing.fixed_cluster import FixedCluster
+from tests.broker.test_known_head import JOURNAL, KEY, append, until
 from tests.facts import logged
 
-JOURNAL = "a/journal"
-KEY = head_key(ROOT, JOURNAL)
 AUTHOR = LabelSet.of(("author", "7"))
-
-
-class Chunks:
-    """Content of an append, with its commit."""
-
-    def __init__(self, *chunks: bytes) -> None:
-        self._chunks = [*chunks, b""]
-
-    async def next(self) -> bytes | None:
-        return self._chunks.pop(0) if self._chunks else None
-
-
-async def append(broker: FixedBroker, *chunks: bytes, **terms: Any) -> Outcome:
-    call = AppendCall(
-        AppendTerms(JOURNAL, **terms),
-        Claims.of_journal(Capability.APPEND, JOURNAL),
-        may_proxy=False,
-    )
-    return await AppendDriver(broker.context, call, Chunks(*chunks)).run()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await SystemClock().sleep(0)
 
 
 def known(cluster: FixedCluster) -> Head:
@@ -120,7 +91,7 @@ async def journal(cluster: FixedCluster, tmp_path: Path) -> Journal:
 async def test_a_journal_goes_on_after_etcd_was_away_beyond_its_lease(
     cluster: FixedCluster, journal: Journal
 ) -> None:
-    """With its bytes, and its registers."""
+    """It has its bytes, and its registers."""
     await journal.silence("a")
     assert len(journal.names(".unconfirmed-")) == 1
     closing = journal.read()

@@ -656,7 +656,7 @@ class StallingFile(LocalFile):
 async def test_a_disk_that_stalls_stops_nothing_until_memory_is_full(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    """From its first operation on. Then appends wait, and all else goes on."""
+    """It stalls from its first operation on. Appends wait once memory is full, and all else goes on."""
     disk = StallingDisk(tmp_path)
     disk.gate.clear()
     limit = 1600

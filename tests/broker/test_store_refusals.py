@@ -29,8 +29,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def objects(broker: BrokerFixture, journal: str) -> list[Path]:
+    """List the stored files of a journal, without those that are still written."""
     directory = broker.file_root / "fragments" / journal
-    return [path for path in directory.rglob("*") if path.is_file()]
+    return [path for path in directory.rglob("[!.]*") if path.is_file()]
 
 
 async def test_a_name_that_is_too_long_for_a_store_is_refused(broker: BrokerFixture) -> None:

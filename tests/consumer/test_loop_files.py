@@ -15,7 +15,7 @@ from tests.consumer.apps import SHARD, SOURCE, Counts, Start, Tally, Word, appen
 from tests.loop_files import files_on_the_loop
 
 IN_MEMORY = "os.preadv in fragment/local_file.py:LocalFile.pread_now"
-"""Of the broker beside it: reads from the page cache, and fails instead of waiting."""
+"""A read of the broker beside it, from the page cache: it fails instead of waiting."""
 
 
 class Stored(Tally):

@@ -64,7 +64,7 @@ class Meta(msgspec.Struct):
 class Placed(msgspec.Struct):
     n: int = 0
     uuid: str = ""
-    """Of the producer's own."""
+    """A UUID of the producer's own."""
     meta: Meta | None = None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -434,9 +435,16 @@ async def test_a_full_disk_fails_appends_and_nothing_else(
 
 
 async def test_what_was_acknowledged_stays_in_memory_while_the_disk_is_full(
-    pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
+    pool: BlockingPool,
+    clock: ManualClock,
+    observer: Observer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Threads find it full after the answer. Then all appends are refused, until one can be written."""
+    """Threads find it full after the answer. Then all appends are refused, until one can be written.
+
+    The log says so once.
+    """
     disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 1600)
     one, two = (
         Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory) for _ in range(2)
@@ -450,6 +458,8 @@ async def test_what_was_acknowledged_stays_in_memory_while_the_disk_is_full(
     for spool in (one, two):
         with raises(Unavailable, "directory", errno="ENOSPC"):
             await append(spool, b"refused")
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.name for record in said] == ["gazette.fragment.spool_memory"]
     assert read_all(one.committed()) == b"1" * 99 + b"2"
     disk.full = False
     await append(two, b"taken")
@@ -618,7 +628,7 @@ async def test_a_disk_that_stalls_from_its_first_operation(
 async def test_bytes_that_are_rolled_back_while_they_are_written(
     pool: BlockingPool, clock: ManualClock, observer: Observer, tmp_path: Path
 ) -> None:
-    """What replaces them is written after them, also where memory began behind it."""
+    """Later bytes are written over them, also where memory began behind these."""
     disk, memory = RoughDisk(tmp_path), SpoolMemory(pool, 160)
     spool = Spool(JOURNAL, observer, clock=clock, pool=pool, disk=disk, memory=memory)
     await append(spool, b"kept,")

@@ -55,7 +55,7 @@ def hello(**settings: int) -> bytes:
 
 @dataclass(frozen=True)
 class Service:
-    """What is called. ``put`` is a method that takes a stream of messages, ``ask`` one that takes one."""
+    """The methods to call: ``put`` takes a stream of messages, ``ask`` takes one."""
 
     put: str
     ask: str

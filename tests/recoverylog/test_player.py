@@ -615,7 +615,7 @@ AHEAD = 50
 
 
 async def test_views_see_whole_appends_and_everything_that_was_acknowledged(world: World) -> None:
-    """Of an owner that is some appends ahead, while its standby plays; a view's error is the view's own."""
+    """The owner is some appends ahead of its standby. An error of a view stays with that view."""
     owner = await world.owner(11)
     await put(owner, "/a", b"0")
     await put(owner, "/b", b"0")

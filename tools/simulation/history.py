@@ -165,7 +165,7 @@ class History:
     resets: list[Confirmed] = field(default_factory=list)
     """Whenever an operator confirmed a head, also while one of its brokers lived."""
     closings: int = 0
-    """How often a primary said in a store where it ended."""
+    """Number of times that a primary said in a store where it ended."""
     assigned: list[Assigned] = field(default_factory=list)
     """The assignments of all journals, whenever they changed."""
     members: dict[str, tuple[int, float]] = field(default_factory=dict)

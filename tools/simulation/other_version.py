@@ -50,11 +50,15 @@ class OtherVersion:
         level: int = 0,
     ) -> ModuleType:
         """Import as the statement does. One in a function of the other version means its own modules."""
-        at = str(globals.get("__file__")) if globals is not None and _is_own(name) else ""
-        if at.startswith(self._checkout):
+        if globals is not None and _is_own(name) and self._has(globals):
             with self._in_place():
                 return self._import(name, globals, locals, fromlist, level)
         return self._import(name, globals, locals, fromlist, level)
+
+    def _has(self, globals: Mapping[str, object]) -> bool:
+        """Return True for the names of one of its modules. Ours has a module of the same name."""
+        module = self._modules.get(str(globals.get("__name__")))
+        return module is not None and vars(module) is globals
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ _LARGE: Final = 1_600_000
 """Bytes of an append of which brokers write a part before they have all of it."""
 _REGISTER: Final = "tag"
 _ETCD_LOST_SHARE: Final = 0.1
-"""How many of the seeds without another story lose their etcd."""
+"""Share of the seeds without another story that lose their etcd."""
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
 
 

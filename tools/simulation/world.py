@@ -274,7 +274,7 @@ class World:
         """How many member ids were made up."""
         self._processes = 0
         self._starts = Counter[str]()
-        """How many processes were started, by the module that has their class."""
+        """Number of processes that were started, by the module that has their class."""
         self.etcd_node = Node(self.loop, ETCD)
         self.etcd = self._start_etcd()
 

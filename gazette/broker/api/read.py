@@ -47,8 +47,8 @@ from gazette.protocol.status import Status
 from gazette.runtime import tracing
 
 METHOD: Final = "/protocol.Journal/Read"
-_READ_AHEAD_BYTES: Final = 1 << 20
-"""Bytes that a thread reads of a spool file at once."""
+_READ_AHEAD_BYTES: Final = 1 << 18
+"""Bytes that a thread reads of a spool file at once. A slow reader holds as much."""
 
 
 @dataclass(frozen=True, slots=True)

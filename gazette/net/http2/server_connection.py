@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, cast
 
 from gazette.errors import Closed
@@ -26,7 +27,7 @@ KEEPALIVE_S: Final = 10.0
 IDLE_S: Final = 600.0
 """Seconds without a call after which a connection is ended."""
 FINISH_S: Final = 1.0
-"""Seconds that a client gets to close its side, when all calls have ended."""
+"""Seconds that a client gets to close its side, when all calls have ended and all was sent."""
 STALL_S: Final = 60.0
 """Seconds for which a socket may take nothing that is sent. Then its connection is cut off."""
 
@@ -193,12 +194,19 @@ class ServerConnection(Http2Socket):
             return
         self._closing = True
         transport.resume_reading()
-        self._set_timer(FINISH_S, self._close_unread)
+        self._set_timer(FINISH_S, partial(self._finished, self._loop.time() + CLOSING_S))
 
-    def _close_unread(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            self._set_timer(CLOSING_S, self.abort)
+    def _finished(self, until: float) -> None:
+        """Close the socket, but wait ``until`` that time for a client that still takes what was sent."""
+        transport = self._transport
+        if transport is None:
+            return
+        if not transport.get_write_buffer_size():
+            transport.close()
+        elif self._loop.time() < until:
+            self._set_timer(FINISH_S, partial(self._finished, until))
+        else:
+            self.abort()
 
     def _on_change(self) -> None:
         if not self._connection.running:

@@ -74,7 +74,7 @@ _Noted = _Opened | _Emptied | _Deleted | _Written
 
 
 class _WriteNotes:
-    """What SQLite wrote since it was recorded last.
+    """The writes of SQLite that are not recorded yet.
 
     SQLite keeps the VFS and its files alive, which have these notes. So they know no store and no connection:
     a store that is dropped would stay for good.
