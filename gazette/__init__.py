@@ -6,9 +6,10 @@ module of this package never imports the others.
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gazette.lazy import lazy_names
 
 # gRPC's core writes to stderr itself, past our log: a line for each connection that ends. It reads
 # this variable when it is imported. Its errors are still written.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from gazette.message.message import Acknowledgement, CSVRecord, Message
     from gazette.message.message_time import MessageTime, UnusableTime
     from gazette.message.publisher import Publisher
-    from gazette.message.publishing.client_publisher import open_publisher
+    from gazette.message.publishing.client_publisher import ClientPublisher, open_publisher
     from gazette.message.publishing.service import CommitFailed
     from gazette.recoverylog.log.recorder import Recorder
     from gazette.version import __version__
@@ -50,6 +51,7 @@ _HOMES = {
     "Acknowledgement": "gazette.message.message",
     "Application": "gazette.consumer.application",
     "CSVRecord": "gazette.message.message",
+    "ClientPublisher": "gazette.message.publishing.client_publisher",
     "CommitFailed": "gazette.message.publishing.service",
     "ConsumerService": "gazette.consumer.service",
     "DeadLetter": "gazette.consumer.transaction.poison",
@@ -86,6 +88,7 @@ _HOMES = {
     "open_publisher": "gazette.message.publishing.client_publisher",
     "read_batches": "gazette.history.tables",
     "read_table": "gazette.history.tables",
+    "runconsumer": "gazette.runconsumer",
     "shard_route": "gazette.consumer.query.shard_route",
     "shard_rpc": "gazette.consumer.query.shard_rpc",
 }
@@ -94,6 +97,7 @@ __all__ = [
     "Acknowledgement",
     "Application",
     "CSVRecord",
+    "ClientPublisher",
     "CommitFailed",
     "ConsumerService",
     "DeadLetter",
@@ -137,25 +141,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
-
-    def __getattr__(name: str) -> Any:
-        if name == "runconsumer":
-            return importlib.import_module("gazette.runconsumer")
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module 'gazette' has no attribute {name!r}")
-        try:
-            module = importlib.import_module(home)
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("gazette."):
-                raise
-            raise ImportError(
-                f"gazette.{name} is not part of pygazette-client, which has gazette.client only: "
-                "run `pip uninstall pygazette-client` and `pip install pygazette`",
-                name=home,
-            ) from error
-        value = globals()[name] = getattr(module, name)
-        return value
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gazette.runtime.commands import import_function
+from gazette.lazy import import_function
 from gazette.runtime.near_names import near_name
 from gazette.runtime.process_exit import end_process
 from gazette.runtime.standard_streams import with_streams
@@ -31,15 +31,15 @@ usage: gazette COMMAND [FLAGS]
 """
 
 _COMMANDS: Final = {
-    "new": ("gazette.run.new_project", "run"),
-    "run": ("gazette.run.command", "run"),
-    "serve": ("gazette.broker.main", "serve"),
-    "print-config": ("gazette.broker.main", "print_config"),
-    "dev": ("gazette.dev.dev", "run"),
-    "demo": ("gazette.dev.demo", "run"),
-    "soak": ("tools.soak.run", "run"),
-    "bench": ("gazette.bench.main", "run"),
-    "chaos": ("tools.chaos.run", "run"),
+    "new": "gazette.run.new_project:run",
+    "run": "gazette.run.command:run",
+    "serve": "gazette.broker.main:serve",
+    "print-config": "gazette.broker.main:print_config",
+    "dev": "gazette.dev.dev:run",
+    "demo": "gazette.dev.demo:run",
+    "soak": "tools.soak.run:run",
+    "bench": "gazette.bench.main:run",
+    "chaos": "tools.chaos.run:run",
 }
 _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})
 
@@ -61,10 +61,9 @@ def run(argv: Sequence[str]) -> int:
         guess = f" (did you mean {near}?)" if near else ""
         print(f"gazette: unknown command {command}{guess}\n\n{USAGE}", file=sys.stderr)
         return 2
-    module, name = _COMMANDS[command]
     # Import on demand: a broker need not load what only other commands use.
     try:
-        function: Callable[..., int] = import_function(module, name)
+        function: Callable[..., int] = import_function(_COMMANDS[command])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "tools":
             raise

@@ -25,6 +25,7 @@ from gazette.auth import Capability, Claims, KeyedAuth, StaticToken, bearer
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.etcd.client import Etcd
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.service import CommitFailed
 from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2, consumer_pb2
@@ -466,7 +467,7 @@ async def test_a_publisher_without_the_right_to_append_fails_at_once(broker: Bro
     reader = StaticToken(AUTH.sign(Claims(Capability.LIST | Capability.READ), 60))
     async with (
         Client(broker.endpoint, signer=reader) as client,
-        client.publisher(timeout_s=3600.0) as publisher,
+        ClientPublisher(client, timeout_s=3600.0) as publisher,
     ):
         with raises(CommitFailed, says="APPEND"):
             await publisher.publish("a/lines", {"n": 1})

@@ -20,6 +20,7 @@ from typing import Final, TextIO
 
 from bike_share.app import RIDES
 from bike_share.rides import BIKE, HEADER, Ride
+from gazette import ClientPublisher
 from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.config.schema import Schema, exit_with, setting
@@ -145,7 +146,7 @@ def read_csv(file: Iterable[str]) -> Iterator[Ride]:
 async def publish(client: Client, rides: Iterable[Ride]) -> int:
     """Publish rides, each to the partition of its bike; how many. Returns once they are durable."""
     count, left = 0, iter(rides)
-    async with client.publisher() as publisher:
+    async with ClientPublisher(client) as publisher:
         while batch := list(islice(left, BATCH)):
             async with publisher.transaction() as transaction:
                 for ride in batch:

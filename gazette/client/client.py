@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Literal
 
 from gazette.client import journals
 from gazette.client.access import BrokerAccess
@@ -18,10 +15,8 @@ from gazette.client.journals import (
     ListedJournal,
     StoredFragment,
 )
-from gazette.client.publishing import TransactionalPublisher
 from gazette.client.read.reader import Reader, ReadParams
 from gazette.client.read.retry_reader import RetryReader
-from gazette.errors import Invalid
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.route import Header
 
@@ -56,39 +51,6 @@ class Client(BrokerAccess):
         Raise ``Invalid``, ``NotAllowed``, ``NotFound``, ``Unavailable`` or ``Broken`` as well.
         """
         return await appender.append(self, params, content)
-
-    def publisher(
-        self,
-        *,
-        mapping: Literal["modulo", "rendezvous"] = "modulo",
-        timeout_s: float = 60.0,
-        commits: Path | str | None = None,
-        uuid: str = "",
-    ) -> TransactionalPublisher:
-        """Return a publisher of messages. Use it as ``async with client.publisher() as publisher``.
-
-        ``mapping`` says how keys choose among journals, as the application does that publishes to the
-        same ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory
-        of this publisher alone. With it, a transaction over several journals is all or nothing even if
-        the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of
-        the UUID in messages, where neither a label of the journal nor the type of the message says it.
-
-        Raise ``Invalid`` for settings that cannot be right, and in the distribution of the client alone.
-        """
-        try:
-            # Messages stand above clients, and this distribution may lack them.
-            room = import_module("gazette.message.publishing.client_publisher")
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("gazette."):
-                raise
-            raise Invalid(
-                "publishing is not part of pygazette-client",
-                hint="Run `pip uninstall pygazette-client` and `pip install pygazette`.",
-            ) from error
-        made: TransactionalPublisher = room.ClientPublisher(
-            self, mapping=mapping, timeout_s=timeout_s, commits=commits, uuid=uuid
-        )
-        return made
 
     def reader(self, params: ReadParams) -> Reader:
         """Return a reader that makes one Read RPC."""

@@ -17,7 +17,7 @@ A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is sel
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. ``target`` is ``module:function`` of this package.
+    """One command. ``target`` is ``module:function``.
 
     The function is a coroutine that takes a `Context`. If the command is ``offline`` it is a plain
     function, and calls no server.

@@ -61,7 +61,7 @@ _MESSAGES: Final = (
         ("read",),
         "Write the committed messages of journals as lines of JSON",
         flags.ReadMessagesFlags,
-        "messages:read",
+        "gazette.gazctl.messages:read",
         BROKER,
         f"""\
 Writes each message once, when it has committed, as a consumer would be given it: without duplicates,
@@ -87,7 +87,7 @@ backwards, and writes what a read of the whole journal would end with.
         ("produce",),
         "Publish lines of JSON as messages",
         flags.ProduceMessagesFlags,
-        "messages:produce",
+        "gazette.gazctl.messages:produce",
         BROKER,
         f"""\
 Reads JSON objects from stdin, one on each line, and publishes each as a message with a UUID. So a retry
@@ -111,7 +111,7 @@ otherwise as JSON: 7 for a number.
         ("members",),
         "List brokers and consumers",
         flags.MembersFlags,
-        "members:run",
+        "gazette.gazctl.members:run",
         BOTH,
         """\
 Lists the members that serve journals or shards, and the one that answers, with the number of journals or
@@ -129,7 +129,7 @@ _CONTEXTS: Final = (
         ("context", "use"),
         "Use the addresses of a context from now on",
         flags.NoFlags,
-        "context_commands:use",
+        "gazette.gazctl.context_commands:use",
         (),
         """\
 A flag and the environment go before the context, and the context goes before gazctl.ini. --context takes
@@ -144,7 +144,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
         ("context", "set"),
         "Create a context, or change its addresses",
         flags.NoFlags,
-        "context_commands:set_addresses",
+        "gazette.gazctl.context_commands:set_addresses",
         ("consumer", "broker"),
         "Remembers --broker.address and --consumer.address under a name. A context holds no credentials.",
         "  gazctl context set production --broker.address https://brokers:8080 \\\n"
@@ -156,7 +156,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
         ("context", "list"),
         "List contexts",
         flags.NoFlags,
-        "context_commands:show",
+        "gazette.gazctl.context_commands:show",
         (),
         "Marks the context that is used with an asterisk. Runs of `gazette run` have one each.",
         "  gazctl context list",
@@ -166,7 +166,7 @@ Contexts are in ~/.config/gazette/contexts.yaml.""",
         ("context", "delete"),
         "Forget a context",
         flags.NoFlags,
-        "context_commands:delete",
+        "gazette.gazctl.context_commands:delete",
         (),
         "If it is the one in use, no context is used any more.",
         "  gazctl context delete production",
@@ -180,7 +180,7 @@ _OTHERS: Final = (
         ("attach-uuids",),
         "Put a message UUID before each line of text",
         flags.AttachUuidsFlags,
-        "attach_uuids:run",
+        "gazette.gazctl.attach_uuids:run",
         (),
         """\
 Each line of the files, or of stdin, gets a UUID of one producer, new with each run, and is marked as
@@ -202,7 +202,7 @@ goes into a field of it. A line with another value in that field ends the comman
         ("support-bundle",),
         "Collect diagnostics for support",
         flags.SupportBundleFlags,
-        "support_bundle:run",
+        "gazette.gazctl.support_bundle:run",
         BOTH,
         """\
 Makes a .tar.gz with these parts: all specifications with routes, and the status of shards; the number of
@@ -224,7 +224,7 @@ Consumers are asked only if --consumer.address is given.""",
         ("print-config",),
         "Print the effective configuration",
         flags.NoFlags,
-        "print_config:run",
+        "gazette.gazctl.print_config:run",
         BOTH,
         "Prints the settings that commands share, as a file that both implementations read. "
         "Defaults are comments; secrets are left out.",
@@ -235,7 +235,7 @@ Consumers are asked only if --consumer.address is given.""",
         ("completion",),
         "Print a script that completes commands and flags",
         flags.NoFlags,
-        "completion:run",
+        "gazette.gazctl.completion:run",
         (),
         "For bash, zsh or fish.",
         """\

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from gazette.config.schema import Loaded, Schema, options_of
 from gazette.errors import GazetteError, Invalid, NotFound
@@ -28,9 +28,9 @@ from gazette.gazctl.contexts import ADDRESSES, Contexts, as_variables
 from gazette.gazctl.flags import LogFlags, SharedFlags
 from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.run_contexts import addresses_of, the_run_context
+from gazette.lazy import import_function
 from gazette.runtime import log_setup
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.commands import import_function
 from gazette.runtime.near_names import near_name
 from gazette.runtime.standard_streams import open_closed_streams, with_streams
 from gazette.version import __version__
@@ -237,7 +237,7 @@ def _run_offline(
     command: Command, loaded: Loaded, environ: Mapping[str, str], terminal: Terminal
 ) -> int:
     context = _context(loaded, environ, terminal)
-    function: Callable[[Context, Command], int] = _target(command)
+    function: Callable[[Context, Command], int] = import_function(command.target)
     try:
         return function(context, command)
     except GazetteError as error:
@@ -256,7 +256,8 @@ async def _perform(
     own_process: bool,
 ) -> int:
     context = _context(loaded, environ, terminal, in_use)
-    function: Callable[[Context], Awaitable[int]] = _target(command)
+    # Import on demand: for example, the completion of a command line needs no client.
+    function: Callable[[Context], Awaitable[int]] = import_function(command.target)
     received = _handle_signals(context) if own_process else []
     try:
         return await function(context)
@@ -276,12 +277,6 @@ def _context(
     loaded: Loaded, environ: Mapping[str, str], terminal: Terminal, in_use: str = ""
 ) -> Context:
     return Context(loaded, environ, terminal, SystemClock(), random.SystemRandom(), in_use)
-
-
-def _target(command: Command) -> Any:
-    module, _, name = command.target.partition(":")
-    # Import on demand: for example, the completion of a command line needs no client.
-    return import_function(f"gazette.gazctl.{module}", name)
 
 
 def _handle_signals(context: Context) -> list[int]:

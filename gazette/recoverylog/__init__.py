@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gazette.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gazette.recoverylog.log.broker_logs import BrokerLogs as BrokerLogs
@@ -16,22 +17,17 @@ if TYPE_CHECKING:
     from gazette.recoverylog.time_travel import Moment as Moment
     from gazette.recoverylog.time_travel import open_at as open_at
 
-_MODULES = {
-    "BrokerLogs": "log.broker_logs",
-    "LogSource": "log.log_source",
-    "Moment": "time_travel",
-    "ShardState": "shard_state",
-    "StoredLogs": "log.log_source",
-    "open_at": "time_travel",
+_HOMES = {
+    "BrokerLogs": "gazette.recoverylog.log.broker_logs",
+    "LogSource": "gazette.recoverylog.log.log_source",
+    "Moment": "gazette.recoverylog.time_travel",
+    "ShardState": "gazette.recoverylog.shard_state",
+    "StoredLogs": "gazette.recoverylog.log.log_source",
+    "open_at": "gazette.recoverylog.time_travel",
 }
 
 __all__ = ["BrokerLogs", "LogSource", "Moment", "ShardState", "StoredLogs", "open_at"]
 
 
 if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
-
-    def __getattr__(name: str) -> Any:
-        # Load lazily, so that importing one module of the package does not import the others.
-        if (module := _MODULES.get(name)) is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{module}"), name)
+    __getattr__ = lazy_names(__name__, _HOMES)

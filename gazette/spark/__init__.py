@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gazette.errors import not_installed
+from gazette.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gazette.spark.backfill import Backfill as Backfill
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
     from gazette.spark.spark_session import session as session
     from gazette.spark.view import create_view as create_view
 
-_MODULES = {
-    "Backfill": "backfill",
-    "GazetteDataSource": "source.source",
-    "JournalLag": "lag",
-    "LagListener": "lag",
-    "create_view": "view",
-    "read": "source.planning",
-    "session": "spark_session",
-    "stream_lag": "lag",
+_HOMES = {
+    "Backfill": "gazette.spark.backfill",
+    "GazetteDataSource": "gazette.spark.source.source",
+    "JournalLag": "gazette.spark.lag",
+    "LagListener": "gazette.spark.lag",
+    "create_view": "gazette.spark.view",
+    "read": "gazette.spark.source.planning",
+    "session": "gazette.spark.spark_session",
+    "stream_lag": "gazette.spark.lag",
 }
 
 __all__ = [
@@ -41,14 +40,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
-
-    def __getattr__(name: str) -> Any:
-        # Import lazily: workers of Spark import this package without ever starting a session.
-        if (module := _MODULES.get(name)) is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "gazette").partition(".")[0] == "gazette":
-                raise
-            raise not_installed("gazette.spark", str(error.name), "spark") from error
+    __getattr__ = lazy_names(__name__, _HOMES, extra="spark")

@@ -3,20 +3,17 @@ memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gazette.lazy import lazy_names
 
 if TYPE_CHECKING:
     from gazette.testing.app_driver import AppDriver as AppDriver
+
+_HOMES = {"AppDriver": "gazette.testing.app_driver"}
 
 __all__ = ["AppDriver"]
 
 
 if not TYPE_CHECKING:  # Without this, type checkers could not report a name that is not here.
-
-    def __getattr__(name: str) -> Any:
-        # Lazily, so that importing one module of the package does not import the others.
-        if name != "AppDriver":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from gazette.testing.app_driver import AppDriver
-
-        return AppDriver
+    __getattr__ = lazy_names(__name__, _HOMES)

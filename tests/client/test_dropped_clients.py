@@ -23,6 +23,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.shards import ShardClient
 from gazette.errors import Closed, GazetteError, Invalid
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
@@ -82,13 +83,13 @@ async def use_append_service(address: str) -> AppendService:
 
 
 async def use_publisher(address: str) -> Any:
-    publisher = Client(address).publisher()
+    publisher = ClientPublisher(Client(address))
     await publisher.publish(JOURNAL, Word(word="content"))
     return publisher
 
 
 async def use_publisher_in_a_transaction(address: str) -> Any:
-    publisher = Client(address).publisher()
+    publisher = ClientPublisher(Client(address))
     async with publisher.transaction() as transaction:
         await transaction.publish(JOURNAL, Word(word="content"))
     return publisher
@@ -183,7 +184,7 @@ async def test_what_was_closed_or_never_used_is_not_named(
         service = AppendService(client)
         await await_future(service.append(AppendParams(JOURNAL), b"content"))
         await service.close()
-        async with client.publisher() as publisher:
+        async with ClientPublisher(client) as publisher:
             await publisher.publish(JOURNAL, Word(word="content"))
         with contextlib.suppress(GazetteError):
             await shards.list_shards()

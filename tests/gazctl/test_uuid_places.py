@@ -11,6 +11,7 @@ from gazette.client.read.reader import ReadParams
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_UUID
 from gazette.message.envelope_reader import CommittedReader
 from gazette.message.message import Message
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.uuid import (
     ACK_TXN,
     CONTINUE_TXN,
@@ -93,10 +94,10 @@ async def test_messages_of_a_label_are_committed_by_their_place(
 
 @pytest.mark.usefixtures("journals")
 async def test_a_client_goes_by_the_label_too(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         await publisher.publish(LABELLED, dict(LINES[0]))
     async with (
-        broker.client.publisher(uuid=PLACE) as publisher,
+        ClientPublisher(broker.client, uuid=PLACE) as publisher,
         publisher.transaction() as transaction,
     ):
         await transaction.publish(PLAIN, dict(LINES[1]))

@@ -9,6 +9,7 @@ from gazette import CommitFailed, Message
 from gazette.client.journals import JournalChange
 from gazette.client.shards import ShardChange
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import LOGS, ConsumerFixture, log_spec, shard_spec
@@ -78,7 +79,7 @@ async def test_a_publisher_that_waits_names_the_store(broker: BrokerFixture) -> 
     labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
     spec = journal_spec("a/journal", stores=(MISSING,), labels=labels)
     await broker.client.apply_journals([JournalChange(upsert=spec)])
-    async with broker.client.publisher(timeout_s=2.0) as publisher:
+    async with ClientPublisher(broker.client, timeout_s=2.0) as publisher:
         with pytest.raises(CommitFailed) as raised:
             await publisher.publish("a/journal", Word(word="to"))
     assert "a/journal: FRAGMENT_STORE_UNHEALTHY: " in str(raised.value)

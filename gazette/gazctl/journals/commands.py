@@ -12,7 +12,7 @@ JOURNALS: Final = (
         ("journals", "list"),
         "List journals and their specifications",
         flags.JournalsListFlags,
-        "journals.list:run",
+        "gazette.gazctl.journals.list:run",
         BROKER,
         f"""\
 {SELECTORS}
@@ -31,7 +31,7 @@ listed revisions. JSON output is one document; with --watch it is one document o
         ("journals", "create"),
         "Create journals by name",
         flags.JournalsCreateFlags,
-        "journals.create:run",
+        "gazette.gazctl.journals.create:run",
         BROKER,
         """\
 All of the named journals are created alike, or none is: one that exists already is an error. The store is
@@ -50,7 +50,7 @@ With --dry-run the output is input of `journals apply`. More than 128 journals t
         ("journals", "apply"),
         "Create, change and delete journals",
         flags.JournalsApplyFlags,
-        "journals.apply:apply",
+        "gazette.gazctl.journals.apply:apply",
         BROKER,
         """\
 Reads a YAML tree of specifications, as `journals list -o yaml` writes it. A journal without "revision"
@@ -70,7 +70,7 @@ the journal stays: without it, the offset at which the journal resumes would be 
         ("journals", "edit"),
         "Edit specifications of journals",
         flags.EditFlags,
-        "journals.apply:edit",
+        "gazette.gazctl.journals.apply:edit",
         BROKER,
         f"""\
 Opens the specifications of selected journals in $GAZ_EDITOR, $EDITOR or vi. Applies them when the editor
@@ -86,7 +86,7 @@ cannot be applied is kept in a file, and its name is printed.
         ("journals", "read"),
         "Read the content of journals",
         flags.ReadFlags,
-        "journals.read:run",
+        "gazette.gazctl.journals.read:run",
         BROKER,
         f"""\
 Merges the content of all selected journals into one output, between messages. Messages are lines, fixed
@@ -113,7 +113,7 @@ Persisted fragments are read from their store if this process can open its URLs;
         ("journals", "append"),
         "Append to journals",
         flags.AppendFlags,
-        "journals.append:run",
+        "gazette.gazctl.journals.append:run",
         BROKER,
         f"""\
 With --framing none all of the input is one append to one selected journal, chosen at random: it succeeds
@@ -137,7 +137,7 @@ A broker that fails during an append may leave the content twice. Put UUIDs on m
         ("journals", "fragments"),
         "List the fragments of journals",
         flags.FragmentsFlags,
-        "journals.fragments:run",
+        "gazette.gazctl.journals.fragments:run",
         BROKER,
         f"""\
 Lists fragments by offset. With --to, fragments that are not persisted are left out. JSON output is one
@@ -154,7 +154,7 @@ fragments without other credentials. Fully suspended journals have no fragments.
         ("journals", "usage"),
         "Sum up the bytes that journals take in their stores",
         flags.JournalsUsageFlags,
-        "journals.usage:run",
+        "gazette.gazctl.journals.usage:run",
         BROKER,
         f"""\
 Lists the stores of all journals, or the named ones, with the credentials of this process. The files of
@@ -177,7 +177,7 @@ listed.
         ("journals", "prune"),
         "Remove fragments that are older than the retention of their journal",
         flags.JournalsPruneFlags,
-        "journals.prune:run",
+        "gazette.gazctl.journals.prune:run",
         BROKER,
         f"""\
 Removes fragments that were persisted longer ago than the "retention" of the journal's specification.
@@ -197,7 +197,7 @@ removed too.
         ("journals", "reset-head"),
         "Resume appends to journals that lost all brokers",
         flags.ResetHeadFlags,
-        "journals.head:reset",
+        "gazette.gazctl.journals.head:reset",
         BROKER,
         f"""\
 When all brokers of a journal are lost at once, appends are refused (INDEX_HAS_GREATER_OFFSET): its stored
@@ -213,7 +213,7 @@ it, and why. Suspended journals stay suspended.
         ("journals", "decide-fragments"),
         "Say whose the unexplained fragments of journals are",
         flags.DecideFragmentsFlags,
-        "journals.decide:run",
+        "gazette.gazctl.journals.decide:run",
         BROKER,
         f"""\
 Objects below a journal's directory may have names of fragments, in a directory that its path postfix
@@ -236,7 +236,7 @@ replaces. Without either, the command reports what is undecided, and the exit co
         ("journals", "suspend"),
         "Suspend idle journals",
         flags.SuspendFlags,
-        "journals.head:suspend",
+        "gazette.gazctl.journals.head:suspend",
         BROKER,
         f"""\
 A suspended journal has one broker (PARTIAL), or none if it has no fragments either (FULL). The next
@@ -252,7 +252,7 @@ interval (24 hours if it has none). --force persists its fragments and suspends 
         ("journals", "store-health"),
         "Check a fragment store, as brokers see it",
         flags.StoreHealthFlags,
-        "journals.health:run",
+        "gazette.gazctl.journals.health:run",
         BROKER,
         """\
 A broker writes, reads and lists a small object in the store, and reports what fails. With

@@ -12,7 +12,7 @@ SHARDS: Final = (
         ("shards", "list"),
         "List shards, their status and their specifications",
         flags.ShardsListFlags,
-        "shards.list:run",
+        "gazette.gazctl.shards.list:run",
         BOTH,
         f"""\
 The status of a shard is the most advanced of its replicas. Errors of FAILED replicas follow the table.
@@ -28,7 +28,7 @@ The status of a shard is the most advanced of its replicas. Errors of FAILED rep
         ("shards", "apply"),
         "Create, change and delete shards",
         flags.ShardsApplyFlags,
-        "shards.apply:apply",
+        "gazette.gazctl.shards.apply:apply",
         BOTH,
         """\
 Reads YAML as `shards list -o yaml` writes it. A shard without "revision" must not exist. With one, the
@@ -47,7 +47,7 @@ Either all changes are made, in one transaction of etcd, or none; see --max-txn-
         ("shards", "edit"),
         "Edit specifications of shards",
         flags.ShardsEditFlags,
-        "shards.apply:edit",
+        "gazette.gazctl.shards.apply:edit",
         BOTH,
         f"""\
 Works like `journals edit`, with the checks of `shards apply`.
@@ -59,7 +59,7 @@ Works like `journals edit`, with the checks of `shards apply`.
         ("shards", "hints"),
         "Show the hints of shards, and what a recovery by them reads",
         flags.ShardsHintsFlags,
-        "shards.hints:run",
+        "gazette.gazctl.shards.hints:run",
         BOTH,
         f"""\
 Hints name the live files of a shard's store, and the segments of recovery logs that have them. A shard has
@@ -79,7 +79,7 @@ The exit code is 1 if hints of a shard, or the end of a log, cannot be read. The
         ("shards", "prune"),
         "Remove fragments of recovery logs that no shard needs",
         flags.ShardsPruneFlags,
-        "shards.prune:run",
+        "gazette.gazctl.shards.prune:run",
         BOTH,
         f"""\
 A recovery log holds every write to a shard's store. The shard's hints name the parts that are still
@@ -104,7 +104,7 @@ them was forked.
         ("shards", "recover"),
         "Recover the files of a shard into a directory",
         flags.RecoverFlags,
-        "shards.recover:run",
+        "gazette.gazctl.shards.recover:run",
         BOTH,
         """\
 Plays the shard's recovery log to the write head, by its newest hints. The shard keeps running. SQLite
@@ -130,7 +130,7 @@ no file and needs no cluster.""",
         ("shards", "unassign"),
         "Take shards from their members, for reassignment",
         flags.UnassignFlags,
-        "shards.unassign:run",
+        "gazette.gazctl.shards.unassign:run",
         BOTH,
         f"""\
 Removes the primary of each selected shard, and every replica that has FAILED. Healthy standbys stay, and
@@ -145,7 +145,7 @@ one of them takes over. With --failed only FAILED replicas are removed: that res
         ("shards", "restart-source"),
         "Let shards read a source that was deleted and created again",
         flags.RestartSourceFlags,
-        "shards.restart_source:run",
+        "gazette.gazctl.shards.restart_source:run",
         BOTH,
         f"""\
 Offsets of a journal mean something for one life of it only. A shard that finds another life of a source
@@ -164,7 +164,7 @@ the stored fragments of the former journal were kept, and are the content of the
         ("shards", "backfill"),
         "Build the state of shards from history",
         flags.ShardsBackfillFlags,
-        "shards.backfill:run",
+        "gazette.gazctl.shards.backfill:run",
         BOTH,
         f"""\
 APP is a `gazette.backfill.definition.Backfill`, as module:Class or path.py:Class. It may also be an

@@ -31,16 +31,22 @@ from gazette.runtime.timeouts import timeout
 
 _CONNECT_S: Final = 10.0
 _USE_WITH: Final = "Use it as `with open_publisher()`, or call its close()."
-_USE_ASYNC_WITH: Final = "Use it as `async with client.publisher()`, or await its close()."
+_USE_ASYNC_WITH: Final = "Use it as `async with ClientPublisher(client)`, or await its close()."
 
 
 class ClientPublisher:
-    """A publisher on an event loop, made by `gazette.client.Client.publisher`.
+    """A publisher on an event loop. Use it as ``async with ClientPublisher(client) as publisher``.
 
-    Use it as ``async with client.publisher() as publisher``. Its tasks publish one after the other:
-    while a transaction is open, others wait, at most ``timeout_s``.
-
+    Its tasks publish one after the other: while a transaction is open, others wait, at most ``timeout_s``.
     A publisher that raised `CommitFailed` is of no more use: make another one.
+
+    ``mapping`` says how keys choose among journals, as the application does that publishes to the
+    same ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory
+    of this publisher alone. With it, a transaction over several journals is all or nothing even if
+    the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of
+    the UUID in messages, where neither a label of the journal nor the type of the message says it.
+
+    Raises ``Invalid`` for settings that cannot be right.
     """
 
     def __init__(

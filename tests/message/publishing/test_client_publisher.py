@@ -31,6 +31,7 @@ from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message import publisher as publisher_module
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publishing.choices import choice_by_labels
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.publishing.outputs import KnownOutput
 from gazette.message.publishing.service import PublishingService
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -79,7 +80,7 @@ async def head(broker: BrokerFixture, journal: str) -> int:
 
 
 async def test_a_transaction_is_visible_as_a_whole(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         async with publisher.transaction() as transaction:
             await transaction.publish(ONE, Word(word="to"))
             await transaction.publish(TWO, Word(word="be"))
@@ -96,7 +97,7 @@ async def test_a_transaction_is_visible_as_a_whole(broker: BrokerFixture) -> Non
 
 
 async def test_a_message_alone_is_visible_at_once(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         result = await publisher.publish(ONE, Word(word="to"))
         assert await visible(broker) == ["to"]
         assert result.commit.end == await head(broker, ONE)
@@ -105,7 +106,7 @@ async def test_a_message_alone_is_visible_at_once(broker: BrokerFixture) -> None
 
 
 async def test_an_error_in_the_block_leaves_nothing(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         with pytest.raises(ZeroDivisionError):
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="lost"))
@@ -123,7 +124,7 @@ async def test_what_was_appended_already_is_rolled_back(
     """A large transaction is appended as it grows. Its end takes that back, in each of its journals."""
     monkeypatch.setattr(publisher_module, "HELD_BYTES_MAX", 1)
     monkeypatch.setattr(publisher_module, "JOURNAL_BUFFER_BYTES", 1)
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         await publisher.publish(ONE, Word(word="first"))
         with pytest.raises(ZeroDivisionError):
             async with publisher.transaction() as transaction:
@@ -139,7 +140,7 @@ async def test_what_was_appended_already_is_rolled_back(
 
 
 async def test_transactions_of_tasks_do_not_mix(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         entered, leave = asyncio.Event(), asyncio.Event()
 
         async def slow() -> None:
@@ -183,7 +184,7 @@ async def test_equal_keys_go_where_applications_send_them(
     """Also once there are more partitions: the selector is watched."""
     mapping_of = {"modulo": modulo_mapping, "rendezvous": rendezvous_mapping}[mapping]
     keys: list[str | bytes] = ["a", "b", "é", b"\x00\xff", "", *map(str, range(40))]
-    async with broker.client.publisher(mapping=mapping) as publisher:
+    async with ClientPublisher(broker.client, mapping=mapping) as publisher:
         for count in (2, 3):
             if count == 3:
                 await broker.create(journal_spec("words/part-002", labels=WORDS))
@@ -191,7 +192,7 @@ async def test_equal_keys_go_where_applications_send_them(
             partitions = Partitions.of_specs(one.spec for one in listed)
             choose = mapping_of(partial(_itself, partitions), _itself)
             assert len(partitions.all) == count
-            known = await publisher._service.find(EVERY)  # type: ignore[attr-defined]
+            known = await publisher._service.find(EVERY)
             await eventually(partial(_has_partitions, known, count))
             wanted: dict[str, list[str]] = {}
             async with publisher.transaction() as transaction:
@@ -214,7 +215,7 @@ def _has_partitions(known: KnownOutput, count: int) -> bool:
 
 async def test_partitions_of_the_caller(broker: BrokerFixture) -> None:
     partitions = Partitions.of_specs([journal_spec(TWO, labels=LABELS)])
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         await publisher.publish(partitions, Word(word="fixed"), key="any")
         await publisher.publish(lambda: partitions, Word(word="by a function"))
         with raises(NotFound):
@@ -239,7 +240,7 @@ async def test_what_cannot_be_published_is_named(broker: BrokerFixture) -> None:
         word: str
 
     word = Word(word="w")
-    async with broker.client.publisher() as publisher, publisher.transaction() as transaction:
+    async with ClientPublisher(broker.client) as publisher, publisher.transaction() as transaction:
         cases: list[tuple[Any, Any, Any, type[gazette.GazetteError], str]] = [
             ("words/part-009", word, None, NotFound, "words/part-009"),
             (LabelSelector.parse("prefix=none/"), word, None, NotFound, "prefix=none/"),
@@ -262,13 +263,13 @@ async def test_what_cannot_be_published_is_named(broker: BrokerFixture) -> None:
     assert await visible(broker) == ["w"]
     assert await head(broker, "plain/journal") == 0
     with raises(Invalid, path="mapping", says="'random'"):
-        broker.client.publisher(mapping="random")  # type: ignore[arg-type]
+        ClientPublisher(broker.client, mapping="random")  # type: ignore[arg-type]
     with raises(Invalid, path="timeout_s", says="0"):
-        broker.client.publisher(timeout_s=0)
+        ClientPublisher(broker.client, timeout_s=0)
 
 
 async def test_a_journal_that_is_gone_fails_the_commit(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         with raises(CommitFailed, says="nothing of it is visible") as raised:
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
@@ -300,7 +301,7 @@ async def test_a_commit_that_one_journal_refuses_says_where_it_is(broker: Broker
     async def gone() -> None:
         await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
 
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         with raises(CommitFailed, says=f"visible in {ONE}") as raised:
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
@@ -319,7 +320,7 @@ async def test_a_refused_commit_that_is_recorded_says_how_to_give_it_up(
         await broker.client.apply_journals([JournalChange(delete=TWO, expect_mod_revision=-1)])
 
     directory = tmp_path / "commits"
-    async with broker.client.publisher(commits=directory) as publisher:
+    async with ClientPublisher(broker.client, commits=directory) as publisher:
         with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
             async with publisher.transaction() as transaction:
                 await transaction.publish(ONE, Word(word="to"))
@@ -328,11 +329,11 @@ async def test_a_refused_commit_that_is_recorded_says_how_to_give_it_up(
     record = directory / "commit.json"
     assert str(record) in raised.value.hint
     with raises(CommitFailed, says=f"not visible in {TWO}") as raised:
-        async with broker.client.publisher(commits=directory):
+        async with ClientPublisher(broker.client, commits=directory):
             pass
     assert str(record) in raised.value.hint
     record.unlink()
-    async with broker.client.publisher(commits=directory) as publisher:
+    async with ClientPublisher(broker.client, commits=directory) as publisher:
         await publisher.publish(ONE, Word(word="or"))
     assert await visible(broker, ONE) == ["to", "or"]
 
@@ -348,7 +349,7 @@ async def test_a_commit_that_cannot_be_recorded_says_what_is_known(
     broker: BrokerFixture, tmp_path: Path, obstacle: str, says: str, unknown: tuple[str, ...]
 ) -> None:
     directory = tmp_path / "commits"
-    async with broker.client.publisher(commits=directory) as publisher:
+    async with ClientPublisher(broker.client, commits=directory) as publisher:
         (directory / obstacle).mkdir()
         with raises(CommitFailed, says=says) as raised:
             async with publisher.transaction() as transaction:
@@ -371,7 +372,7 @@ async def test_all_waits_of_a_commit_end_together(
         deadlines.append(deadline)
         return in_time(self, problem, deadline)
 
-    async with broker.client.publisher() as publisher, publisher.transaction() as transaction:
+    async with ClientPublisher(broker.client) as publisher, publisher.transaction() as transaction:
         await transaction.publish(ONE, Word(word="to"))
         await transaction.publish(TWO, Word(word="be"))
         monkeypatch.setattr(PublishingService, "_in_time", recorded)
@@ -383,14 +384,14 @@ async def test_brokers_that_are_away_fail_the_commit_in_time(etcd: Etcd, tmp_pat
     async with await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0) as broker:
         await broker.create(journal_spec(ONE, labels=WORDS), journal_spec(TWO, labels=WORDS))
         address = broker.endpoint
-        async with Client(address) as client, client.publisher(timeout_s=0.5) as publisher:
+        async with Client(address) as client, ClientPublisher(client, timeout_s=0.5) as publisher:
             with raises(CommitFailed, says=f"{ONE}: ") as raised:
                 async with publisher.transaction() as transaction:
                     await transaction.publish(ONE, Word(word="to"))
                     await broker.stop()
             assert "within 0.5 s" in str(raised.value)
             assert raised.value.unknown == (ONE,)
-        async with Client(address) as client, client.publisher(timeout_s=0.2) as publisher:
+        async with Client(address) as client, ClientPublisher(client, timeout_s=0.2) as publisher:
             with raises(Unavailable, says="no broker has answered"):
                 await publisher.publish(ONE, Word(word="be"))
 
@@ -466,16 +467,16 @@ async def test_a_directory_of_commits_has_one_publisher(
     broker: BrokerFixture, tmp_path: Path
 ) -> None:
     directory = tmp_path / "commits"
-    async with broker.client.publisher(commits=directory):
+    async with ClientPublisher(broker.client, commits=directory):
         with raises(Invalid, path="commits", says="another publisher"):
-            async with broker.client.publisher(commits=directory):
+            async with ClientPublisher(broker.client, commits=directory):
                 pass
     (directory / "commit.json").write_text("{")
     with raises(gazette.errors.Corrupt, "file"):
-        async with broker.client.publisher(commits=directory):
+        async with ClientPublisher(broker.client, commits=directory):
             pass
     (directory / "commit.json").unlink()
-    async with broker.client.publisher(commits=directory):
+    async with ClientPublisher(broker.client, commits=directory):
         pass
 
 

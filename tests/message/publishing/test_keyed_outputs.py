@@ -32,6 +32,7 @@ from gazette.message.mapping import (
     rendezvous_mapping,
 )
 from gazette.message.publishing.choices import choice_by_labels, choice_of_one
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -228,7 +229,7 @@ async def test_thirteen_messages_arrive_in_the_partitions_of_their_keys(
 ) -> None:
     """Whichever output a publisher gives: a selector, a Source, an Output, or names."""
     output = Output("words", Word, partitions=COUNT, key="word")
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         for one in (EVERY, SOURCE, output):
             async with publisher.transaction() as transaction:
                 for word in WORDS:
@@ -250,7 +251,7 @@ async def test_thirteen_messages_arrive_in_the_partitions_of_their_keys(
 
 
 async def test_a_declaration_that_journals_do_not_have_is_refused(broker: BrokerFixture) -> None:
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         for declared, says in (
             (replace(SOURCE, partitions=5), "4 of 5"),
             (replace(SOURCE, key="uuid"), "'uuid'"),

@@ -26,6 +26,7 @@ from gazette.message.labelled_time import labelled_time
 from gazette.message.mapping import Partitions, fixed_mapping, random_mapping
 from gazette.message.message_time import TimeReader
 from gazette.message.publisher import Publisher
+from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.message.uuid import OUTSIDE_TXN, Clock, build_uuid, clock_at
 from gazette.testing.broker import BrokerFixture
 from tests.facts import raises
@@ -244,7 +245,7 @@ async def test_publishers_hold_the_time_whatever_output_they_give(broker: Broker
     outputs: list[Any] = [
         "orders/part-001", ORDERS.selector, source, Output("orders", Order, partitions=2),
     ]  # fmt: skip
-    async with broker.client.publisher() as publisher:
+    async with ClientPublisher(broker.client) as publisher:
         for output in outputs:
             with raises(Invalid, says="orders/part-00"):
                 await publisher.publish(output, Order())

@@ -1,0 +1,81 @@
+"""Modules of this package that are imported by name, at the first use of what they hold.
+
+Names stand in tables. `tests/test_layers.py` reads these tables as the imports that they are. No other
+module imports one of this package by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_CLIENT: Final = "pygazette-client"
+_WHOLE: Final = "pygazette"
+
+
+def lazy_names(package: str, homes: Mapping[str, str], *, extra: str = "") -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package: it imports a name from its module in ``homes``.
+
+    A name whose home is ``package.name`` is that module itself. ``extra`` brings the packages of others that
+    the modules need.
+    """
+
+    def __getattr__(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            module = importlib.import_module(home)
+        except ModuleNotFoundError as error:
+            problem = _problem(f"{package}.{name}", str(error.name), extra)
+            if problem is None:
+                raise
+            raise problem from error
+        value = module if home == f"{package}.{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
+
+
+def import_function(target: str) -> Any:
+    """Import ``module:function``. Raise what importing the module raises.
+
+    No garbage is collected meanwhile. Modules are no garbage, and going through them again and again takes a
+    tenth of the time of importing a broker.
+    """
+    module, _, name = target.partition(":")
+    gc.disable()
+    try:
+        return getattr(importlib.import_module(module), name)
+    finally:
+        gc.enable()
+
+
+def _problem(what: str, missing: str, extra: str) -> Exception | None:
+    """Return the error that says what to install for ``what``; None if that is not known."""
+    if missing.startswith("gazette."):
+        return ImportError(f"{what} is part of {_WHOLE}, {_remedy()}", name=missing)
+    if not extra:
+        return None
+    from gazette.errors import not_installed
+
+    return not_installed(what, missing, extra)
+
+
+def _remedy() -> str:
+    import importlib.metadata  # Each process imports this module, and few come here.
+    from pathlib import Path
+
+    try:
+        importlib.metadata.version(_WHOLE)
+    except importlib.metadata.PackageNotFoundError:
+        return f"and only {_CLIENT} is installed: run `pip install {_WHOLE}`"
+    directory = Path(__file__).parents[1]
+    return (
+        f"which is installed in another place than {_CLIENT} ({directory}): install both in one "
+        f"place, or run `pip uninstall {_CLIENT}` if {_WHOLE} is a checkout"
+    )
