@@ -39,15 +39,11 @@ from gazette.consumer.callbacks import initialized, require_callbacks
 from gazette.consumer.debug_routes import debug_routes
 from gazette.consumer.key_space import consumer_decoder, is_consistent, progress
 from gazette.consumer.prefix_owner import claim_prefix, other_application, owner_key
+from gazette.consumer.query.http_queries import HttpQueries, error_answer
 from gazette.consumer.query.keyed_shard import one_reader
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_router import QueryRouter, RunningQueries
-from gazette.consumer.query.shard_route import (
-    BoundShardRoute,
-    HttpQueries,
-    error_answer,
-    routes_of,
-)
+from gazette.consumer.query.shard_route import BoundShardRoute, routes_of
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
@@ -218,7 +214,7 @@ class ConsumerMember:
     def add_routes(self, instance: Any) -> None:
         """See `ConsumerService.add_routes`."""
         for route in routes_of(instance):
-            self.add_route(route.path, route, route.methods)
+            self.add_route(route.options.path, route, route.options.methods)
 
     def config(self, group: type[T]) -> T:
         """See `ConsumerService.config`."""
@@ -422,7 +418,8 @@ class ConsumerMember:
         grpc_server = self.server.grpc
         admit = admission(self.verifier, CAPABILITIES)
         grpc_server.add_generic_rpc_handlers((parts.shard_api.handler(),), admit)
-        grpc_server.add_generic_rpc_handlers((self._http_queries.handler(),))
+        queries = self._http_queries
+        grpc_server.add_generic_rpc_handlers((queries.handler(),), queries.admit)
         await self.server.start_grpc()
         self._up = ShardCollector(parts.resolver, self.append_service, self._append_budget)
         REGISTRY.register(self._up)

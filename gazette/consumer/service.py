@@ -11,8 +11,8 @@ import grpc.aio
 from gazette.auth import Claims
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
+from gazette.consumer.query.shard_caller import ShardCaller
 from gazette.consumer.query.shard_route import BoundShardRoute
-from gazette.consumer.query.shard_rpc import ShardCaller
 from gazette.consumer.settings import ConsumerSettings
 from gazette.message.mapping import PartitionWatch
 from gazette.message.publisher import Publisher

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from gazette.errors import Invalid
 
+BODY_BYTES_MAX: Final = 1 << 20
 _SINGLE: Final = (
     "authorization",
     "content-range",
@@ -68,6 +69,18 @@ def content_encoding(request: Request, accepted: Mapping[str, str]) -> str:
         f"a body with Content-Encoding {encoding} is not decoded (expected one of: {names})",
         {"Accept-Encoding": names},
     )
+
+
+async def bounded_body(request: Request) -> bytes:
+    """Return the body. Raise ``Invalid`` if it is longer than `BODY_BYTES_MAX`."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise Invalid(
+                f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)", path="body"
+            )
+    return bytes(body)
 
 
 def single_arguments(request: Request) -> dict[str, str]:

@@ -21,12 +21,11 @@ from starlette.routing import Route
 
 from gazette.errors import GazetteError, Invalid
 from gazette.net.error_codes import code_of, http_status_of
-from gazette.net.http_requests import Refusal, check_headers, content_encoding
+from gazette.net.http_requests import Refusal, bounded_body, check_headers, content_encoding
 from gazette.runtime.numbers import parse_number
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-BODY_BYTES_MAX: Final = 1 << 20
 _METHODS: Final = ("GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS")
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 """Headers of each 401: the scheme that would be accepted."""
@@ -99,13 +98,7 @@ async def parse_body(request: Request, message: Message) -> None:
             f"a call takes no query ({request.url.query})",
             hint="Send its arguments as JSON, in the body.",
         )
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            raise Invalid(
-                f"request body is too large (expected <= {BODY_BYTES_MAX} bytes)", path="body"
-            )
+    body = await bounded_body(request)
     types = request.headers.getlist("content-type")
     if (body or types) and [one.partition(";")[0].strip().lower() for one in types] != [
         "application/json"
@@ -117,8 +110,8 @@ async def parse_body(request: Request, message: Message) -> None:
             hint="Send the header Content-Type: application/json.",
         )
     try:
-        json_format.Parse(bytes(body) or b"{}", message, ignore_unknown_fields=True)
-        value = json.loads(bytes(body) or b"{}")
+        json_format.Parse(body or b"{}", message, ignore_unknown_fields=True)
+        value = json.loads(body or b"{}")
         _check_numbers(value, message.DESCRIPTOR)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise Invalid(str(error), path="body") from error

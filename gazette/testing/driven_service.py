@@ -85,7 +85,7 @@ class DrivenService:
     def add_routes(self, instance: Any) -> None:
         """Record the routes of an object whose decorators give them a path."""
         for route in routes_of(instance):
-            self.add_route(route.path, route, route.methods)
+            self.add_route(route.options.path, route, route.options.methods)
 
     def config(self, group: type[T]) -> T:
         """Return the settings of one of the application's ``config_groups``."""

@@ -16,8 +16,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from gazette import ConsumerService, ShardRequest, shard_route, shard_rpc
-from gazette.auth import Capability, Claims, KeyedAuth
+from gazette.auth import Capability, Claims, KeyedAuth, bearer
 from gazette.consumer.query.query_codec import read_through_of
+from gazette.consumer.query.shard_route import METHOD
 from gazette.errors import Invalid, NotFound
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.pb import consumer_pb2 as pb
@@ -358,3 +359,52 @@ def test_read_through_is_checked(text: str) -> None:
     assert read_through_of("a=1, b/c;d=2,a=0,") == {"a": 1, "b/c;d": 2}
     with pytest.raises(Invalid, match="read-through"):
         read_through_of(text)
+
+
+async def first_line(http: str, head: str) -> bytes:
+    """Send the head of a request, and nothing of its body. Return the first line of the answer."""
+    address = httpx.URL(http)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        writer.write(head.encode())
+        return await reader.readline()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("path", ["/test.Words/Count", METHOD])
+@pytest.mark.parametrize("rights", [None, Capability.LIST, Capability.READ])
+async def test_a_caller_is_authorized_by_the_head_of_a_call(
+    path: str, rights: int | None, start: Start
+) -> None:
+    """A caller that sends no message waits for nothing if it is a stranger, and else for its message."""
+    keys = KeyedAuth.parse(CLOCK, base64.b64encode(b"k" * 32).decode())
+    member = await start(Words(), shard_limit=0, auth=keys)
+    metadata = () if rights is None else bearer(keys.sign(Claims(rights), 60.0))
+    async with grpc.aio.insecure_channel(member.endpoint.removeprefix("http://")) as channel:
+        begin: Any = channel.stream_unary  # It may send no message, and does not say so.
+        call = begin(path)(metadata=metadata, timeout=20)
+        if rights == Capability.READ:
+            await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+    assert caught.value.code() is (
+        grpc.StatusCode.INTERNAL if rights == Capability.READ else grpc.StatusCode.UNAUTHENTICATED
+    )
+
+
+@pytest.mark.parametrize("rights", [None, Capability.LIST, Capability.READ])
+async def test_a_caller_is_authorized_by_the_head_of_a_request(
+    rights: int | None, start: Start
+) -> None:
+    """The body of a stranger is never read: the answer comes without it."""
+    keys = KeyedAuth.parse(CLOCK, base64.b64encode(b"k" * 32).decode())
+    member = await start(Words(), shard_limit=0, auth=keys)
+    head = f"POST /shards/{SHARD}/count HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4194304\r\n"
+    for name, value in () if rights is None else bearer(keys.sign(Claims(rights), 60.0)):
+        head += f"{name}: {value}\r\n"
+    if rights == Capability.READ:
+        head += "Expect: 100-continue\r\n"  # The server asks for the body now.
+    line = await first_line(member.http, f"{head}\r\n")
+    assert line.split()[1] == (b"100" if rights == Capability.READ else b"401")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gazette import DeadLetter, Output, PoisonPolicy, ShardRequest, shard_route
+from gazette import DeadLetter, Output, PoisonPolicy, ShardQuery, ShardRequest, shard_route
 from gazette.labels import CONTENT_JSON_LINES
 from gazette.message.mapping import Partition, Partitions
 from gazette.message.value_parts import attributes_of
@@ -147,7 +147,7 @@ def check_answers(cases: Sequence[Case], directory: Path) -> int:
 def _is_answered(case: Case) -> bool:
     request = ShardRequest("/value", "GET", {}, {}, {})
     try:
-        answer = Answering([case]).value.reply(None, request)
+        answer = Answering([case]).value.serve(None, request, ShardQuery("a"))
     except Exception as error:  # noqa: BLE001 - any other error than ours is a finding.
         # Sets and bytes fit their types, and JSON cannot tell them.
         require_named(case._replace(fits=False), cause_of(error), "answer")

@@ -15,31 +15,27 @@ An answer is of all shards, or an error. It is no snapshot: each shard answers a
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from starlette.responses import Response
 
-from gazette.auth import Capability, Claims
+from gazette.auth import Capability
 from gazette.consumer.query.query import QueryResult
-from gazette.consumer.query.query_codec import Values, query_of
-from gazette.consumer.query.query_method import answering, query_method
+from gazette.consumer.query.query_method import answering
+from gazette.consumer.query.shard_caller import Question
 from gazette.consumer.query.shard_route import (
-    BoundShardRoute,
+    Answer,
     HttpAnswer,
     ShardRequest,
     ShardRoute,
-    ask,
+    checked_path,
     encoded,
     json_answer,
-    path_of,
 )
-from gazette.consumer.query.shard_rpc import Deadline, ShardCaller
 from gazette.errors import Broken, Invalid, NotFound, Unavailable
 from gazette.message.values import ValueEncoding
 from gazette.protocol.shard import ShardSpec
@@ -81,16 +77,23 @@ def gather_route(
     See `shard_route` for the other parameters and for errors. Raise ``Unavailable`` if a shard is disabled.
     """
     encoding: ValueEncoding[Any] = ValueEncoding(answer, path="gather_route.answer")
-    options = (path_of(path), tuple(methods), capability, timeout_s)
 
-    def decorate(method: Callable[[Any, Any, ShardRequest], Any]) -> ShardRoute:
-        method = query_method(method, ("self", "store", "request"))
-        return ShardRoute(
-            method,
-            lambda instance: _Gathered(partial(method, instance), combine, encoding, *options),
-        )
+    def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
+        value = method(store, request)
+        with answering(request.route):
+            if isinstance(value, Response):
+                raise Invalid(
+                    f"a {type(value).__name__} cannot be combined with those of other shards",
+                    hint="Return a value that can be written as JSON.",
+                )
+            return json_answer(encoding.encode(value, "answer"))
 
-    return decorate
+    def collect(request: ShardRequest) -> _Values:
+        return _Values(request.route, combine, encoding)
+
+    path = checked_path(path)
+    route = ShardRoute(path, methods, capability, timeout_s, _all_shards(collect), reply)
+    return route.decorate("request")
 
 
 def list_route(
@@ -120,91 +123,56 @@ def list_route(
         raise Invalid(
             f"{limit} items of at most {limit_max} (expected >= 1)", path="list_route.limit"
         )
-    options = (path_of(path), ("GET",), capability, timeout_s)
 
-    def decorate(method: Callable[[Any, Any, ListPage], Any]) -> ShardRoute:
-        method = query_method(method, ("self", "store", "page"))
-        return ShardRoute(
-            method,
-            lambda instance: _Listed(partial(method, instance), key, limit, limit_max, *options),
-        )
+    def page_of(request: ShardRequest) -> ListPage:
+        return _page_of(request, key, limit, limit_max)
 
-    return decorate
+    def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
+        page = page_of(request)
+        # One more shows that there are too many, however many there are.
+        items = [[key, value] for key, value in islice(method(store, page), page.limit + 1)]
+        _check_order(items, page, key)
+        return encoded(items, request.route)
+
+    def collect(request: ShardRequest) -> _Page:
+        return _Page(key, page_of(request).limit)
+
+    path = checked_path(path)
+    route = ShardRoute(path, ("GET",), capability, timeout_s, _all_shards(collect), reply)
+    return route.decorate("page")
 
 
-class _AllShards(BoundShardRoute):
-    """A route that all shards answer."""
+def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> Answer:
+    """Return the function that has all shards answer, and makes one answer of theirs.
 
-    async def answer(
-        self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
-    ) -> QueryResult[HttpAnswer]:
-        """Have all shards answer, and make one answer of theirs."""
-        collected = self.collect(request)
-        deadline = Deadline(service, self.timeout_s)
-        shards = await service.all_shards(timeout_s=deadline.left_s)
-        whole = query_of("all", values, claims)
-        _check(shards, whole.read_through)
+    ``collect`` returns an empty collection for the answers to a request, or raises ``Invalid``.
+    """
+
+    async def answer(asked: Question[HttpAnswer]) -> QueryResult[HttpAnswer]:
+        collected = collect(asked.request)
+        shards = await asked.service.all_shards(timeout_s=asked.left_s)
+        read_through = asked.query.read_through
+        _check(shards, read_through)
         gate = asyncio.Semaphore(_AT_ONCE)
         staleness_s = 0.0
 
-        async def one(number: int, spec: ShardSpec) -> None:
+        async def ask_one(number: int, spec: ShardSpec) -> None:
             nonlocal staleness_s
             async with gate:
                 own = {source.journal for source in spec.sources}
-                offsets = {name: at for name, at in whole.read_through.items() if name in own}
-                query = replace(whole, shard=spec.id, read_through=offsets)
-                found = await ask(service, self, request, query, deadline.left_s)
+                offsets = {name: at for name, at in read_through.items() if name in own}
+                query = replace(asked.query, shard=spec.id, read_through=offsets)
+                found = await asked.ask(query)
                 staleness_s = max(staleness_s, found.staleness_s)
                 collected.add(number, found.value.body)
 
         async with TaskScope("all shards") as scope:
             for number, spec in enumerate(shards):
-                scope.spawn(one(number, spec), name=spec.id)
+                scope.spawn(ask_one(number, spec), name=spec.id)
         result = collected.result([spec.id for spec in shards])
         return QueryResult(result, None, staleness_s)
 
-    @abstractmethod
-    def collect(self, request: ShardRequest) -> _Collected:
-        """Return an empty collection for the answers to a request. Raise ``Invalid``."""
-
-
-class _Collected(Protocol):
-    """Answers of shards."""
-
-    def add(self, number: int, body: bytes) -> None:
-        """Take the answer of the shard of that number. They come in any order."""
-        ...
-
-    def result(self, shards: Sequence[str]) -> HttpAnswer:
-        """Return the answer of all, given their ids by number."""
-        ...
-
-
-class _Gathered(_AllShards):
-    def __init__(
-        self,
-        method: Callable[[Any, ShardRequest], Any],
-        combine: Callable[[list[Any]], Any],
-        encoding: ValueEncoding[Any],
-        *options: Any,
-    ) -> None:
-        super().__init__(*options)
-        self._method = method
-        self._combine = combine
-        self._encoding = encoding
-
-    def collect(self, request: ShardRequest) -> _Collected:
-        return _Values(request.route, self._combine, self._encoding)
-
-    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
-        value = self._method(store, request)
-        with answering(request.route):
-            if isinstance(value, Response):
-                raise Invalid(
-                    f"a {type(value).__name__} cannot be combined with those of other shards",
-                    hint="Return a value that can be written as JSON.",
-                )
-            return json_answer(self._encoding.encode(value, "answer"))
+    return answer
 
 
 class _Values:
@@ -224,65 +192,41 @@ class _Values:
         return encoded(combined, self._route)
 
 
-class _Listed(_AllShards):
-    def __init__(
-        self,
-        method: Callable[[Any, ListPage], Iterable[tuple[ItemKey, Any]]],
-        key: type[ItemKey],
-        limit: int,
-        limit_max: int,
-        *options: Any,
-    ) -> None:
-        super().__init__(*options)
-        self._method = method
-        self._key = key
-        self._limit = limit
-        self._limit_max = limit_max
+def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[ItemKey]) -> None:
+    """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
+    problem = ""
+    if len(items) > page.limit:
+        problem = f"more than the {page.limit} items that were asked for"
+    before = page.after
+    for key, _ in items:
+        if type(key) is not kind:
+            problem = f"the key {key!r} is of another type than {kind.__name__}"
+            break
+        if before is not None and not before < key:
+            problem = f"the key {key!r} is not above {before!r}"
+            break
+        before = key
+    if problem:
+        raise Broken(
+            f"the list of {page.request.route} cannot be continued: {problem}",
+            hint="Return pairs in ascending order of keys: those above page.after, and at most "
+            "page.limit.",
+        )
 
-    def collect(self, request: ShardRequest) -> _Collected:
-        return _Page(self._key, self._page(request).limit)
 
-    def reply(self, store: Any, request: ShardRequest) -> HttpAnswer:
-        page = self._page(request)
-        # One more shows that there are too many, however many there are.
-        items = [[key, value] for key, value in islice(self._method(store, page), page.limit + 1)]
-        self._check_order(items, page)
-        return encoded(items, request.route)
-
-    def _check_order(self, items: Sequence[Sequence[Any]], page: ListPage) -> None:
-        """Raise ``Broken`` for items that would let a later page lack some, or repeat some."""
-        problem = ""
-        if len(items) > page.limit:
-            problem = f"more than the {page.limit} items that were asked for"
-        before = page.after
-        for key, _ in items:
-            if type(key) is not self._key:
-                problem = f"the key {key!r} is of another type than {self._key.__name__}"
-                break
-            if before is not None and not before < key:
-                problem = f"the key {key!r} is not above {before!r}"
-                break
-            before = key
-        if problem:
-            raise Broken(
-                f"the list of {page.request.route} cannot be continued: {problem}",
-                hint="Return pairs in ascending order of keys: those above page.after, and at most "
-                "page.limit.",
-            )
-
-    def _page(self, request: ShardRequest) -> ListPage:
-        text = request.query.get("after")
-        try:
-            after = text if text is None or self._key is str else parse_integer(text)
-        except ValueError as error:
-            raise Invalid(f"invalid key {text!r} (expected an integer)", path="after") from error
-        try:
-            limit = parse_integer(request.query.get("limit", str(self._limit)))
-        except ValueError:
-            limit = 0
-        if not 1 <= limit <= self._limit_max:
-            raise Invalid(f"invalid limit (expected 1 to {self._limit_max})", path="limit")
-        return ListPage(after, limit, request)
+def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: int) -> ListPage:
+    text = request.query.get("after")
+    try:
+        after = text if text is None or kind is str else parse_integer(text)
+    except ValueError as error:
+        raise Invalid(f"invalid key {text!r} (expected an integer)", path="after") from error
+    try:
+        limit = parse_integer(request.query.get("limit", str(limit)))
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= limit_max:
+        raise Invalid(f"invalid limit (expected 1 to {limit_max})", path="limit")
+    return ListPage(after, limit, request)
 
 
 class _Page:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -42,21 +43,26 @@ def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
     return {name.lower(): value for name, value in metadata or ()}
 
 
-def query_of(shard: Any, values: Values, claims: Claims) -> ShardQuery:
-    """Decode a query. Raise ``Invalid`` for values of a wrong form."""
+def query_of(values: Values, claims: Claims) -> ShardQuery:
+    """Decode a query whose shard is not known yet. Raise ``Invalid`` for values of a wrong form."""
+    return ShardQuery(
+        "",
+        read_through_of(_text(values.get(READ_THROUGH, ""))),
+        _max_staleness(_text(values.get(MAX_STALENESS, ""))),
+        _header(values.get(HEADER)),
+        claims,
+    )
+
+
+def of_shard(query: ShardQuery, shard: Any) -> ShardQuery:
+    """Return the query of a shard. Raise ``Invalid`` if a request names none."""
     if not (isinstance(shard, str) and shard):
         raise Invalid(
             "the request names no shard",
             path="shard",
             hint="See `gazctl shards list` for the ids of shards.",
         )
-    return ShardQuery(
-        shard,
-        read_through_of(_text(values.get(READ_THROUGH, ""))),
-        _max_staleness(_text(values.get(MAX_STALENESS, ""))),
-        _header(values.get(HEADER)),
-        claims,
-    )
+    return replace(query, shard=shard)
 
 
 def read_through_of(text: str) -> dict[str, int]:

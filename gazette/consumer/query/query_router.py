@@ -177,25 +177,19 @@ class QueryRouter:
             scope.cancel()
 
 
+@dataclass
 class _Attempts:
-    def __init__(
-        self,
-        router: QueryRouter,
-        query: ShardQuery,
-        serve: Callable[[Any], Any],
-        proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[Any]]],
-    ) -> None:
-        self._resolver = router.resolver
-        self._peers = router.peers
-        self._pool = router.pool
-        self._query = query
-        self._shard_id = query.shard
-        self._serve = serve
-        self._proxy = proxy
-        self._may_be_stale = query.max_staleness_s is not None and not query.read_through
-        self._primary_failed = False
-        self.describe: Callable[[], str] = lambda: "it has no primary"
-        """Returns why the last attempt did not succeed, or what the present one waits for."""
+    router: QueryRouter
+    query: ShardQuery
+    serve: Callable[[Any], Any]
+    proxy: Callable[[grpc.aio.Channel, ShardQuery], Awaitable[QueryResult[Any]]]
+    primary_failed: bool = False
+    describe: Callable[[], str] = lambda: "it has no primary"
+    """Returns why the last attempt did not succeed, or what the present one waits for."""
+
+    def __post_init__(self) -> None:
+        self._resolver = self.router.resolver
+        self._shard_id = self.query.shard
 
     def failed(self, error: Retryable) -> None:
         """Keep why an attempt has failed."""
@@ -208,7 +202,7 @@ class _Attempts:
 
     async def run(self) -> QueryResult[Any]:
         """Make one attempt. Raise ``Retryable`` when another may succeed."""
-        if self._may_be_stale:
+        if self.query.max_staleness_s is not None and not self.query.read_through:
             answer = await self._ask_standby()
             if answer is not None:
                 return answer
@@ -222,11 +216,11 @@ class _Attempts:
         try:
             return await self._remote(resolution.header)
         except Retryable:
-            self._primary_failed = True
+            self.primary_failed = True
             raise
 
     async def _resolve(self) -> Resolution:
-        query = self._query
+        query = self.query
         try:
             return await self._resolver.resolve(
                 self._shard_id,
@@ -256,7 +250,7 @@ class _Attempts:
 
         def serve() -> Any:
             try:
-                return self._serve(store)
+                return self.serve(store)
             except BaseException as error:
                 other = as_plain_error(error)
                 if other is error:
@@ -264,7 +258,7 @@ class _Attempts:
                 raise other from error
 
         try:
-            answer = self._pool.submit(serve)
+            answer = self.router.pool.submit(serve)
         except RuntimeError as error:
             done()
             raise Unavailable("this member has stopped", shard=self._shard_id) from error
@@ -284,13 +278,13 @@ class _Attempts:
         """Return the answer of this member's standby, if there is one. While the primary does not
         answer, ask standbys of others. Else return None.
         """
-        query, resolver = self._query, self._resolver
+        query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
             return await self._ask_own_standby(shard)
-        if not self._primary_failed or query.header is not None:
+        if not self.primary_failed or query.header is not None:
             return None
-        self._primary_failed = False
+        self.primary_failed = False
         for header in resolver.standby_headers(self._shard_id, query.claims):
             try:
                 return await self._remote(header)
@@ -302,10 +296,10 @@ class _Attempts:
         return None
 
     async def _ask_own_standby(self, shard: Shard) -> QueryResult[Any] | None:
-        reads, max_staleness_s = shard.reads, self._query.max_staleness_s
+        reads, max_staleness_s = shard.reads, self.query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
-        alone = self._query.header is not None or self._resolver.primary_of(shard.id) is None
+        alone = self.query.header is not None or self._resolver.primary_of(shard.id) is None
         try:
             async with timeout(None if alone else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
@@ -325,12 +319,12 @@ class _Attempts:
 
     async def _remote(self, header: Header) -> QueryResult[Any]:
         """Ask a member until it answers or does not have that role any more."""
-        endpoint = self._peers.pick(header.route, process_id=header.process_id)
+        endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)
         was_primary = self._is_primary(header.process_id)
         async with TaskScope(f"ask {self._shard_id}") as scope:
-            channel = self._peers.grpc_channel(endpoint)
+            channel = self.router.peers.grpc_channel(endpoint)
             call = scope.spawn(self._ask_member(channel, header, endpoint), name="ask")
             while not call.done():
                 change = scope.spawn(self._resolver.next_change(), name="change")
@@ -355,7 +349,7 @@ class _Attempts:
         """Return the peer's answer, or the error that it stands for."""
         try:
             with open_channel("query", shard=self._shard_id):
-                answer = await self._proxy(channel, replace(self._query, header=header))
+                answer = await self.proxy(channel, replace(self.query, header=header))
         except Closed as error:
             return Moved(f"its member has lost its lease: {error.message}", shard=self._shard_id)
         except grpc.aio.AioRpcError as error:

@@ -144,6 +144,7 @@ class GrpcServer:
 
         With ``admit``, a caller that may not call is refused by the head of its call, and the first message
         of any call must come in time. Without, it must come in time if the method takes one message only.
+        A method that is an object with a method ``admit`` of its own needs no other.
         """
         self._handlers += [(one, admit) for one in handlers]
 
@@ -535,8 +536,10 @@ def _measured(
 ) -> _Method:
     measured = MeasuredMethod(name, handler, clock)
     served = measured.handler
-    kinds = (served.unary_unary, served.unary_stream, served.stream_unary, served.stream_stream)
-    (call,) = (kind for kind in kinds if kind is not None)
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
+    call = getattr(served, kind)
+    admit = admit or getattr(getattr(handler, kind), "admit", None)
     return _Method(
         name.encode("latin-1"),
         call,
