@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from gazette.etcd.client import Etcd, EtcdSettings, Op
-from gazette.net.transport import NETWORK, Transport
+from gazette.http2.transport import NETWORK, Transport
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import etcd_for_tests
 

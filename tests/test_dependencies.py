@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 import subprocess
-import sys
-import sysconfig
-import tomllib
-import venv
-import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+from tests.wheel import ROOT, closure, installation, packages_of, project_of
+
+PROJECT = project_of("pygazette")["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CLIENT_PROJECT = tomllib.loads((ROOT / "packages/client/pyproject.toml").read_text())["project"]
+CLIENT_PROJECT = project_of("pygazette-client")["project"]
 
 CLIENT = {
     "cramjam",
@@ -70,48 +64,12 @@ print(*sorted({name for module in sys.modules for name in of.get(module.partitio
 """
 
 
-def closure(requirements: Iterable[str]) -> set[str]:
-    """Return the names of the distributions that pip installs for the requirements and their extras."""
-    found: set[str] = set()
-    todo = [(Requirement(one), {""}) for one in requirements]
-    while todo:
-        one, extras = todo.pop()
-        name = canonicalize_name(one.name)
-        if one.marker is not None and not any(
-            one.marker.evaluate({"extra": extra}) for extra in extras
-        ):
-            continue
-        if name in found and not one.extras:
-            continue
-        found.add(name)
-        required = map(Requirement, importlib.metadata.distribution(name).requires or [])
-        todo += [(each, {"", *one.extras}) for each in required]
-    return found
-
-
-def installation(directory: Path, distributions: Iterable[str]) -> Path:
-    """Make an environment in which only these distributions are installed, and return its Python."""
-    venv.create(directory, with_pip=False, symlinks=True)
-    packages = next(directory.glob("lib/python*/site-packages"))
-    here = Path(sysconfig.get_path("purelib"))
-    for name in distributions:
-        for file in importlib.metadata.files(name) or ():
-            source, link = here / file, packages / file
-            if ".." in file.parts or file.suffix == ".pyc" or not source.exists():
-                continue
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                link.symlink_to(source)
-    return directory / "bin" / "python"
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of an installation without extras, with this source."""
     directory = tmp_path_factory.mktemp("plain")
     python = installation(directory, closure(PROJECT["dependencies"]))
-    packages = next(directory.glob("lib/python*/site-packages"))
-    (packages / "source.pth").write_text(f"{ROOT}\n")
+    (packages_of(python) / "source.pth").write_text(f"{ROOT}\n")
     return python
 
 
@@ -186,48 +144,6 @@ def test_the_pages_are_built_with_the_extra_docs_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     reference = (tmp_path / "site" / "api" / "application" / "index.html").read_text()
     assert 'id="gazette.Application.consume_message"' in reference
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an installation of the client's wheel alone."""
-    directory = tmp_path_factory.mktemp("client")
-    python = installation(directory, closure(CLIENT_PROJECT["dependencies"]))
-    build = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "wheel"]
-    command = [
-        *pip,
-        "--no-deps",
-        *build,
-        "--wheel-dir",
-        str(directory),
-        str(ROOT / "packages/client"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = directory.glob("pygazette_client-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(next(directory.glob("lib/python*/site-packages")))
-    return python
-
-
-@pytest.mark.long
-def test_the_client_installs_alone(client: Path) -> None:
-    """All of its modules can be imported, with its own dependencies."""
-    walk = """if True:
-        import importlib, pkgutil, gazette
-        for module in pkgutil.walk_packages(gazette.__path__, "gazette."):
-            importlib.import_module(module.name)
-        from gazette.client import AppendService, Client, Reader, RetryReader
-    """
-    done = run(client, "-c", walk)
-    assert done.returncode == 0, done.stderr
-    assert len(closure(CLIENT_PROJECT["dependencies"])) <= 10
-
-
-@pytest.mark.long
-def test_what_the_client_alone_lacks_is_named(client: Path) -> None:
-    done = run(client, "-c", "from gazette import Application")
-    assert "gazette.Application is part of pygazette" in done.stderr, done.stderr
 
 
 def test_the_client_depends_on_a_part_of_what_the_project_does() -> None:

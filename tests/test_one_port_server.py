@@ -12,9 +12,9 @@ import grpc.aio
 import httpx
 import pytest
 
+from gazette.http2 import frames as fr
 from gazette.net import graceful_http
-from gazette.net.http2 import frames as fr
-from gazette.net.http2 import server_connection
+from gazette.net.grpc import server_connection
 from gazette.net.http_server import TlsFiles
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits

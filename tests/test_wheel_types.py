@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.wheel import install_wheel
+from tests.wheel import install_wheels
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
@@ -159,7 +159,7 @@ def use(app: Declares, publisher: Publisher, shard: Shard, store: SQLiteStore, a
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a project of a user: ``bin/python`` has the wheel, and what it depends on."""
     project = tmp_path_factory.mktemp("user")
-    install_wheel(project)
+    install_wheels(project)
     return project
 
 

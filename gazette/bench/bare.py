@@ -27,7 +27,7 @@ from gazette.client.rpc.channel import ChannelSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.dev.processes import ChildProcess, python_module
 from gazette.errors import Unavailable
-from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.clock import Clock, SystemClock
@@ -38,7 +38,7 @@ from gazette.runtime.timeouts import timeout
 GRPCIO: Final = "grpcio"
 """The transport of the package `grpcio`."""
 HTTP2: Final = "http2"
-"""Our own transport: `gazette.net.http2`."""
+"""Our own transport: `gazette.net.grpc`."""
 SERVICE: Final = "bench.Bare"
 READ_BYTES: Final = 1 << 18
 START_TIMEOUT_S: Final = 30.0

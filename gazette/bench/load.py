@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from gazette.errors import Broken, Unavailable
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.headers import encode_fields
-from gazette.net.http2.messages import PREFIX_BYTES, prefixed
+from gazette.http2 import frames as fr
+from gazette.http2.headers import encode_fields
+from gazette.http2.messages import PREFIX_BYTES, prefixed
 from gazette.protocol.content import COMMIT, append_content
 from gazette.protocol.pb import broker_pb2
 

@@ -29,7 +29,7 @@ from gazette.bench.sides import ORIGINAL, Side, addresses_of, sides
 from gazette.client.append.appender import AppendParams
 from gazette.dev.processes import await_ready
 from gazette.errors import Unavailable
-from gazette.net.http2.messages import prefixed
+from gazette.http2.messages import prefixed
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import BlockingPool

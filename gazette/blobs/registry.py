@@ -21,13 +21,13 @@ from gazette.blobs.fsspec import NamedStore
 from gazette.blobs.gs import GsStore
 from gazette.blobs.path_limits import check_path
 from gazette.blobs.s3.store import S3Store
-from gazette.blobs.store_calls import HUNG_AFTER_S, StoreCalls
 from gazette.blobs.thread_call import ended
 from gazette.blobs.wrappers import InstrumentedStore, RetryingStore
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.ids import JournalName, Revision
 from gazette.runtime.clock import Clock
+from gazette.runtime.store_calls import HUNG_AFTER_S, StoreCalls
 from gazette.runtime.tasks import BlockingPool, Pool, PoolFactory, TaskScope, sleep_unless
 from gazette.runtime.timeouts import timeout
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from gazette.blobs import metrics
 from gazette.blobs.blob_store import BlobInfo, BlobStore, LocalSigner, list_after
-from gazette.blobs.store_calls import off_store, on_store
 from gazette.errors import Unavailable
+from gazette.runtime.store_calls import off_store, on_store
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gazette.fragment.index import Index, IndexResult
-from gazette.net.http2.messages import prefixed
+from gazette.http2.messages import prefixed
 from gazette.protocol.content import content_response
 from gazette.protocol.ids import Offset
 from gazette.protocol.pb import broker_pb2

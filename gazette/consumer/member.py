@@ -56,6 +56,7 @@ from gazette.consumer.shard.thread import ShardThread, WorkerFactory
 from gazette.errors import Bug, GazetteError, Invalid, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
+from gazette.http2.transport import NETWORK, Transport
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
@@ -65,7 +66,6 @@ from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
 from gazette.net.raw_path import RawPathRoute
 from gazette.net.server import Server
-from gazette.net.transport import NETWORK, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.process import ConsumerSpec

@@ -47,7 +47,7 @@ from gazette.etcd.wire import (
     txn_from_pb,
     txn_to_pb,
 )
-from gazette.net.transport import NETWORK, Transport
+from gazette.http2.transport import NETWORK, Transport
 from gazette.runtime.clock import Clock
 
 __all__ = [

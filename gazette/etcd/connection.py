@@ -19,8 +19,8 @@ import grpc
 from gazette.errors import Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.etcd.failures import AUTH_NOT_ENABLED, Failure, StreamEnded, classify
 from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
-from gazette.net.http2.grpc_client import Http2Transport
-from gazette.net.transport import NETWORK, Transport
+from gazette.http2.grpc_client import Http2Transport
+from gazette.http2.transport import NETWORK, Transport
 from gazette.runtime.clock import Clock
 from gazette.runtime.mutex import Mutex
 

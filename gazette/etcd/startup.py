@@ -8,7 +8,7 @@ from typing import Final
 
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.net.transport import NETWORK, Transport
+from gazette.http2.transport import NETWORK, Transport
 from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)

@@ -73,7 +73,7 @@ class ConsumerFlags(ConsumerClientFlags):
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Group ``log``. The one in `gazette.config.groups` comes with etcd, which this command does not use."""
+    """Group ``log``. The one in `gazette.process.groups` comes with etcd, which this command does not use."""
 
     level: str = setting("warn", "least severity to log", choices=tuple(LEVELS))
     format: str = setting("text", "form of log lines", choices=("text", "json", "color"))

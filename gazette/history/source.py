@@ -22,8 +22,8 @@ from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.preflight import require_reachable
+from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Corrupt, Invalid, NotFound, Unavailable
-from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.history.snapshot import READ_AGAIN_HINT, Piece
 from gazette.history.summary_store import SummaryStore
 from gazette.protocol.fragment import FragmentStoreUrl

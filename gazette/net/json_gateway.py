@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gazette.errors import GazetteError, Invalid
-from gazette.net.error_codes import code_of, http_status_of
 from gazette.net.http_requests import Refusal, bounded_body, check_headers, content_encoding
+from gazette.protocol.error_codes import code_of, http_status_of
 from gazette.runtime.numbers import parse_number
 
 Handler = Callable[[Request], Awaitable[Response]]

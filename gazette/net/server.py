@@ -13,9 +13,9 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from gazette.net.http2.connection import STREAMS_MAX
-from gazette.net.http2.grpc_server import Admit, GrpcServer
-from gazette.net.http2.whole_call import TakeWhole
+from gazette.http2.connection import STREAMS_MAX
+from gazette.net.grpc.grpc_server import Admit, GrpcServer
+from gazette.net.grpc.whole_call import TakeWhole
 from gazette.net.http_guard import is_loopback
 from gazette.net.http_server import (
     UNIX_PREFIX,

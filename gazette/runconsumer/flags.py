@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gazette.client.flags import ConsumerClientFlags
 from gazette.client.rpc.channel import TlsSettings
-from gazette.config.groups import check_directory
-from gazette.config.member import MemberFlags
 from gazette.config.schema import duration, setting
 from gazette.consumer.settings import ConsumerSettings
 from gazette.declare.specs import REPLICAS_MAX, SpecSettings
+from gazette.process.groups import check_directory
+from gazette.process.member import MemberFlags
 from gazette.protocol.text.duration import SECOND
 
 

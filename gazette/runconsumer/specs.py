@@ -14,8 +14,6 @@ from typing import Any, Final
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
-from gazette.config.groups import DebugFlags, EtcdFlags, LogFlags
-from gazette.config.member import ProcessFlags
 from gazette.config.schema import Loaded, Schema
 from gazette.declare.apply import (
     apply_journals,
@@ -29,6 +27,8 @@ from gazette.declare.changes import DeclaredChanges
 from gazette.declare.declaration import Declaration, declaration_of
 from gazette.declare.specs import journals_yaml, shards_yaml
 from gazette.errors import GazetteError, Invalid, Unavailable
+from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags
+from gazette.process.member import ProcessFlags
 from gazette.protocol.text.validation import within
 from gazette.runconsumer.flags import (
     ConsumerFlags,

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from gazette.blobs.store_calls import StoreCall, StoreCalls, off_store, on_store
 from gazette.errors import Closed, Unavailable
+from gazette.runtime.store_calls import StoreCall, StoreCalls, off_store, on_store
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import raises

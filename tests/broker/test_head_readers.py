@@ -10,7 +10,7 @@ import pytest
 from gazette.broker.head_readers import HeadReader, HeadReaders
 from gazette.fragment.index import Index
 from gazette.fragment.local_file import LocalFile, LocalFragment
-from gazette.net.http2.messages import MessageQueue
+from gazette.http2.messages import MessageQueue
 from gazette.protocol.content import Content, decode_read
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.pb import broker_pb2

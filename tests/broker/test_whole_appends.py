@@ -16,10 +16,10 @@ from gazette.auth import Capability, Claims, KeyedAuth
 from gazette.bench.load import APPEND
 from gazette.client.append.appender import AppendParams
 from gazette.etcd.client import Etcd
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.headers import Fields, HeaderDecoder, encode_fields
-from gazette.net.http2.messages import PREFIX_BYTES, prefixed
-from gazette.net.http2.metadata import status_of
+from gazette.http2 import frames as fr
+from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
+from gazette.http2.messages import PREFIX_BYTES, prefixed
+from gazette.http2.metadata import status_of
 from gazette.protocol import label_set
 from gazette.protocol.content import COMMIT, append_content
 from gazette.protocol.fragment import Fragment

@@ -17,8 +17,8 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.dispatch import Health
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.net.http2.grpc_client import Http2Transport
-from gazette.net.transport import GrpcTransport, Transport
+from gazette.http2.grpc_client import Http2Transport
+from gazette.http2.transport import GrpcTransport, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route

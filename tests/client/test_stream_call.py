@@ -14,7 +14,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.client.rpc.stream_call import StreamCall
-from gazette.net.http2.grpc_client import Http2Channel
+from gazette.http2.grpc_client import Http2Channel
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import breathe
 

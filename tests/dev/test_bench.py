@@ -37,7 +37,7 @@ from gazette.bench.report import (
     value_at_most,
 )
 from gazette.errors import Invalid, NotFound, Unavailable
-from gazette.net.http2.messages import prefixed
+from gazette.http2.messages import prefixed
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
 from tests.facts import raises

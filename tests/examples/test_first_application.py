@@ -30,7 +30,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.broker import journal_spec
 from tests.run.test_run import CLOCK, Run
-from tests.wheel import install_wheel
+from tests.wheel import install_wheels
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ async def test_the_page_is_executed_as_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 async def test_the_page_is_executed_as_written_with_the_installed_wheel(tmp_path: Path) -> None:
     """Its programs are those that `pip install` makes. What the wheel lacks would be missing here."""
-    programs = install_wheel(tmp_path / "venv")
+    programs = install_wheels(tmp_path / "venv")
     project = tmp_path / "project"
     project.mkdir()
     run = Run(project, programs)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_dependencies import EXTRAS, PROJECT, closure, installation
+from tests.test_dependencies import EXTRAS, PROJECT
+from tests.wheel import closure, installation
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

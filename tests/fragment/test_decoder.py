@@ -10,8 +10,8 @@ import pytest
 import zstandard
 
 from gazette.codecs.codec import new_compressor
+from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Corrupt, Invalid
-from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.runtime.tasks import BlockingPool
 from tests.facts import raises

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
+from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Bug, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_bytes, spool_file
 from gazette.fragment.completed_spool import CompletedSpool
-from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment, disk_error
 from gazette.fragment.spool import Content, Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.frames import FaultCode
-from gazette.net.http2.headers import encode_fields
+from gazette.http2 import frames as fr
+from gazette.http2.frames import FaultCode
+from gazette.http2.headers import encode_fields
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import SystemClock
 

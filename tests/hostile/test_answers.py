@@ -14,11 +14,11 @@ import pytest
 
 from gazette.client.rpc.errors import map_errors
 from gazette.errors import GazetteError, printable
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.grpc_client import Http2Channel
-from gazette.net.http2.headers import encode_fields
-from gazette.net.http2.messages import prefixed
-from gazette.net.http2.metadata import EOF
+from gazette.http2 import frames as fr
+from gazette.http2.grpc_client import Http2Channel
+from gazette.http2.headers import encode_fields
+from gazette.http2.messages import prefixed
+from gazette.http2.metadata import EOF
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually

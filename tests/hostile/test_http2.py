@@ -13,11 +13,11 @@ import pytest
 from gazette.auth import Claims
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
-from gazette.net.http2 import frames as fr
-from gazette.net.http2 import server_connection
-from gazette.net.http2 import socket as http2_socket
-from gazette.net.http2.frames import FaultCode
-from gazette.net.http2.headers import encode_fields
+from gazette.http2 import frames as fr
+from gazette.http2 import socket as http2_socket
+from gazette.http2.frames import FaultCode
+from gazette.http2.headers import encode_fields
+from gazette.net.grpc import server_connection
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec

@@ -25,7 +25,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.etcd.client import Etcd
-from gazette.net.http2.grpc_client import Http2Channel
+from gazette.http2.grpc_client import Http2Channel
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope

@@ -11,13 +11,13 @@ import grpc.aio
 import pytest
 
 from gazette.errors import Broken, Invalid
-from gazette.net.http2.connection import Http2Connection, Http2Stream
-from gazette.net.http2.grpc_call import GrpcCall
-from gazette.net.http2.grpc_server import GrpcServer
-from gazette.net.http2.headers import RequestHead
-from gazette.net.http2.held_memory import HeldMemory
-from gazette.net.http2.messages import MessageQueue, prefixed
-from gazette.net.http2.metadata import EOF
+from gazette.http2.connection import Http2Connection, Http2Stream
+from gazette.http2.headers import RequestHead
+from gazette.http2.messages import MessageQueue, prefixed
+from gazette.http2.metadata import EOF
+from gazette.net.grpc.grpc_call import GrpcCall
+from gazette.net.grpc.grpc_server import GrpcServer
+from gazette.net.grpc.held_memory import HeldMemory
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.timeouts import timeout

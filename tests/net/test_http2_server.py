@@ -15,14 +15,14 @@ import hpack
 import pytest
 
 from gazette.errors import Invalid
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import Http2Connection
-from gazette.net.http2.grpc_client import Http2Channel
-from gazette.net.http2.grpc_server import Admit, GrpcServer
-from gazette.net.http2.headers import encode_fields
-from gazette.net.http2.held_memory import HELD_MAX
-from gazette.net.http2.messages import prefixed
-from gazette.net.http2.server_connection import ServerConnection
+from gazette.http2 import frames as fr
+from gazette.http2.connection import Http2Connection
+from gazette.http2.grpc_client import Http2Channel
+from gazette.http2.headers import encode_fields
+from gazette.http2.messages import prefixed
+from gazette.net.grpc.grpc_server import Admit, GrpcServer
+from gazette.net.grpc.held_memory import HELD_MAX
+from gazette.net.grpc.server_connection import ServerConnection
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from gazette.net.http2 import unfinished as unfinished_module
-from gazette.net.http2.connection import FIRST_BYTES, STREAM_BYTES
-from gazette.net.http2.held_memory import HELD_MAX, HeldMemory
-from gazette.net.http2.turns import SHARE, TURN_S, WORK_MAX, WORK_MIN, Turns
-from gazette.net.http2.unfinished import FIRST_MESSAGE_S, UNFINISHED_MAX, Unfinished
+from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
+from gazette.net.grpc import unfinished as unfinished_module
+from gazette.net.grpc.held_memory import HELD_MAX, HeldMemory
+from gazette.net.grpc.turns import SHARE, TURN_S, WORK_MAX, WORK_MIN, Turns
+from gazette.net.grpc.unfinished import FIRST_MESSAGE_S, UNFINISHED_MAX, Unfinished
 from gazette.runtime.clock import SystemClock
 
 

@@ -13,12 +13,12 @@ import grpc.aio
 import pytest
 
 from gazette.errors import NotAllowed
-from gazette.net.http2 import frames as fr
-from gazette.net.http2 import unfinished
-from gazette.net.http2.grpc_client import Http2Channel
-from gazette.net.http2.headers import Fields, HeaderDecoder, encode_fields
-from gazette.net.http2.messages import prefixed
-from gazette.net.http2.metadata import Metadata, status_of
+from gazette.http2 import frames as fr
+from gazette.http2.grpc_client import Http2Channel
+from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
+from gazette.http2.messages import prefixed
+from gazette.http2.metadata import Metadata, status_of
+from gazette.net.grpc import unfinished
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
 from gazette.testing.instant_clock import eventually

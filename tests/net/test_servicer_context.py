@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.net.http2.grpc_server import GrpcServer
+from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp, bind_unix
 from gazette.runtime.clock import SystemClock
 from gazette.testing.instant_clock import eventually

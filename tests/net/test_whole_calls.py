@@ -10,14 +10,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.net.http2 import frames as fr
-from gazette.net.http2 import grpc_server
-from gazette.net.http2.connection import BEGIN_WORK, Http2Connection
-from gazette.net.http2.headers import Fields, HeaderDecoder, encode_fields
-from gazette.net.http2.messages import prefixed
-from gazette.net.http2.metadata import status_of
-from gazette.net.http2.turns import SHARE
-from gazette.net.http2.whole_call import WHOLE_BYTES_MAX, WholeCall
+from gazette.http2 import frames as fr
+from gazette.http2.connection import BEGIN_WORK, Http2Connection
+from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
+from gazette.http2.messages import prefixed
+from gazette.http2.metadata import status_of
+from gazette.net.grpc import grpc_server
+from gazette.net.grpc.turns import SHARE
+from gazette.net.grpc.whole_call import WHOLE_BYTES_MAX, WholeCall
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
 from gazette.runtime.tasks import TaskScope
@@ -440,8 +440,8 @@ async def test_callers_of_another_library_are_served_alike(served: Served, taker
 
 
 def test_an_answer_needs_room_for_all_of_its_content() -> None:
-    from gazette.net.http2.connection import Http2Stream, StreamListener
-    from gazette.net.http2.headers import RequestHead
+    from gazette.http2.connection import Http2Stream, StreamListener
+    from gazette.http2.headers import RequestHead
 
     streams: list[Http2Stream] = []
     sent: list[bytes] = []

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 
 from gazette.client.rpc.errors import END_OF_STREAM
-from gazette.net.http2.grpc_client import Http2Channel
-from gazette.net.http2.grpc_server import GrpcServer
+from gazette.http2.grpc_client import Http2Channel
+from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from tools.simulation.loop import Node, VirtualLoop

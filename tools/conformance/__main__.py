@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 
 from gazette.client.rpc.channel import TlsSettings
 from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.net.http2.grpc_client import Http2Channel
+from gazette.http2.grpc_client import Http2Channel
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import Server, ServerSettings
 from gazette.runtime.clock import SystemClock

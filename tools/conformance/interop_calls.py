@@ -9,8 +9,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from gazette.net.http2.grpc_client import Http2Channel
-from gazette.net.http2.metadata import EOF
+from gazette.http2.grpc_client import Http2Channel
+from gazette.http2.metadata import EOF
 from tools.conformance.interop import INITIAL, PROTO, SERVICE, TRAILING
 
 _SPECIAL: Final = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n"

@@ -20,7 +20,7 @@ from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import SessionLedger
 from gazette.consumer.transaction.transaction import Transaction
 from gazette.message.sequencer.sequencer import Sequencer
-from gazette.net.http2.handling import Handling
+from gazette.net.grpc.handling import Handling
 from gazette.recoverylog.log.fsm import RecoveryFSM
 from tools.simulation.history import Fault, History
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from gazette.http2.messages import MessageQueue
+from gazette.net.grpc.handling import Handling
+from gazette.net.grpc.whole_call import TakeWhole
 from gazette.net.grpc_metrics import MeasuredMethod
-from gazette.net.http2.handling import Handling
-from gazette.net.http2.messages import MessageQueue
-from gazette.net.http2.whole_call import TakeWhole
 from gazette.runtime.clock import Clock
 from tools.simulation.loop import Handle, Node, VirtualLoop
 from tools.simulation.whole_calls import SimWholeCall, WholeCalls
@@ -1212,7 +1212,7 @@ class _Details:
 
 
 class SimTransport:
-    """`gazette.net.transport.Transport` of one node."""
+    """`gazette.http2.transport.Transport` of one node."""
 
     def __init__(self, network: Network, node: Node) -> None:
         self._network = network

@@ -1,4 +1,4 @@
-"""Calls that arrive as a whole at a simulated server, as `gazette.net.http2.whole_call` has them.
+"""Calls that arrive as a whole at a simulated server, as `gazette.net.grpc.whole_call` has them.
 
 A call is whole if its end arrives within `GATHER_S` of its beginning. The server offers those that have
 become whole in one moment together. A moment may last a little: a real loop is busy, and then reads all of a
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from gazette.net.http2.whole_call import GATHER_S, WHOLE_BYTES_MAX, TakeWhole
+from gazette.net.grpc.whole_call import GATHER_S, WHOLE_BYTES_MAX, TakeWhole
 from tools.simulation.loop import Handle
 
 if TYPE_CHECKING:

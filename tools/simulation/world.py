@@ -18,11 +18,11 @@ from gazette.broker.service import BrokerService
 from gazette.broker.settings import BrokerSettings
 from gazette.client.client import Client
 from gazette.client.rpc.channel import Channels
+from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Bug, GazetteError
 from gazette.etcd.client import EtcdSettings
 from gazette.etcd.pb import rpc_pb2
 from gazette.fragment.closing import ClosingName
-from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.set_aside import SetAside
 from gazette.net.server import Server
 from gazette.protocol.fragment import Fragment, FragmentStoreUrl

@@ -38,8 +38,7 @@ from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import is_refusal_of_rights, open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.net.error_codes import protocol_code_of
-from gazette.net.http2.whole_call import WholeCall
+from gazette.net.grpc.whole_call import WholeCall
 from gazette.protocol.append_session import SessionAppend, created_of, introduction, ledger_of
 from gazette.protocol.content import (
     COMMIT,
@@ -48,6 +47,7 @@ from gazette.protocol.content import (
     append_content,
     decode_append,
 )
+from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header

@@ -12,7 +12,7 @@ import grpc.aio
 
 from gazette.auth import Claims, Verifier, authorization_of
 from gazette.errors import GazetteError, Invalid, NotAllowed
-from gazette.net.error_codes import protocol_code_of
+from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import JOURNAL_SERVER_COMPLETED, JOURNAL_SERVER_STARTED

@@ -17,7 +17,6 @@ import grpc
 import grpc.aio
 
 from gazette.auth import Capability, Claims
-from gazette.blobs.store_calls import StoreCall
 from gazette.broker.api.call_guard import (
     Expired,
     Expiry,
@@ -33,8 +32,8 @@ from gazette.broker.replica import Replica
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
 from gazette.client.rpc.errors import open_channel
+from gazette.codecs.decoder import DecodedFile, FragmentDecoder
 from gazette.errors import Closed, Unavailable
-from gazette.fragment.decoder import DecodedFile, FragmentDecoder
 from gazette.fragment.index import AT_WRITE_HEAD, IndexResult
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.content import content_response
@@ -45,6 +44,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_read_request
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
+from gazette.runtime.store_calls import StoreCall
 
 METHOD: Final = "/protocol.Journal/Read"
 _READ_AHEAD_BYTES: Final = 1 << 18

@@ -40,11 +40,11 @@ from gazette.broker.http.requests import (
 from gazette.client.rpc.errors import rpc_error, was_too_slow
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
-from gazette.net.error_codes import http_status_of
 from gazette.net.http_requests import Refusal, check_headers, single_arguments
 from gazette.net.json_gateway import CHALLENGE, Cors, Handler
 from gazette.net.streaming_body import StreamedBody
 from gazette.protocol.content import CHUNK_BYTES, COMMIT, Content, append_content
+from gazette.protocol.error_codes import http_status_of
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta
 from gazette.protocol.pb import broker_pb2

@@ -19,8 +19,8 @@ from gazette.client.rpc.credentials import Credentials
 from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
 from gazette.errors import Closed, Invalid, Unavailable
-from gazette.net.http2.grpc_client import Http2Transport
-from gazette.net.transport import Transport
+from gazette.http2.grpc_client import Http2Transport
+from gazette.http2.transport import Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub

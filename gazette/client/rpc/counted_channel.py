@@ -12,7 +12,7 @@ import grpc.aio
 from gazette.client.rpc.dispatch import Health
 from gazette.client.rpc.metrics import call_metrics
 from gazette.client.rpc.stream_call import StreamCall, of_ended
-from gazette.net.http2.grpc_client import Http2Channel
+from gazette.http2.grpc_client import Http2Channel
 from gazette.protocol.content import decode_read, encode_append
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub

@@ -25,9 +25,9 @@ from gazette.errors import (
     Unavailable,
     printable,
 )
-from gazette.net.error_codes import error_of
 from gazette.protocol.append_session import created_of, ledger_of
 from gazette.protocol.content import TOO_SLOW
+from gazette.protocol.error_codes import error_of
 from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]

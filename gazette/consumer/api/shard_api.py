@@ -23,7 +23,7 @@ from gazette.etcd.client import Etcd
 from gazette.etcd.values import Compare, Op, Operation
 from gazette.keyspace.key_space import KeySpace
 from gazette.labels import META_SHARD_ID
-from gazette.net.error_codes import protocol_code_of
+from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.hints import FSMHints, encode_hints
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import consumer_pb2 as pb

@@ -17,7 +17,6 @@ from gazette.consumer.query.query_codec import result_headers, values_of
 from gazette.consumer.query.shard_caller import ShardCaller, answer_call, caller_of
 from gazette.consumer.query.shard_route import METHOD, BoundShardRoute, HttpAnswer, ShardRequest
 from gazette.errors import GazetteError, Invalid, NotFound
-from gazette.net.error_codes import code_of, http_status_of
 from gazette.net.http_requests import (
     Refusal,
     bounded_body,
@@ -25,6 +24,7 @@ from gazette.net.http_requests import (
     content_encoding,
     single_arguments,
 )
+from gazette.protocol.error_codes import code_of, http_status_of
 
 RETRY_AFTER_S: Final = "1"
 

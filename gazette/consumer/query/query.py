@@ -16,7 +16,7 @@ from gazette.errors import (
     Invalid,
     NotAllowed,
 )
-from gazette.net.error_codes import code_of
+from gazette.protocol.error_codes import code_of
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 

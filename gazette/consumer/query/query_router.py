@@ -28,7 +28,7 @@ from gazette.errors import (
     Retryable,
     Unavailable,
 )
-from gazette.net.error_codes import refusal_of
+from gazette.protocol.error_codes import refusal_of
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import Header
 from gazette.protocol.status import ShardStatus

@@ -17,14 +17,14 @@ import pytest
 from gazette.client.rpc.channel import TlsSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.errors import Invalid
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import FIRST_BYTES, HELD_BYTES
-from gazette.net.http2.grpc_client import Http2Channel, Http2Transport
-from gazette.net.http2.grpc_server import GrpcServer
-from gazette.net.http2.headers import encode_fields
-from gazette.net.http2.metadata import timeout_field, timeout_of
+from gazette.http2 import frames as fr
+from gazette.http2.connection import FIRST_BYTES, HELD_BYTES
+from gazette.http2.grpc_client import Http2Channel, Http2Transport
+from gazette.http2.headers import encode_fields
+from gazette.http2.metadata import timeout_field, timeout_of
+from gazette.http2.resolve import HostResolver
+from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
-from gazette.net.resolve import HostResolver
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.instant_clock import eventually

@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from gazette.config.groups import DebugFlags, LogFlags
-from gazette.config.member import MemberFlags, ProcessFlags
 from gazette.config.schema import Loaded, Schema, log_warnings
 from gazette.errors import Invalid
 from gazette.net.http_guard import GuardRules, HttpGuard
 from gazette.net.http_server import HttpServer, bind_debug
+from gazette.process.groups import DebugFlags, LogFlags
+from gazette.process.member import MemberFlags, ProcessFlags
 from gazette.runtime import log_setup, supervisor
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.file_limit import ConnectionLimits, raise_file_limit, warn_of_few_files

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from gazette.net.http2.connection import (
+from gazette.http2.connection import (
     ALL_WORK,
     STREAMS_MAX,
     Accept,
     BytesLike,
     Http2Connection,
 )
-from gazette.net.http2.frames import ConnectionFault
+from gazette.http2.frames import ConnectionFault
 
 log = logging.getLogger(__name__)
 

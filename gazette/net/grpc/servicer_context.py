@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gazette.net.http2.metadata import Metadata
-from gazette.net.http2.peer import Peer
+from gazette.http2.metadata import Metadata
+from gazette.http2.peer import Peer
 
 
 class ServicerContext:

@@ -14,13 +14,11 @@ import grpc
 import grpc.aio
 
 from gazette.errors import Broken, Closed, GazetteError, TooLarge, Unavailable
-from gazette.net.http2.connection import BytesLike, Http2Connection, Http2Stream
-from gazette.net.http2.frames import FaultCode
-from gazette.net.http2.handling import Handling
-from gazette.net.http2.headers import Fields, RequestHead, encode_fields
-from gazette.net.http2.held_memory import HeldMemory
-from gazette.net.http2.messages import MessageQueue, prefixed
-from gazette.net.http2.metadata import (
+from gazette.http2.connection import BytesLike, Http2Connection, Http2Stream
+from gazette.http2.frames import FaultCode
+from gazette.http2.headers import Fields, RequestHead, encode_fields
+from gazette.http2.messages import MessageQueue, prefixed
+from gazette.http2.metadata import (
     EOF,
     HEAD_BLOCK,
     OK_BLOCK,
@@ -29,10 +27,12 @@ from gazette.net.http2.metadata import (
     metadata_of,
     trailers,
 )
-from gazette.net.http2.peer import Peer
-from gazette.net.http2.servicer_context import ServicerContext
-from gazette.net.http2.unfinished import Unfinished
-from gazette.net.http2.waiters import Waiters
+from gazette.http2.peer import Peer
+from gazette.http2.waiters import Waiters
+from gazette.net.grpc.handling import Handling
+from gazette.net.grpc.held_memory import HeldMemory
+from gazette.net.grpc.servicer_context import ServicerContext
+from gazette.net.grpc.unfinished import Unfinished
 from gazette.net.http_accept import next_turn
 
 _AT_HAND_MAX: Final = 1 << 20

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from gazette.errors import Broken, Closed, GazetteError, Unavailable, printable
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.flood_credit import FloodCredit
-from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
-from gazette.net.http2.headers import (
+from gazette.http2 import frames as fr
+from gazette.http2.flood_credit import FloodCredit
+from gazette.http2.frames import ConnectionFault, FaultCode, StreamFault
+from gazette.http2.headers import (
     BLOCK_BYTES_MAX,
     BLOCK_FRAMES_MAX,
     LIST_BYTES_MAX,
@@ -28,7 +28,7 @@ from gazette.net.http2.headers import (
     RequestHead,
     check_trailers,
 )
-from gazette.net.http2.peer import UNKNOWN
+from gazette.http2.peer import UNKNOWN
 
 STREAM_BYTES: Final = 1 << 22
 """Bytes that a peer may send on a stream ahead of what was consumed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from gazette.net.http2.connection import FIRST_BYTES, STREAM_BYTES
+from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
 
 HELD_MAX: Final = 3 << 25
 """Bytes that all calls of a server hold together."""

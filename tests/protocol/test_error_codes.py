@@ -22,7 +22,7 @@ from gazette.errors import (
     TooLarge,
     Unavailable,
 )
-from gazette.net.error_codes import (
+from gazette.protocol.error_codes import (
     code_of,
     error_of,
     http_status_of,

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 
-from gazette.net.http2.headers import Fields, encode_fields, is_field
+from gazette.http2.headers import Fields, encode_fields, is_field
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 

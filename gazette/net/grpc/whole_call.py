@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol, TypeAlias
 import grpc
 
 from gazette.errors import GazetteError
-from gazette.net.http2.connection import BytesLike, Http2Stream
-from gazette.net.http2.frames import FaultCode
-from gazette.net.http2.headers import Fields, RequestHead, encode_fields
-from gazette.net.http2.messages import PREFIX_BYTES, prefixed
-from gazette.net.http2.metadata import (
+from gazette.http2.connection import BytesLike, Http2Stream
+from gazette.http2.frames import FaultCode
+from gazette.http2.headers import Fields, RequestHead, encode_fields
+from gazette.http2.messages import PREFIX_BYTES, prefixed
+from gazette.http2.metadata import (
     HEAD_BLOCK,
     OK_BLOCK,
     Metadata,

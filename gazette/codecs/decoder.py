@@ -11,11 +11,11 @@ import concurrent.futures
 import hashlib
 from typing import Any, BinaryIO, Final, Self
 
-from gazette.blobs.store_calls import on_store
 from gazette.codecs.codec import new_decompressor
 from gazette.errors import Corrupt, Invalid
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
+from gazette.runtime.store_calls import on_store
 from gazette.runtime.tasks import Pool
 
 _READ_BYTES: Final = 1 << 18

@@ -12,22 +12,22 @@ import hpack
 import pytest
 
 from gazette.errors import Invalid, TooLarge
-from gazette.net.http2.flood_credit import (
+from gazette.http2.flood_credit import (
     BYTES_PER_CREDIT,
     CREDIT_MAX,
     CREDIT_PER_S,
     FloodCredit,
 )
-from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
-from gazette.net.http2.headers import (
+from gazette.http2.frames import ConnectionFault, FaultCode, StreamFault
+from gazette.http2.headers import (
     LIST_BYTES_MAX,
     Fields,
     HeaderDecoder,
     RequestHead,
     encode_fields,
 )
-from gazette.net.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
-from gazette.net.http2.metadata import fields_of, metadata_of, status_of, timeout_of, trailers
+from gazette.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
+from gazette.http2.metadata import fields_of, metadata_of, status_of, timeout_of, trailers
 
 REQUEST: Fields = [
     (b":method", b"POST"),

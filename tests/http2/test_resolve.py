@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gazette.net.resolve import HostResolver
+from gazette.http2.resolve import HostResolver
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.testing.instant_clock import eventually

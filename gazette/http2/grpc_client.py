@@ -22,14 +22,14 @@ import grpc
 import grpc.aio
 
 from gazette.errors import GazetteError, Unavailable
-from gazette.net.http2.client_call import ClientCall, Method
-from gazette.net.http2.frames import ConnectionFault
-from gazette.net.http2.headers import encode_fields
-from gazette.net.http2.messages import ENCODINGS
-from gazette.net.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
-from gazette.net.http2.socket import Http2Socket
-from gazette.net.http2.waiters import Waiters
-from gazette.net.resolve import HostResolver
+from gazette.http2.client_call import ClientCall, Method
+from gazette.http2.frames import ConnectionFault
+from gazette.http2.headers import encode_fields
+from gazette.http2.messages import ENCODINGS
+from gazette.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
+from gazette.http2.resolve import HostResolver
+from gazette.http2.socket import Http2Socket
+from gazette.http2.waiters import Waiters
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 from gazette.version import __version__

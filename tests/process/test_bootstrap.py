@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import asyncio, gc, weakref
-from gazette.config.bootstrap import serve_until_signal
+from gazette.process.bootstrap import serve_until_signal
 
 class Node:
     pass

@@ -18,19 +18,19 @@ import grpc.aio
 import msgspec
 
 from gazette.errors import GazetteError, NotAllowed
+from gazette.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
+from gazette.http2.headers import Fields, RequestHead, encode_fields
+from gazette.http2.messages import ENCODINGS, MessageQueue
+from gazette.http2.metadata import EOF, Metadata, is_grpc, timeout_of
+from gazette.http2.socket import CLOSING_S
 from gazette.net.graceful_http import FIRST_REQUEST_S
+from gazette.net.grpc.grpc_call import GrpcCall, status_of_fault
+from gazette.net.grpc.held_memory import HELD_MAX, HeldMemory
+from gazette.net.grpc.server_connection import ServerConnection
+from gazette.net.grpc.turns import Turns
+from gazette.net.grpc.unfinished import Unfinished
+from gazette.net.grpc.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.grpc_metrics import MeasuredMethod
-from gazette.net.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
-from gazette.net.http2.grpc_call import GrpcCall, status_of_fault
-from gazette.net.http2.headers import Fields, RequestHead, encode_fields
-from gazette.net.http2.held_memory import HELD_MAX, HeldMemory
-from gazette.net.http2.messages import ENCODINGS, MessageQueue
-from gazette.net.http2.metadata import EOF, Metadata, is_grpc, timeout_of
-from gazette.net.http2.server_connection import ServerConnection
-from gazette.net.http2.socket import CLOSING_S
-from gazette.net.http2.turns import Turns
-from gazette.net.http2.unfinished import Unfinished
-from gazette.net.http2.whole_call import GATHER_S, TakeWhole, WholeCall
 from gazette.net.http_accept import Acceptor
 from gazette.net.http_server import ReloadedTls
 from gazette.runtime import tracing

@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 
 from gazette.errors import GazetteError, TooLarge, printable
-from gazette.net.http2.connection import BytesLike, Http2Stream, StreamListener
-from gazette.net.http2.frames import FaultCode
-from gazette.net.http2.headers import Fields
-from gazette.net.http2.messages import ENCODINGS, MessageQueue, prefixed
-from gazette.net.http2.metadata import EOF, Metadata, is_grpc, metadata_of, status_of
-from gazette.net.http2.waiters import Waiters
+from gazette.http2.connection import BytesLike, Http2Stream, StreamListener
+from gazette.http2.frames import FaultCode
+from gazette.http2.headers import Fields
+from gazette.http2.messages import ENCODINGS, MessageQueue, prefixed
+from gazette.http2.metadata import EOF, Metadata, is_grpc, metadata_of, status_of
+from gazette.http2.waiters import Waiters
 
 _STATUS_OF_RESET: Final = {
     FaultCode.REFUSED_STREAM.name: grpc.StatusCode.UNAVAILABLE,

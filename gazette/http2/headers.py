@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import hpack
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from gazette.net.http2.frames import ConnectionFault, FaultCode, StreamFault
+from gazette.http2.frames import ConnectionFault, FaultCode, StreamFault
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from gazette.errors import Closed
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import Http2Connection, Http2Stream, StreamListener
-from gazette.net.http2.headers import RequestHead
-from gazette.net.http2.peer import peer_of
-from gazette.net.http2.socket import CLOSING_S, Http2Socket
-from gazette.net.http2.turns import Turns
+from gazette.http2 import frames as fr
+from gazette.http2.connection import Http2Connection, Http2Stream, StreamListener
+from gazette.http2.headers import RequestHead
+from gazette.http2.peer import peer_of
+from gazette.http2.socket import CLOSING_S, Http2Socket
+from gazette.net.grpc.turns import Turns
 
 log = logging.getLogger(__name__)
 

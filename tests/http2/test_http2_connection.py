@@ -15,8 +15,8 @@ import hpack
 import pytest
 
 from gazette.errors import GazetteError
-from gazette.net.http2 import frames as fr
-from gazette.net.http2.connection import (
+from gazette.http2 import frames as fr
+from gazette.http2.connection import (
     CONNECTION_BYTES,
     FIRST_BYTES,
     HELD_BYTES,
@@ -26,9 +26,9 @@ from gazette.net.http2.connection import (
     Http2Connection,
     Http2Stream,
 )
-from gazette.net.http2.flood_credit import CREDIT_MAX
-from gazette.net.http2.frames import ConnectionFault, FaultCode
-from gazette.net.http2.headers import Fields, RequestHead, encode_fields
+from gazette.http2.flood_credit import CREDIT_MAX
+from gazette.http2.frames import ConnectionFault, FaultCode
+from gazette.http2.headers import Fields, RequestHead, encode_fields
 
 HEAD = [
     (":method", "POST"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gazette.config.schema import duration, setting
 from gazette.errors import Invalid
-from gazette.net.http2.connection import STREAMS_MAX
-from gazette.net.http2.frames import WINDOW_MAX
+from gazette.http2.connection import STREAMS_MAX
+from gazette.http2.frames import WINDOW_MAX
 from gazette.net.http_server import TlsFiles
 from gazette.net.server import ServerSettings, advertised_host
 

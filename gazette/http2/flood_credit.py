@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gazette.net.http2.frames import ConnectionFault, FaultCode
+from gazette.http2.frames import ConnectionFault, FaultCode
 
 CREDIT_MAX: Final = 24_000
 """A client may begin as many calls as a connection has streams, and take all of them back at once."""
