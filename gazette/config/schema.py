@@ -33,7 +33,7 @@ from gazette.config.ini_file import ini_entries, ini_value
 from gazette.config.option import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
 from gazette.errors import Bug, Invalid
 from gazette.runtime.near_names import near_name
-from gazette.runtime.redaction import redact_setting
+from gazette.runtime.redaction import is_plain
 
 log = logging.getLogger(__name__)
 
@@ -366,13 +366,9 @@ class Schema:
                 value = getattr(loaded.groups[group], option.field)
                 facts = ", ".join(filter(None, (option.env, loaded.sources[option.key])))
                 lines.append(f"; {option.help} [{facts}]")
-                shown = _shown(option, value)
-                if option.secret:
+                if not _may_be_shown(option, value):
+                    # A part of the text would be read back as another value.
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
-                elif shown != option.render(value):
-                    # The whole text would be read back as another value.
-                    one_line = " ".join(shown.splitlines())
-                    lines.append(f"; {option.name} is set to {one_line}; not shown in full")
                 else:
                     mark = "; " if loaded.sources[option.key] == "default" else ""
                     texts = value if option.kind == "list" and value else [option.render(value)]
@@ -381,16 +377,16 @@ class Schema:
         return "\n".join(lines)
 
 
-def _shown(option: Option, value: Any) -> str:
-    """Return the text of a value, without secrets that it may hold."""
-    text = option.render(value)
-    return redact_setting(option.name, text) if option.kind in ("str", "list") else text
+def _may_be_shown(option: Option, value: Any) -> bool:
+    """Return True for a value that is known to hold no secret."""
+    is_free = option.kind in ("str", "list") and value not in option.choices
+    return not option.secret and (not is_free or is_plain(option.name, option.render(value)))
 
 
 def _help_text(option: Option) -> str:
-    default = _shown(option, option.default)
+    default = option.render(option.default) if _may_be_shown(option, option.default) else ""
     facts = [] if option.flag_only or not option.env else [f"env {option.env}"]
-    if default and not option.secret and not (option.flag_only and option.default is False):
+    if default and not (option.flag_only and option.default is False):
         facts.append(f"default {default}")
     choices = f" One of {', '.join(option.choices)}." if option.choices else ""
     about = f" [{', '.join(facts)}]" if facts else ""

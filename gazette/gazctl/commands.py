@@ -210,8 +210,9 @@ fragments of each journal, their range, and what is not persisted; whether each 
 is ready, its metrics and its stacks; the ends of the named log files; a manifest that says which parts
 are missing, and why. The command changes nothing.
 
-It leaves out contents of journals and states of shards, and removes what looks like a token, a key or a
-password. Names of journals, labels and addresses are in it: read it before you pass it on.
+It shows what is known to hold no secret, and cuts everything else: contents, states, values of labels, paths
+of stores, texts of errors, and logs of other programs. Names of journals, shards and hosts are in it: read
+it before you pass it on.
 
 Consumers are asked only if --consumer.address is given.""",
         """\

@@ -26,15 +26,15 @@ from gazette.client.journals import FragmentsParams, ListedJournal
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.gazctl.context import Context, each
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SupportBundleFlags
-from gazette.gazctl.io.output import proto_json
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.list import list_journals, list_response
 from gazette.gazctl.shards.list import list_response as shards_response
 from gazette.gazctl.shards.list import list_shards
+from gazette.gazctl.shown import Shown
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.route import Route
-from gazette.runtime.redaction import redact
+from gazette.runtime.redaction import shown_url
 from gazette.runtime.tasks import BlockingPool
 from gazette.version import __version__
 
@@ -45,27 +45,29 @@ _FETCH_THREADS: Final = 8
 
 @dataclass(slots=True)
 class Bundle:
-    """The parts collected so far. Text is redacted when it is added."""
+    """The parts collected so far."""
 
     root: str
     moment_s: float
     archive: tarfile.TarFile
     parts: dict[str, str] = field(default_factory=dict)
-    """By name of the part: ``ok``, or why the part is missing."""
+    """By name of the part: ``ok``, or the type of the error that keeps it away."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Parts that are not there, each with the reason."""
+    shown: Shown = field(default_factory=Shown)
 
     def add(self, name: str, text: str) -> None:
-        data = redact(text).encode()
+        """Add a part. ``text`` is of `Shown`, or made of what that shows."""
+        data = text.encode()
         info = tarfile.TarInfo(f"{self.root}/{name}")
         info.size, info.mtime, info.mode = len(data), int(self.moment_s), 0o600
         self.archive.addfile(info, io.BytesIO(data))
         self.parts[name] = "ok"
 
     def lacks(self, name: str, error: Exception) -> None:
-        self.parts[name] = redact(str(error) or repr(error))
-
-    @property
-    def missing(self) -> dict[str, str]:
-        return {name: why for name, why in self.parts.items() if why != "ok"}
+        """Note that a part cannot be had. Only the user reads the reason."""
+        self.parts[name] = type(error).__name__
+        self.missing[name] = str(error) or repr(error)
 
 
 async def run(context: Context) -> int:
@@ -104,7 +106,7 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
         client = await context.broker()
         listed = await list_journals(context, client, EVERYTHING)
         journals.extend(listed.journals)
-        return proto_json(list_response(listed))
+        return bundle.shown.specifications(list_response(listed))
 
     async def fragments() -> str:
         client = await context.broker()
@@ -129,7 +131,7 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
         known = [one for one in journals if one.spec.suspend_level is not SuspendLevel.FULL]
         results = await each("fragments", known, one)
         lines = [
-            {"journal": journal.spec.name, "error": str(result)}
+            {"journal": journal.spec.name, "error": type(result).__name__}
             if isinstance(result, GazetteError)
             else result
             for journal, result in zip(known, results, strict=True)
@@ -146,7 +148,8 @@ async def _brokers(context: Context, bundle: Bundle) -> list[str]:
 async def _consumers(context: Context, bundle: Bundle) -> list[str]:
     """Add what consumers know, if an address was given. Return their endpoints."""
     if context.loaded.sources["consumer.address"] == "default":
-        bundle.parts["shards.json"] = "no --consumer.address was given"
+        why = bundle.parts["shards.json"] = "no --consumer.address was given"
+        bundle.missing["shards.json"] = why
         return []
     routes: list[Route] = []
 
@@ -154,7 +157,7 @@ async def _consumers(context: Context, bundle: Bundle) -> list[str]:
         client = await context.consumer()
         listed = await list_shards(context, client, EVERYTHING)
         routes.extend(one.route for one in listed.shards)
-        return proto_json(shards_response(listed))
+        return bundle.shown.specifications(shards_response(listed))
 
     await _part(bundle, "shards.json", shards)
     return _endpoints(context.loaded.group(ConsumerFlags).address, routes)
@@ -197,14 +200,15 @@ async def _members(context: Context, bundle: Bundle, endpoints: list[str]) -> No
     finally:
         pool.close()
     for endpoint, result in zip(places, results, strict=True):
-        # File names are not redacted, so user and password of the URL must not be in them.
+        # Names of files show hosts, and no user and password of a URL.
         place = urlsplit(endpoint).netloc.rpartition("@")[2]
         directory = f"members/{place.replace(':', '_') or 'unix'}"
         if isinstance(result, GazetteError):
             bundle.lacks(directory, result)
             continue
         for page, text in result.items():
-            bundle.add(f"{directory}/{page.rpartition('/')[2]}.txt", text)
+            name = page.rpartition("/")[2]
+            bundle.add(f"{directory}/{name}.txt", getattr(bundle.shown, name)(text))
 
 
 def http_guesses(endpoint: str) -> list[str]:
@@ -267,14 +271,14 @@ def _add_log(bundle: Bundle, path: Path, max_bytes: int) -> None:
         return
     if size > max_bytes:
         tail = tail.partition(b"\n")[2]
-    bundle.add(name, tail.decode(errors="replace"))
+    bundle.add(name, bundle.shown.log(tail.decode(errors="replace")))
 
 
 def _add_manifest(context: Context, bundle: Bundle) -> None:
     loaded = context.loaded
     addresses = {
-        "brokers": loaded.group(BrokerFlags).address,
-        "consumers": loaded.group(ConsumerFlags).address,
+        "brokers": _shown_urls(loaded.group(BrokerFlags).address),
+        "consumers": _shown_urls(loaded.group(ConsumerFlags).address),
     }
     manifest = {
         "made_at": int(bundle.moment_s),
@@ -285,3 +289,7 @@ def _add_manifest(context: Context, bundle: Bundle) -> None:
         "parts": dict(bundle.parts),
     }
     bundle.add("manifest.json", json.dumps(manifest, indent=2))
+
+
+def _shown_urls(text: str) -> list[str]:
+    return [shown_url(one.strip()) for one in text.split(",") if one.strip()]

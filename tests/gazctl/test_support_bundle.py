@@ -7,11 +7,9 @@ import json
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from gazette.client.append.appender import AppendParams
 from gazette.gazctl.support_bundle import http_guesses
-from gazette.runtime.redaction import REDACTED, redact
+from gazette.runtime.redaction import CUT
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
 from tests.gazctl.runner import Runner
@@ -37,7 +35,10 @@ async def test_everything_that_can_be_had_is_in_it(
     await broker.create(journal_spec(JOURNAL))
     await broker.client.append(AppendParams(JOURNAL), b"content that is a secret text")
     log = tmp_path / "broker.log"
-    log.write_text(f"first line\nGET Authorization: Bearer {TOKEN}\nlast line\n")
+    head = "2026-11-22T10:00:00.000Z info gazette.broker.pulse:"
+    log.write_text(
+        f"first line\nGET Authorization: Bearer {TOKEN}\n{head} pulse of {JOURNAL} failed: {TOKEN}\n"
+    )
     target = tmp_path / "bundle.tar.gz"
     # The end of the log begins within its first line, which is left out.
     words: tuple[str | Path, ...] = (
@@ -61,7 +62,7 @@ async def test_everything_that_can_be_had_is_in_it(
     assert found[f"members/127.0.0.1_{port}/ready.txt"] == "ready\n"
     assert "gazette_build_info{" in found[f"members/127.0.0.1_{port}/metrics.txt"]
     assert "task " in found[f"members/127.0.0.1_{port}/stacks.txt"]
-    assert found["logs/broker.log"] == f"GET Authorization: {REDACTED}\nlast line\n"
+    assert found["logs/broker.log"] == f"{CUT}\n{head} pulse of {JOURNAL} failed: {CUT}\n"
     everything = "".join(found.values())
     assert TOKEN not in everything
     assert "a secret text" not in everything
@@ -82,7 +83,8 @@ async def test_parts_that_are_not_there_are_named(gazctl_alone: Runner, tmp_path
     for part in ("journals.json", "shards.json", "members/127.0.0.1_1", "logs/no-such.log"):
         assert parts[part] != "ok"
         assert f"without {part}: " in result.err
-    assert "cannot reach the broker" in parts["journals.json"]
+    assert "cannot reach the broker" in result.err
+    assert parts["journals.json"] == "Unavailable"
 
 
 async def test_a_file_is_not_replaced(gazctl_alone: Runner, tmp_path: Path) -> None:
@@ -91,37 +93,6 @@ async def test_a_file_is_not_replaced(gazctl_alone: Runner, tmp_path: Path) -> N
     result = await gazctl_alone("support-bundle", "-o", target)
     assert (result.code, target.read_text()) == (2, "precious")
     assert "is not replaced" in result.err
-
-
-@pytest.mark.parametrize(
-    ("text", "secret"),
-    [
-        ("s3://key:hunter2@bucket/prefix/", "hunter2"),
-        (f"token {TOKEN} of a call", TOKEN),
-        ("Authorization: Bearer abcdefgh12345678", "abcdefgh12345678"),
-        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
-        ("BROKER_AUTH_KEYS=c2VjcmV0LW9uZQ==", "c2VjcmV0LW9uZQ"),
-        ("--broker.auth-keys c2VjcmV0LW9uZQ==", "c2VjcmV0LW9uZQ"),
-        ("--broker.auth-keys=c2VjcmV0LW9uZQ==", "c2VjcmV0LW9uZQ"),
-        ("https://x/y?X-Amz-Signature=0123abcd&X-Amz-Date=1", "0123abcd"),
-        ("https://x/y?se=2026&sig=AbC%3D&sp=r", "AbC%3D"),
-        ('{"account_key": "c2VjcmV0"}', "c2VjcmV0"),
-        ("password: hunter2", "hunter2"),
-        ("key AKIAABCDEFGHIJKLMNOP is used", "AKIAABCDEFGHIJKLMNOP"),
-        ("-----BEGIN PRIVATE KEY-----\nabc\ndef\n-----END PRIVATE KEY-----", "abc"),
-    ],
-)
-def test_what_looks_like_a_secret_is_taken_out(text: str, secret: str) -> None:
-    assert secret not in redact(text)
-    assert REDACTED in redact(text)
-
-
-def test_what_is_none_stays() -> None:
-    text = (
-        "journal a/journal at http://broker:8080 offset=12 tokens, keys and a bearer of news;"
-        " X-Amz-Date=1 s3://bucket/prefix/?profile=x"
-    )
-    assert redact(text) == text
 
 
 def test_where_members_may_serve_http() -> None:

@@ -1,0 +1,205 @@
+"""What a support bundle shows of a cluster. Everything that is not known to be safe is cut.
+
+Shown are, and nothing else:
+
+- of specifications: numbers, durations, enumerations, and names of journals, shards and members. Of URLs, the
+  scheme and the host. Of labels, the names and values that `gazette.labels` defines;
+- of metrics: names, numbers, and labels of our own families;
+- of stacks: files, lines and functions;
+- of logs: moments, levels and loggers, and our own messages. A value in a message is cut, unless it is a
+  number, or a name that the specifications show.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from gazette import errors, labels
+from gazette.gazctl.io.output import proto_json
+from gazette.runtime.redaction import CUT, shown_url
+
+_NAMES: Final = frozenset(
+    {
+        *("protocol.JournalSpec.name", "protocol.ProcessSpec.ID.zone"),
+        *("protocol.ProcessSpec.ID.suffix", "consumer.ShardSpec.id"),
+        *("consumer.ShardSpec.Source.journal", "consumer.ShardSpec.recovery_log_prefix"),
+        "consumer.ShardSpec.hint_prefix",
+    }
+)
+"""Fields whose text is a name."""
+_URLS: Final = frozenset({"protocol.JournalSpec.Fragment.stores", "protocol.Route.endpoints"})
+_LABELS: Final = frozenset(one for one in vars(labels).values() if isinstance(one, str) and one)
+_ERRORS: Final = frozenset(
+    name for one in (errors, builtins) for name, kind in vars(one).items() if isinstance(kind, type)
+)
+
+_LINE_MAX: Final = 4096
+_NUMBER: Final = r"[-+]?[\d.]{1,30}(?:e[-+]?\d{1,4})?"
+_TYPE: Final = re.compile(r"# TYPE [\w:]{1,200} [a-z]{1,20}")
+_SAMPLE: Final = re.compile(
+    rf"([a-zA-Z_:][\w:]{{0,199}})(?:\{{(.*)\}})?( (?:{_NUMBER}|NaN|[-+]Inf))(?: \d{{1,20}})?"
+)
+_METRIC_LABEL: Final = re.compile(r'(\w{1,100})="((?:[^"\\]|\\.)*)"')
+_OWN_VALUE: Final = re.compile(rf"[A-Za-z_]{{1,40}}|\+Inf|{_NUMBER}")
+_OWN_FAMILY: Final = re.compile(r"(?:gazette|grpc|process|python)_")
+
+_FRAME: Final = re.compile(
+    r'\s*File "(?:[^"]*?/)?((?:gazette/(?:\w+/){0,6})?[\w.<>-]{1,100})", (line \d+, in [\w.<>]{1,100})'
+)
+_RAISED: Final = re.compile(r"(?:\w+\.){0,9}(\w{1,60})(?::.*)?")
+_COLOR: Final = re.compile(r"\x1b\[[\d;]*m")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[-+]\d\d:\d\d)")
+_LEVEL: Final = re.compile(r"trace|debug|info|warn|warning|error|fatal|panic")
+_LOGGER: Final = re.compile(r"gazette(?:\.\w{1,40}){0,6}")
+_LOGGED: Final = re.compile(rf"({_TIME.pattern}) ({_LEVEL.pattern}) ({_LOGGER.pattern}): (.*)")
+
+_CALL: Final = re.compile(
+    r"\blog\.(?:debug|info|warning|error|exception|critical)\(\s*((?:\"(?:[^\"\\]|\\.)*\"\s*)+)"
+)
+_PLACE: Final = re.compile(r"%(?:\(\w+\))?[-+ #0-9.]*([a-zA-Z%])")
+
+
+class Shown:
+    """Shows the parts of a bundle. ``names`` are those of the specifications that it has shown."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def specifications(self, message: Message) -> str:
+        """Return the JSON of an answer of a cluster."""
+        shown = type(message)()
+        shown.CopyFrom(message)
+        self._cut_fields(shown)
+        return proto_json(shown)
+
+    def _cut_fields(self, message: Message) -> None:
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for one in value if field.is_repeated else (value,):
+                    self._cut_fields(one)
+            elif field.cpp_type == field.CPPTYPE_STRING:
+                if not field.is_repeated:
+                    shown = self._text(field, value)
+                    setattr(message, field.name, shown if field.type != field.TYPE_BYTES else b"")
+                else:
+                    value[:] = [self._text(field, one) for one in value]
+
+    def _text(self, field: Any, text: Any) -> str:
+        if field.full_name in _NAMES:
+            self.names.add(text)
+            return str(text)
+        if field.full_name in _URLS:
+            shown = shown_url(text)
+            self.names |= {text} & {shown}
+            return shown
+        return str(text) if text in _LABELS and "protocol.Label." in field.full_name else CUT
+
+    def metrics(self, text: str) -> str:
+        """Return samples as Prometheus reads them, without help texts."""
+        return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._sample(line)))
+
+    def _sample(self, line: str) -> str:
+        found = _SAMPLE.fullmatch(line) if len(line) <= _LINE_MAX else None
+        if found is None:
+            return line if _TYPE.fullmatch(line) else ""
+        is_own = _OWN_FAMILY.match(found[1]) is not None
+
+        def shown(label: re.Match[str]) -> str:
+            value = label[2]
+            is_safe = value in self.names or (is_own and _OWN_VALUE.fullmatch(value))
+            return f'{label[1]}="{value if is_safe else CUT}"'
+
+        cut = ",".join(shown(one) for one in _METRIC_LABEL.finditer(found[2] or ""))
+        return f"{found[1]}{{{cut}}}{found[3]}"
+
+    def stacks(self, text: str) -> str:
+        """Return the frames of tasks and threads. Of the names of tasks, names of the specifications."""
+        return "".join(f"{shown}\n" for line in text.splitlines() if (shown := self._frame(line)))
+
+    def _frame(self, line: str) -> str:
+        kind, _, name = line.partition(" ")
+        if kind in ("task", "thread"):
+            return (
+                f"{kind} {' '.join(word if word in self.names else CUT for word in name.split())}"
+            )
+        frame = _FRAME.fullmatch(line) if len(line) <= _LINE_MAX else None
+        return "" if frame is None else f'  File "{frame[1]}", {frame[2]}'
+
+    def ready(self, text: str) -> str:
+        """Return whether a member serves, without the reason why it does not."""
+        return "ready\n" if text.strip() == "ready" else f"not ready: {CUT}\n"
+
+    def log(self, text: str) -> str:
+        """Return the lines of a log, as text or JSON."""
+        return "".join(f"{self._logged(line)}\n" for line in text.splitlines())
+
+    def _logged(self, line: str) -> str:
+        line = _COLOR.sub("", line)
+        if line.startswith("{"):
+            return self._logged_json(line)
+        if found := _LOGGED.fullmatch(line):
+            return f"{found[1]} {found[2]} {found[3]}: {self._message(found[4])}"
+        raised = _RAISED.fullmatch(line[:_LINE_MAX])
+        if raised is not None and raised[1] in _ERRORS:
+            return f"{raised[1]}: {CUT}"
+        return self._frame(line) or CUT
+
+    def _logged_json(self, line: str) -> str:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return CUT
+        shown: dict[str, Any] = {}
+        for key, pattern in (("time", _TIME), ("level", _LEVEL), ("logger", _LOGGER)):
+            shown[key] = value if pattern.fullmatch(value := str(fields.get(key))) else CUT
+        shown["msg"] = self._message(str(fields.get("msg")))
+        shown["error_type"] = kind if (kind := str(fields.get("error_type"))) in _ERRORS else None
+        shown["traceback"] = self.stacks(str(fields.get("traceback", "")))
+        return json.dumps({key: value for key, value in shown.items() if value})
+
+    def _message(self, text: str) -> str:
+        """Return one of our own messages, with names and numbers for values."""
+        found = _messages().fullmatch(text) if len(text) <= _LINE_MAX else None
+        if found is None:
+            return CUT
+        parts, done = [], 0
+        for number in range(1, found.re.groups + 1):
+            begin, end = found.span(number)
+            if begin < end:
+                value = found[number]
+                parts += [text[done:begin], value if value in self.names else CUT]
+                done = end
+        return "".join([*parts, text[done:]])
+
+
+@cache
+def _messages() -> re.Pattern[str]:
+    """Return the pattern of all messages that our own sources log. Each group is a value."""
+    sources = (path.read_text() for path in Path(errors.__file__).parent.rglob("*.py"))
+    texts = {ast.literal_eval(f"({call[1]})") for one in sources for call in _CALL.finditer(one)}
+    # The most specific ones come first: some messages are little more than a value.
+    patterns = ("".join(_pattern(text)) for text in sorted(texts, key=_literals, reverse=True))
+    # Facts and hints follow a message.
+    return re.compile("|".join(f"{one}(.*)" for one in patterns))
+
+
+def _literals(text: str) -> tuple[int, str]:
+    return len(_PLACE.sub("", text)), text
+
+
+def _pattern(text: str) -> Iterator[str]:
+    done = 0
+    for place in _PLACE.finditer(text):
+        yield re.escape(text[done : place.start()])
+        yield {"%": "%", "s": "(.*?)", "r": "(.*?)"}.get(place[1], _NUMBER)
+        done = place.end()
+    yield re.escape(text[done:])
