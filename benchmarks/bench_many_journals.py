@@ -20,9 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gazette.bench.cluster import journal_spec
-from gazette.bench.processes import cpu_seconds
-from gazette.bench.sides import BROKERS, addresses_of, original_directory
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
@@ -32,6 +29,9 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.timeouts import timeout
+from tools.bench.cluster import journal_spec
+from tools.bench.processes import cpu_seconds
+from tools.bench.sides import BROKERS, addresses_of, original_directory
 
 _CLOCK: Final = SystemClock()
 _BATCH: Final = 100

@@ -28,7 +28,7 @@ from gazette.message.publisher import Appends, Publisher
 from gazette.message.uuid import Clock, clock_at
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, OpFuture, resolved
-from gazette.testing.stub_broker import StubBroker
+from tests.support.stub_broker import StubBroker
 
 BATCH = 1000
 

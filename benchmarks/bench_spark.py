@@ -41,10 +41,6 @@ from spark_history import SHAPES, STORE, journal_name, stored_bytes, write_histo
 from gazette.backfill.local import LocalRunner
 from gazette.backfill.plan import tasks_of
 from gazette.backfill.settings import RunSettings
-from gazette.bench.app import Mode
-from gazette.bench.backfill import BenchColumns, BenchCombined, BenchRows
-from gazette.bench.cluster import BenchSettings, journal_spec, running
-from gazette.bench.messages import application, shard, shard_spec
 from gazette.history.columns import MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.field_arrays import scannable
@@ -60,11 +56,15 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import EVERYTHING
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.runtime.clock import SystemClock
+from tools.bench.app import Mode
+from tools.bench.backfill import BenchColumns, BenchCombined, BenchRows
+from tools.bench.cluster import BenchSettings, journal_spec, running
+from tools.bench.messages import application, shard, shard_spec
 
 JSON = "spark.read.json"
 COMMITTED = "gazette, committed"
 WORDS = "words"
-"""The messages of `gazette.bench.app`, which shards consume, too."""
+"""The messages of `tools.bench.app`, which shards consume, too."""
 CONSUME = "a shard that consumes"
 SAMPLE_S = 0.5
 Work = Callable[[], int]

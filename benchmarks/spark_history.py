@@ -1,4 +1,4 @@
-"""A history to measure with: journals of the messages of `gazette.bench.app`, in fragments."""
+"""A history to measure with: journals of the messages of `tools.bench.app`, in fragments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gazette.bench.app import WORDS
 from gazette.history.columns import Columns
 from gazette.history.meta_columns import meta_array
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, UuidArrays, clock_at
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.testing.stored import write_fragment
+from tools.bench.app import WORDS
 
 STORE = "file:///fragments/"
 BEGAN = clock_at(1_700_000_000 * 10**9)

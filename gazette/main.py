@@ -22,10 +22,13 @@ usage: gazette COMMAND [FLAGS]
   serve          run a broker
   dev            run etcd and brokers on this machine, for development
   demo           count words exactly once while processes are killed
-  soak           sum streams exactly once under faults, and verify the sums
-  bench          measure this machine
-  chaos          break a cluster under load, and verify the outcome
   print-config   print the effective configuration of `serve`
+
+in a checkout only:
+
+  bench          measure this machine
+  soak           sum streams exactly once under faults, and verify the sums
+  chaos          break a cluster under load, and verify the outcome
 
 `gazette COMMAND --help` lists the flags of a command.
 """
@@ -38,7 +41,7 @@ _COMMANDS: Final = {
     "dev": "gazette.dev.dev:run",
     "demo": "gazette.dev.demo:run",
     "soak": "tools.soak.run:run",
-    "bench": "gazette.bench.main:run",
+    "bench": "tools.bench.main:run",
     "chaos": "tools.chaos.run:run",
 }
 _WITH_ENVIRONMENT: Final = frozenset({"serve", "print-config"})

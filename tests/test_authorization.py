@@ -35,9 +35,9 @@ from gazette.protocol.status import ShardStatus, Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Tally, source_spec
 from tests.facts import raises
+from tools.simulation.remote_store import RemoteDatabase
 
 JOURNAL: Final = "a/journal"
 KEY: Final = b"k" * 32

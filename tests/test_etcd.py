@@ -19,8 +19,8 @@ from gazette.etcd.values import only_reads, prefix_range
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import is_advised, raises
+from tests.support.tcp_proxy import TcpProxy
 
 
 def settings_of(*endpoints: str, **options: Any) -> EtcdSettings:

@@ -14,8 +14,8 @@ from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import raises
+from tests.support.tcp_proxy import TcpProxy
 
 
 async def connected(server: EtcdServer, clock: Clock | None = None) -> Etcd:

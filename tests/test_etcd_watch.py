@@ -12,8 +12,8 @@ from gazette.errors import Closed, Unavailable
 from gazette.etcd.client import Compacted, Etcd, EtcdSettings, Op, WatchResponse
 from gazette.runtime.clock import SystemClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import raises
+from tests.support.tcp_proxy import TcpProxy
 
 
 async def connected(*endpoints: str) -> Etcd:

@@ -17,8 +17,8 @@ from gazette.errors import Invalid, Unavailable
 from gazette.runtime import failpoints
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
-from gazette.testing.instant_clock import eventually
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 PROGRAM = """
 from gazette.runtime.failpoints import hit

@@ -21,8 +21,8 @@ from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import Tally
+from tools.simulation.remote_store import RemoteDatabase
 
 ORIGIN: Final = "https://console.example"
 VERBS: Final = ("POST", "PUT", "PATCH", "DELETE", "TRACE", "ANYTHING")

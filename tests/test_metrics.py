@@ -15,8 +15,8 @@ from gazette.etcd.client import Etcd
 from gazette.protocol.fragment import Codec
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Tally, append, frame, source_spec
+from tools.simulation.remote_store import RemoteDatabase
 
 JOURNAL: Final = "a/journal"
 GRPC: Final = frozenset({"grpc_type", "grpc_service", "grpc_method"})

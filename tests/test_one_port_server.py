@@ -19,7 +19,7 @@ from gazette.net.http_server import TlsFiles
 from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import breathe
+from tests.support.instant_clock import breathe
 from tests.test_server import Running, bound, certificates, plain_channel
 
 __all__ = ["certificates"]

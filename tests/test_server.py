@@ -50,8 +50,8 @@ from gazette.runtime.metrics import (
 )
 from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import breathe
 from tests.facts import is_advised, logged, raises
+from tests.support.instant_clock import breathe
 
 SERVICE = "test.Echo"
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gazette.bench.app import message_of
+from tools.bench.app import message_of
 
 HERE: Final = Path(__file__).parent
 TIMEOUT_S: Final = 600
@@ -143,7 +143,7 @@ def clean() -> dict[str, str]:
 
 def ours(path: Path) -> dict[str, float]:
     """Return messages per second by `gazette bench consume`."""
-    command = [sys.executable, "-m", "gazette.bench.main", "consume", f"--json={path}"]
+    command = [sys.executable, "-m", "tools.bench.main", "consume", f"--json={path}"]
     subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     figures = json.loads(path.read_text())["figures"]
     return {one["name"]: one["value"] for one in figures if one["name"] in OURS}

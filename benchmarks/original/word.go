@@ -12,7 +12,7 @@ const (
 	words  = 5000
 )
 
-// word is the message of gazette/bench/app.py: a hundred bytes of JSON.
+// word is the message of tools/bench/app.py: a hundred bytes of JSON.
 type word struct {
 	UUID  message.UUID `json:"uuid"`
 	Word  string       `json:"word"`
@@ -24,7 +24,7 @@ func (w *word) GetUUID() message.UUID                         { return w.UUID }
 func (w *word) SetUUID(uuid message.UUID)                     { w.UUID = uuid }
 func (w *word) NewAcknowledgement(pb.Journal) message.Message { return new(word) }
 
-// wordOf returns the message that message_of of gazette/bench/app.py returns for the same index.
+// wordOf returns the message that message_of of tools/bench/app.py returns for the same index.
 func wordOf(index uint64) *word {
 	var spread = index * golden
 	return &word{

@@ -16,10 +16,10 @@ from gazette.errors import Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.metrics import render
 from gazette.runtime.tasks import BlockingPool, TaskScope
-from gazette.testing.blob_store_tests import get, put
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
+from tests.support.blob_store_tests import get, put
+from tests.support.memory_store import MemoryStore
 
 
 class Switch(MemoryStore):

@@ -11,8 +11,8 @@ import pytest
 from gazette.blobs.file import FileStore
 from gazette.errors import Invalid, NotAllowed
 from gazette.protocol.fragment import FragmentStoreUrl
-from gazette.testing.blob_store_tests import BlobStoreTests, get, paths, put
 from tests.facts import raises
+from tests.support.blob_store_tests import BlobStoreTests, get, paths, put
 
 
 def file_store(root: Path, url: str = "file:///") -> FileStore:

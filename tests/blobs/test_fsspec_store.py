@@ -31,8 +31,8 @@ from gazette.blobs.gs import GsStore
 from gazette.blobs.registry import BlobSettings, default_constructors
 from gazette.errors import Corrupt, GazetteError, Invalid, NotAllowed, NotFound, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
-from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 from tests.facts import raises
+from tests.support.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 
 
 class PlainFiles(LocalFileSystem):  # type: ignore[misc]

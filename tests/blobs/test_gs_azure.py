@@ -28,10 +28,10 @@ from gazette.blobs.azure import DELEGATION_KEY_RESERVE_S, DELEGATION_KEY_S, Azur
 from gazette.blobs.gs import SIGNATURE_TTL_MAX_S, GsStore
 from gazette.errors import Corrupt, Invalid, NotAllowed, Unavailable
 from gazette.protocol.fragment import FragmentStoreUrl
-from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 from gazette.testing.clock import ManualClock
 from tests.blobs.s3_endpoint import FaultProxy
 from tests.facts import raises
+from tests.support.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 
 GS = os.environ.get("GAZETTE_TEST_GS", "")
 AZURE = os.environ.get("GAZETTE_TEST_AZURE", "")

@@ -12,8 +12,8 @@ from gazette.blobs import health
 from gazette.blobs.blob_store import BlobInfo
 from gazette.errors import Broken, GazetteError, NotAllowed, Unavailable
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
+from tests.support.memory_store import MemoryStore
 
 
 class SickStore(MemoryStore):

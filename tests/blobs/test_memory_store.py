@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from gazette.testing.blob_store_tests import BlobStoreTests
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
+from tests.support.blob_store_tests import BlobStoreTests
+from tests.support.memory_store import MemoryStore
 
 
 class TestMemoryStore(BlobStoreTests):

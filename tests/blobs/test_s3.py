@@ -34,9 +34,9 @@ from gazette.errors import (
 )
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.runtime.clock import SystemClock
-from gazette.testing.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 from tests.blobs.s3_endpoint import BUCKET, FaultProxy, store_url
 from tests.facts import is_advised, raises
+from tests.support.blob_store_tests import BlobStoreTests, FailingReader, get, paths, put
 
 QUICK = S3Settings(connect_timeout_s=20.0, read_timeout_s=20.0, attempts=1, part_bytes=5 << 20)
 IMPATIENT = S3Settings(connect_timeout_s=0.2, read_timeout_s=0.2, attempts=1)

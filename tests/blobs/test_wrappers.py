@@ -12,9 +12,9 @@ from prometheus_client import REGISTRY
 from gazette.blobs.blob_store import BlobInfo, BlobStore
 from gazette.blobs.wrappers import ATTEMPTS_MAX, InstrumentedStore, RetryingStore
 from gazette.errors import NotAllowed, NotFound, Unavailable
-from gazette.testing.blob_store_tests import BlobStoreTests, get, paths, put
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
+from tests.support.blob_store_tests import BlobStoreTests, get, paths, put
+from tests.support.memory_store import MemoryStore
 
 
 class TestInstrumentedStore(BlobStoreTests):

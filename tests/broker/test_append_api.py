@@ -41,8 +41,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
 from tests.facts import call_refused
+from tests.support.fixed_cluster import FixedBroker, FixedCluster
 
 JOURNAL = "a/journal"
 SPEC = journal_spec(JOURNAL, replication=3)

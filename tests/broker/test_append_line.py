@@ -17,9 +17,9 @@ from gazette.protocol.content import COMMIT
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
-from gazette.testing.fixed_cluster import FixedCluster
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, written
 from tests.facts import call_refused, raises
+from tests.support.fixed_cluster import FixedCluster
 
 
 class Script:

@@ -15,9 +15,9 @@ from gazette.fragment.closing import Closing, ClosingName
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.testing.broker import journal_spec
-from gazette.testing.fixed_cluster import FixedCluster
 from tests.broker.test_known_head import JOURNAL, KEY, append, until
 from tests.facts import logged
+from tests.support.fixed_cluster import FixedCluster
 
 AUTHOR = LabelSet.of(("author", "7"))
 

@@ -23,9 +23,9 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.testing.broker import journal_spec
-from gazette.testing.fixed_cluster import FixedCluster
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, until, written
 from tests.facts import call_refused
+from tests.support.fixed_cluster import FixedCluster
 
 SESSION = "0123456789abcdef" * 2
 

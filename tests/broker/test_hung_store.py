@@ -19,8 +19,8 @@ from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
+from tests.support.memory_store import MemoryStore
 
 HUNG, GOOD = "s3://hung/", "s3://good/"
 

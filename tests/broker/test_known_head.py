@@ -30,8 +30,8 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
 from tests.facts import logged, raises
+from tests.support.fixed_cluster import ROOT, FixedBroker, FixedCluster
 
 JOURNAL = "a/journal"
 KEY = head_key(ROOT, JOURNAL)

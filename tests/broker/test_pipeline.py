@@ -38,8 +38,8 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import journal_spec
-from gazette.testing.fixed_cluster import FixedCluster
 from tests.facts import raises
+from tests.support.fixed_cluster import FixedCluster
 
 JOURNAL = "a/journal"
 ETCD = EtcdHeader(11, 22, 33, 44)

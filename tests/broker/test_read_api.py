@@ -34,8 +34,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import call_refused
+from tests.support.tcp_proxy import TcpProxy
 
 JOURNAL = "a/journal"
 

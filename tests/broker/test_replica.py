@@ -41,8 +41,8 @@ from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import ROOT, FixedBroker, FixedCluster
 from tests.facts import raises
+from tests.support.fixed_cluster import ROOT, FixedBroker, FixedCluster
 
 JOURNAL = "a/journal"
 

@@ -25,7 +25,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import ROOT, FixedCluster
+from tests.support.fixed_cluster import ROOT, FixedCluster
 
 JOURNAL = "a/journal"
 SPEC = journal_spec(JOURNAL, replication=2)

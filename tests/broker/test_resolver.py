@@ -31,8 +31,8 @@ from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
-from gazette.testing.instant_clock import breathe
 from tests.facts import raises
+from tests.support.instant_clock import breathe
 
 ROOT = "/root"
 US, THEM = ProcessId("a", "us-broker"), ProcessId("b", "them-broker")

@@ -14,7 +14,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import FixedBroker, FixedCluster
+from tests.support.fixed_cluster import FixedBroker, FixedCluster
 
 JOURNAL, STORE = "a/journal", "file:///missing/"
 WAIT_S = 60.0

@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
-from gazette.bench.load import APPEND
 from gazette.client.append.appender import AppendParams
 from gazette.etcd.client import Etcd
 from gazette.http2 import frames as fr
@@ -29,6 +28,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tools.bench.load import APPEND
 
 JOURNAL = "a/journal"
 

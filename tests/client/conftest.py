@@ -9,8 +9,8 @@ import pytest
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.rpc.channel import ChannelSettings
-from gazette.testing.instant_clock import InstantClock
-from gazette.testing.stub_broker import StubBroker
+from tests.support.instant_clock import InstantClock
+from tests.support.stub_broker import StubBroker
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from gazette.client.client import Client
 from gazette.errors import Closed
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import OpFuture, TaskScope, await_future
-from gazette.testing.instant_clock import eventually
-from gazette.testing.stub_broker import Fail, StubBroker
+from tests.support.instant_clock import eventually
+from tests.support.stub_broker import Fail, StubBroker
 
 A, B = (AppendParams(f"journal/{name}") for name in "AB")
 NO_DEPS: frozenset[OpFuture[Any]] = frozenset()

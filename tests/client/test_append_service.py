@@ -34,9 +34,9 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import OpFuture, TaskScope, await_future, failed
-from gazette.testing.instant_clock import InstantClock, breathe, eventually
-from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 from tests.facts import raises
+from tests.support.instant_clock import InstantClock, breathe, eventually
+from tests.support.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 
 A, B, C = (AppendParams(f"journal/{name}") for name in "ABC")
 

@@ -19,8 +19,8 @@ from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import InstantClock, eventually
-from gazette.testing.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
+from tests.support.instant_clock import InstantClock, eventually
+from tests.support.stub_broker import Fail, Hold, LoseReply, Reply, StubBroker
 
 JOURNAL = AppendParams("a/journal")
 

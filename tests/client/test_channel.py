@@ -23,10 +23,10 @@ from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
 from gazette.testing.clock import ManualClock
-from gazette.testing.instant_clock import eventually
-from gazette.testing.stub_broker import Send, StubBroker
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.facts import logged
+from tests.support.instant_clock import eventually
+from tests.support.stub_broker import Send, StubBroker
+from tests.support.tcp_proxy import TcpProxy
 
 Connect: TypeAlias = Callable[..., Channels]
 FRAGMENTS = broker_pb2.FragmentsRequest(journal="a/journal")

@@ -29,9 +29,9 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import LoopThread, await_future
-from gazette.testing.instant_clock import eventually
-from gazette.testing.stub_broker import StubBroker
 from tests.facts import raises
+from tests.support.instant_clock import eventually
+from tests.support.stub_broker import StubBroker
 
 JOURNAL: Final = "a/journal"
 COUNT: Final = 50

@@ -19,9 +19,9 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
-from gazette.testing.instant_clock import InstantClock
-from gazette.testing.stub_broker import StubBroker
 from tests.facts import logged, raises
+from tests.support.instant_clock import InstantClock
+from tests.support.stub_broker import StubBroker
 
 SECOND = 1_000_000_000
 

@@ -34,9 +34,9 @@ from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import eventually
-from gazette.testing.stub_broker import Send, StubBroker, StubJournal
 from tests.facts import raises
+from tests.support.instant_clock import eventually
+from tests.support.stub_broker import Send, StubBroker, StubJournal
 
 J = "a/journal"
 

@@ -23,8 +23,8 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import InstantClock, eventually
-from gazette.testing.stub_broker import Send, StubBroker, StubJournal
+from tests.support.instant_clock import InstantClock, eventually
+from tests.support.stub_broker import Send, StubBroker, StubJournal
 
 J = "a/journal"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -16,7 +16,7 @@ from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.http2.grpc_client import Http2Channel
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import breathe
+from tests.support.instant_clock import breathe
 
 ROUNDS: Final = 60
 PIECE: Final = bytes(1 << 20)

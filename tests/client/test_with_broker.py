@@ -17,7 +17,7 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime.tasks import TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.instant_clock import eventually
+from tests.support.instant_clock import eventually
 
 J = "a/journal"
 

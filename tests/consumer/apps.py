@@ -17,7 +17,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.stores.json_file import JSONFileStore
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.remote_store import RemoteDatabase, RemoteStore
+from tools.simulation.remote_store import RemoteDatabase, RemoteStore
 
 SOURCE = "a/source"
 SHARD, OTHER = "shard-one", "shard-two"

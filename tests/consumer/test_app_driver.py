@@ -24,9 +24,9 @@ from gazette.runtime.tasks import OpFuture
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.recovery import LOG
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import Echo, Tally, Word, ack, frame, pending
 from tests.facts import raises
+from tools.simulation.remote_store import RemoteDatabase
 
 SOURCE = "a/source"
 TARGET = "a/target"

@@ -21,9 +21,9 @@ from gazette.protocol.process import ConsumerSpec
 from gazette.testing.app_driver import AppDriver, MemoryJournals
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 ROOT = "/gazette/consumers/test"
 

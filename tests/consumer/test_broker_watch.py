@@ -23,8 +23,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import Tally
+from tests.support.instant_clock import eventually
 
 
 class Publishes(Tally):

@@ -18,8 +18,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
+from tests.support.instant_clock import eventually
 
 LEASE_S = 12.0
 LIMIT_S = 4.0

@@ -11,8 +11,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.instant_clock import breathe
 from tests.consumer.apps import SHARD, SOURCE, Start, append, frame
+from tests.support.instant_clock import breathe
 
 
 @pytest.mark.parametrize("standbys", [0, 1, 2])

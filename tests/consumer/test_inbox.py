@@ -12,7 +12,7 @@ import pytest
 from gazette.consumer.transaction.inbox import Call, Chunk, Feed, Inbox, Jump, SourceFailed
 from gazette.errors import Closed
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope
-from gazette.testing.instant_clock import breathe, eventually
+from tests.support.instant_clock import breathe, eventually
 
 
 def inbox(bytes_max: int = 10) -> Inbox:

@@ -23,9 +23,9 @@ from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import LOGS, shard_spec
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Echo, Start, append, frame, source_spec
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 TARGET = "b/target"
 CLOCK = SystemClock()

@@ -29,9 +29,9 @@ from gazette.protocol.hints import (
 from gazette.protocol.pb import recoverylog_pb2
 from gazette.recoverylog.log.fsm import RecoveryFSM
 from gazette.testing.consumer import LOGS, shard_spec
-from gazette.testing.instant_clock import InstantClock
 from tests.consumer.apps import SHARD
 from tests.facts import raises
+from tests.support.instant_clock import InstantClock
 
 SPEC = shard_spec(SHARD, hint_backups=3)
 KEY = "/gazette/consumers/test/assign/shard-one#local#one#0"

@@ -20,10 +20,10 @@ from gazette.testing import app_driver
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import eventually
 from gazette.testing.recovery import LOG
 from tests.consumer.apps import CLOCK, PRODUCER, SHARD, Echo, Start, Tally, Word, source_spec
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 MADE_UP = "made/up"
 TARGET = "b/target"

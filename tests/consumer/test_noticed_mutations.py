@@ -20,9 +20,9 @@ from gazette.runtime.tasks import OpFuture
 from gazette.testing.app_driver import AppDriver
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import eventually
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, ack, frame, pending
+from tests.support.instant_clock import eventually
+from tools.simulation.remote_store import RemoteDatabase
 
 
 async def test_hints_are_not_stored_before_their_operations_are_in_the_log(

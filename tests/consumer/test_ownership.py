@@ -28,10 +28,10 @@ from gazette.runtime.failpoints import armed
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
-from gazette.testing.instant_clock import eventually
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start, Tally, append, frame
 from tests.facts import raises
+from tests.support.instant_clock import eventually
+from tools.simulation.remote_store import RemoteDatabase
 
 CLOCK = SystemClock()
 FENCED = RestartReason.FENCED

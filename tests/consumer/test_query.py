@@ -23,10 +23,10 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.instant_clock import breathe
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
 from tests.facts import raises
+from tests.support.instant_clock import breathe
+from tools.simulation.remote_store import RemoteDatabase
 
 CLOCK = SystemClock()
 

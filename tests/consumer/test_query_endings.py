@@ -22,10 +22,10 @@ from gazette.runtime.tasks import BlockingPool
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start
 from tests.consumer.test_shard_queries import Words, called, question
 from tests.facts import call_refused, raises
+from tests.support.instant_clock import eventually
 
 NEVER = 1 << 40
 """No source has so many bytes: a query that reads through it waits."""

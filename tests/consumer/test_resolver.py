@@ -19,10 +19,10 @@ from gazette.protocol.status import ShardStatus
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.instant_clock import breathe, eventually
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import OTHER, SHARD, SOURCE, Gate, Start, Tally, append, frame
 from tests.facts import raises
+from tests.support.instant_clock import breathe, eventually
+from tools.simulation.remote_store import RemoteDatabase
 
 ALL = Claims(0)
 

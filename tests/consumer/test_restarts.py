@@ -15,8 +15,8 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.shard import ReplicaCode
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import breathe
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
+from tests.support.instant_clock import breathe
 
 
 def labelled(text: str) -> Any:

@@ -29,8 +29,6 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture, log_spec, shard_spec
-from gazette.testing.instant_clock import eventually
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import (
     OTHER,
     SHARD,
@@ -44,6 +42,8 @@ from tests.consumer.apps import (
     pending,
     source_spec,
 )
+from tests.support.instant_clock import eventually
+from tools.simulation.remote_store import RemoteDatabase
 
 TARGET = "b/target"
 CLOCK = SystemClock()

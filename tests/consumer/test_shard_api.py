@@ -21,8 +21,8 @@ from gazette.protocol.shard import ReplicaCode
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.remote_store import RemoteDatabase
 from tests.consumer.apps import OTHER, SHARD, SOURCE, Echo, Start, Tally, append, frame, source_spec
+from tools.simulation.remote_store import RemoteDatabase
 
 
 def auth() -> KeyedAuth:

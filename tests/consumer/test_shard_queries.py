@@ -27,9 +27,9 @@ from gazette.runtime.tasks import TaskScope
 from gazette.stores.rocksdb.store import RocksDBOptions, RocksDBStore
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from gazette.testing.instant_clock import breathe
 from tests.consumer.apps import SHARD, SOURCE, Counts, Gate, Start, Tally, append, frame
 from tests.facts import call_refused, raises
+from tests.support.instant_clock import breathe
 
 CLOCK = SystemClock()
 

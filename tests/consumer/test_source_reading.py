@@ -18,7 +18,7 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.route import EMPTY_ROUTE
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import InstantClock, eventually
+from tests.support.instant_clock import InstantClock, eventually
 
 JOURNAL = "a/source"
 

@@ -15,8 +15,8 @@ from gazette.message.mapping import fixed_mapping
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import eventually
 from tests.consumer.apps import SHARD, SOURCE, Start, Tally, Word, append, frame, source_spec
+from tests.support.instant_clock import eventually
 
 TARGET = "b/target"
 

@@ -19,13 +19,18 @@ import zstandard
 from rich.console import Console
 
 from gazette import main
-from gazette.bench import clients, load, sides
-from gazette.bench import main as bench
-from gazette.bench import processes as bench_processes
-from gazette.bench import report as bench_report
-from gazette.bench.app import MESSAGE_BYTES, BenchMessage, message_of
-from gazette.bench.bare import BareSQLite, decompress
-from gazette.bench.report import (
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.http2.messages import prefixed
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
+from tests.facts import raises
+from tools.bench import clients, load, sides
+from tools.bench import main as bench
+from tools.bench import processes as bench_processes
+from tools.bench import report as bench_report
+from tools.bench.app import MESSAGE_BYTES, BenchMessage, message_of
+from tools.bench.bare import BareSQLite, decompress
+from tools.bench.report import (
     Baseline,
     Figure,
     Report,
@@ -36,11 +41,6 @@ from gazette.bench.report import (
     value_at_least,
     value_at_most,
 )
-from gazette.errors import Invalid, NotFound, Unavailable
-from gazette.http2.messages import prefixed
-from gazette.protocol.pb import broker_pb2
-from gazette.protocol.status import Status
-from tests.facts import raises
 
 SUITES = [
     "append",

@@ -20,7 +20,7 @@ from gazette.errors import Unavailable
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import shard_spec
-from gazette.testing.instant_clock import breathe
+from tests.support.instant_clock import breathe
 from tools.chaos.store import BreakableStore
 from tools.soak import driver as driver_module
 from tools.soak.diagnosis import complaints

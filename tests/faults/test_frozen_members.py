@@ -17,9 +17,9 @@ import pytest
 
 from gazette.dev.word_count import Member
 from gazette.runtime.tasks import TaskScope, await_future
-from gazette.testing.tcp_proxy import TcpProxy
 from tests.faults.databases import sql_environ
 from tests.faults.fold_cluster import LOGGED, UP_S, FoldCluster, report, shard_of
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -19,8 +19,8 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
-from gazette.testing.memory_store import MemoryStore
 from tests.facts import raises
+from tests.support.memory_store import MemoryStore
 
 JOURNAL = "a/journal"
 REVISIONS = st.integers(1, (1 << 63) - 1)

@@ -15,7 +15,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 DATED = (
     'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'

@@ -24,10 +24,10 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.tasks import BlockingPool, TaskScope
-from gazette.testing.blob_store_tests import get, paths
 from gazette.testing.clock import ManualClock
-from gazette.testing.memory_store import MemoryStore
 from tests.facts import logged, raises
+from tests.support.blob_store_tests import get, paths
+from tests.support.memory_store import MemoryStore
 
 SETTINGS = PersisterSettings(parallel=4)
 LIFE = 7

@@ -22,9 +22,9 @@ from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid,
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.instant_clock import eventually
 from gazette.testing.stored import json_line
 from tests.gazctl.runner import Runner, Streams
+from tests.support.instant_clock import eventually
 
 JOURNAL = "events/all"
 FRAGMENT_BYTES = 1 << 16

@@ -19,9 +19,9 @@ from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid,
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import ConsumerFixture
-from gazette.testing.instant_clock import eventually
 from gazette.testing.stored import json_line
 from tests.gazctl.runner import Runner, Streams
+from tests.support.instant_clock import eventually
 
 ALPHA = bytes([1, 0, 0, 0, 0, 1])
 ONE, TWO = "words/part-000", "words/part-001"

@@ -13,9 +13,9 @@ from gazette.message.publishing.client_publisher import ClientPublisher
 from gazette.protocol.label_set import LabelSet
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.consumer import LOGS, ConsumerFixture, log_spec, shard_spec
-from gazette.testing.instant_clock import breathe
 from tests.consumer.apps import source_spec
 from tests.gazctl.runner import Runner
+from tests.support.instant_clock import breathe
 
 SHARD = "shard-waits"
 MISSING = "file:///missing/"

@@ -36,11 +36,11 @@ from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
-from gazette.testing.memory_store import MemoryStore
 from gazette.testing.stored import json_line, write_journal
 from tests.facts import raises
 from tests.fuzzing import examples
 from tests.history.test_histories import JOURNAL, Item, histories, sequenced
+from tests.support.memory_store import MemoryStore
 
 URL: Final = "memory://store/"
 State = Literal["none", "cold", "warm", "partly", "damaged"]

@@ -21,9 +21,9 @@ from gazette.http2.messages import prefixed
 from gazette.http2.metadata import EOF
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import eventually
 from tests.hostile.conftest import Matrix, mutated
 from tests.raw_server import raw_server
+from tests.support.instant_clock import eventually
 
 SCRIPTS: Final = 144
 AT_ONCE: Final = 48

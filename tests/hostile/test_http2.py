@@ -21,8 +21,8 @@ from gazette.net.grpc import server_connection
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.instant_clock import eventually
 from tests.hostile.conftest import Matrix
+from tests.support.instant_clock import eventually
 from tests.test_authorization import ALL, AUTH, JOURNAL, broker
 
 __all__ = ["broker"]

@@ -27,10 +27,10 @@ from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import eventually
 from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers
 from tests.raw_server import raw_server
+from tests.support.instant_clock import eventually
 
 CODE = grpc.StatusCode
 State = grpc.ChannelConnectivity

@@ -12,7 +12,7 @@ import pytest
 from gazette.http2.resolve import HostResolver
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
-from gazette.testing.instant_clock import eventually
+from tests.support.instant_clock import eventually
 
 
 class Hanging:

@@ -33,10 +33,10 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.stores.json_file import JSONFileStore
 from gazette.testing.app_driver import AppDriver
-from gazette.testing.instant_clock import InstantClock
 from gazette.testing.stored import write_journal
-from gazette.testing.stub_broker import StubBroker
 from tests.facts import raises
+from tests.support.instant_clock import InstantClock
+from tests.support.stub_broker import StubBroker
 
 JOURNAL, DEAD, STORE = "a/journal", "dead/letters", "file:///fragments/"
 ALPHA, BETA = bytes([1, 0, 0, 0, 0, 1]), bytes([1, 0, 0, 0, 0, 2])

@@ -31,9 +31,9 @@ from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import InstantClock, eventually
-from gazette.testing.stub_broker import StubBroker
 from tests.facts import raises
+from tests.support.instant_clock import InstantClock, eventually
+from tests.support.stub_broker import StubBroker
 
 JOURNAL = "a/journal"
 

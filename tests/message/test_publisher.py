@@ -36,8 +36,8 @@ from gazette.message.uuid import (
 )
 from gazette.runtime.tasks import OpFuture, await_future, resolved
 from gazette.testing.clock import ManualClock
-from gazette.testing.stub_broker import LoseReply, StubBroker
 from tests.facts import raises
+from tests.support.stub_broker import LoseReply, StubBroker
 
 PRODUCER = b"\x01abcde"
 START = clock_at(1_700_000_000 * 10**9)

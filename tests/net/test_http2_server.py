@@ -26,8 +26,8 @@ from gazette.net.grpc.server_connection import ServerConnection
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
-from gazette.testing.instant_clock import eventually
 from tests.conftest import make_certificate
+from tests.support.instant_clock import eventually
 
 LARGEST = 4 << 20
 METHOD = "/test.Service/"

@@ -21,9 +21,9 @@ from gazette.http2.metadata import Metadata, status_of
 from gazette.net.grpc import unfinished
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
-from gazette.testing.instant_clock import eventually
 from tests.net.test_http2_server import LARGEST, METHOD, Served, failure
 from tests.raw_server import raw_server
+from tests.support.instant_clock import eventually
 
 TOKEN = (b"authorization", b"right")
 

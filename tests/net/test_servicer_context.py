@@ -16,8 +16,8 @@ import pytest
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp, bind_unix
 from gazette.runtime.clock import SystemClock
-from gazette.testing.instant_clock import eventually
 from tests.facts import call_refused
+from tests.support.instant_clock import eventually
 from tests.test_server import certificates, plain_channel
 
 __all__ = ["certificates"]

@@ -29,8 +29,8 @@ from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.instant_clock import breathe, eventually
 from tests.facts import is_advised, raises
+from tests.support.instant_clock import breathe, eventually
 
 LOG = "recovery/log"
 FORK = "recovery/fork"

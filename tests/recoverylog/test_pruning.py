@@ -19,8 +19,8 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.redo_recording import RedoRecording
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.memory_store import MemoryStore
 from gazette.testing.recovery import LOG, FragmentLog, MemoryLogs, take_over
+from tests.support.memory_store import MemoryStore
 
 SHARD: Any = None
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (k INTEGER PRIMARY KEY, v BLOB)"

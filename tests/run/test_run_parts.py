@@ -42,7 +42,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
-from gazette.testing.instant_clock import eventually
+from tests.support.instant_clock import eventually
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from gazette.etcd.connection import Member
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
-from gazette.testing.instant_clock import eventually
+from tests.support.instant_clock import eventually
 from tools.simulation.etcd import FakeEtcd
 
 

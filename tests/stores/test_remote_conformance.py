@@ -12,8 +12,8 @@ import pytest
 from gazette.consumer.application import Store
 from gazette.dev.postgres import PostgresServer
 from gazette.runtime.failpoints import armed
-from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from gazette.testing.remote_store_tests import RemoteStoreTests
+from tools.simulation.remote_store import RemoteDatabase, RemoteStore
 
 sa = pytest.importorskip("sqlalchemy")
 

@@ -16,9 +16,9 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine, create_timer_table
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from tests.facts import raises
 from tests.stores.timer_stores import KINDS, SHARD, Named, Open, opened, recorded
+from tools.simulation.remote_store import RemoteDatabase, RemoteStore
 
 KEYS = ("a", "b", "ab", "é", "\U0001f600", "z\0z", "x" * 1024)
 TIMES = (-(10**15), -1, 0, 1, 5, 6, 10**15, 10**15 + 1)

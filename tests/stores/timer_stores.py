@@ -16,7 +16,7 @@ from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sql import SQLStore, create_checkpoint_table, create_engine, create_timer_table
 from gazette.stores.sqlite.store import SQLiteStore
 from gazette.testing.recovery import MemoryLog, take_over
-from gazette.testing.remote_store import RemoteDatabase, RemoteStore
+from tools.simulation.remote_store import RemoteDatabase, RemoteStore
 
 KINDS: Final = ("sqlite", "vfs", "rocksdb", "json", "sql", "remote")
 

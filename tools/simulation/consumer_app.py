@@ -22,7 +22,6 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
-from gazette.testing.remote_store import RemoteDatabase, RemoteStore
 from tools.simulation.consumer_queries import (
     EMPTY,
     FoldsApi,
@@ -31,6 +30,7 @@ from tools.simulation.consumer_queries import (
     added,
     fingerprint,
 )
+from tools.simulation.remote_store import RemoteDatabase, RemoteStore
 
 KEYS: Final = 3
 _SCHEMA: Final = """

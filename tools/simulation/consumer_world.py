@@ -26,7 +26,6 @@ from gazette.etcd.client import EtcdSettings
 from gazette.runtime.failpoints import hooked
 from gazette.runtime.tasks import TaskScope
 from gazette.stores.sqlite.redo_recording import RedoRecording
-from gazette.testing.remote_store import RemoteDatabase
 from tools.fuzz_stores.base import defaults
 from tools.simulation.consumer_app import FoldApp, Surroundings
 from tools.simulation.consumer_queries import MemberQueries, Notes
@@ -34,6 +33,7 @@ from tools.simulation.consumer_timers import TimedFoldApp
 from tools.simulation.loop import Node, NodeClock, current_node
 from tools.simulation.network import SimTransport
 from tools.simulation.other_version import OtherVersion
+from tools.simulation.remote_store import RemoteDatabase
 from tools.simulation.storage import Threads
 from tools.simulation.workers import SimWorker, Workers
 from tools.simulation.world import (

@@ -37,8 +37,8 @@ from gazette.message.publishing.service import PublishingService
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime import failpoints
 from gazette.testing.broker import BrokerFixture, journal_spec
-from gazette.testing.instant_clock import eventually
 from tests.facts import raises
+from tests.support.instant_clock import eventually
 
 LABELS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 WORDS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES), (MESSAGE_TYPE, "Word"))

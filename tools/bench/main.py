@@ -14,20 +14,20 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from gazette.bench.allocator import allocator
-from gazette.bench.clients import clients
-from gazette.bench.cluster import Bench, BenchSettings, running
-from gazette.bench.journals import append, latency, read
-from gazette.bench.members import failover, idle
-from gazette.bench.memory import memory
-from gazette.bench.messages import consume, end_to_end, publish
-from gazette.bench.recovery import playback
-from gazette.bench.report import Figure, Report, load_average, machine_facts
-from gazette.bench.small import large, many, small, tailers
-from gazette.bench.timeline import timeline
 from gazette.config.schema import Schema, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.runtime.clock import Clock, SystemClock
+from tools.bench.allocator import allocator
+from tools.bench.clients import clients
+from tools.bench.cluster import Bench, BenchSettings, running
+from tools.bench.journals import append, latency, read
+from tools.bench.members import failover, idle
+from tools.bench.memory import memory
+from tools.bench.messages import consume, end_to_end, publish
+from tools.bench.recovery import playback
+from tools.bench.report import Figure, Report, load_average, machine_facts
+from tools.bench.small import large, many, small, tailers
+from tools.bench.timeline import timeline
 
 Suite = Callable[[Bench], Awaitable[list[Figure]]]
 

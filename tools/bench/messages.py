@@ -11,16 +11,6 @@ from typing import Final
 
 import msgspec
 
-from gazette.bench.app import MODE, BenchMessage, Mode, message_of, out_of
-from gazette.bench.bare import TXN_MESSAGES, BareSQLite
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.report import (
-    Baseline,
-    Figure,
-    percentile,
-    value_at_least,
-    value_at_most,
-)
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.client.read.reader import ReadParams
@@ -38,6 +28,16 @@ from gazette.protocol.text import duration
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.runtime.timeouts import timeout
+from tools.bench.app import MODE, BenchMessage, Mode, message_of, out_of
+from tools.bench.bare import TXN_MESSAGES, BareSQLite
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.report import (
+    Baseline,
+    Figure,
+    percentile,
+    value_at_least,
+    value_at_most,
+)
 
 PARTITIONS: Final = 4
 PUBLISH_MESSAGES: Final = 200_000
@@ -163,7 +163,7 @@ async def member(
     scratch.mkdir(parents=True, exist_ok=True)
     grpc_port, http_port = free_port(), free_port()
     argv = python_module(
-        "gazette.bench.app",
+        "tools.bench.app",
         "serve",
         "--consumer.id=bench-app",
         "--consumer.zone=zone-a",

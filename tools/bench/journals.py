@@ -9,23 +9,23 @@ from typing import Final
 
 import msgspec
 
-from gazette.bench import bare as bench_bare
-from gazette.bench.app import message_of
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.processes import cpu_seconds
-from gazette.bench.report import (
-    Baseline,
-    Figure,
-    percentile,
-    ratio_at_least,
-    ratio_at_most,
-)
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.read.reader import Reader, ReadParams
 from gazette.errors import NotFound
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.fragment import Codec
+from tools.bench import bare as bench_bare
+from tools.bench.app import message_of
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.processes import cpu_seconds
+from tools.bench.report import (
+    Baseline,
+    Figure,
+    percentile,
+    ratio_at_least,
+    ratio_at_most,
+)
 
 APPEND_CHUNKS: Final = 256
 """Content of one append: 32 MiB."""

@@ -13,8 +13,8 @@ from typing import Final
 from gazette.allocator.flow_network import FlowItem, FlowMember
 from gazette.allocator.solver import Problem, Solution, solve
 from gazette.allocator.solver_process import solve_in_child
-from gazette.bench.cluster import Bench
-from gazette.bench.report import Figure, value_at_most
+from tools.bench.cluster import Bench
+from tools.bench.report import Figure, value_at_most
 
 JOURNALS: Final = 10_000
 BROKERS: Final = 20

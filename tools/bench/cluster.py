@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gazette.bench.app import message_of
-from gazette.bench.bare import BareService
 from gazette.client.append.appender import AppendParams
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
@@ -29,6 +27,8 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.text import duration
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import BlockingPool, TaskScope
+from tools.bench.app import message_of
+from tools.bench.bare import BareService
 
 STORE: Final = "file:///"
 BROKERS: Final = 3

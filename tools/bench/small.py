@@ -11,21 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.bench.bare import HTTP2
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.load import BARE_APPEND, Appended, LoadTarget, Tailed, append_for, tail_for
-from gazette.bench.messages import append_lines
-from gazette.bench.processes import cpu_seconds
-from gazette.bench.report import (
-    Baseline,
-    Figure,
-    percentile,
-    ratio_at_least,
-    ratio_at_most,
-    value_at_most,
-)
-from gazette.bench.report import Target as Bound
-from gazette.bench.sides import ORIGINAL, Side, addresses_of, sides
 from gazette.client.append.appender import AppendParams
 from gazette.dev.processes import await_ready
 from gazette.errors import Unavailable
@@ -33,6 +18,21 @@ from gazette.http2.messages import prefixed
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.tasks import BlockingPool
+from tools.bench.bare import HTTP2
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.load import BARE_APPEND, Appended, LoadTarget, Tailed, append_for, tail_for
+from tools.bench.messages import append_lines
+from tools.bench.processes import cpu_seconds
+from tools.bench.report import (
+    Baseline,
+    Figure,
+    percentile,
+    ratio_at_least,
+    ratio_at_most,
+    value_at_most,
+)
+from tools.bench.report import Target as Bound
+from tools.bench.sides import ORIGINAL, Side, addresses_of, sides
 
 SMALL: Final = b"x" * 100
 APPENDERS: Final = 8

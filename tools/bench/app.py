@@ -1,4 +1,4 @@
-"""The application that `gazette bench` runs: ``python -m gazette.bench.app serve …``.
+"""The application that `gazette bench` runs: ``python -m tools.bench.app serve …``.
 
 A label of a shard says what it does with messages, so one process serves all measurements.
 """

@@ -1,7 +1,7 @@
 """Baselines of `gazette bench`: the transport, the decompressor and SQLite, with nothing around.
 
 The bare service is the package grpcio, or our own HTTP/2, without serializers. It runs in its own
-process, as brokers do: ``python -m gazette.bench.bare PORT TRANSPORT``.
+process, as brokers do: ``python -m tools.bench.bare PORT TRANSPORT``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import grpc.aio
 import msgspec
 import zstandard
 
-from gazette.bench.app import SCHEMA, UPSERT, BenchMessage
 from gazette.client.rpc.channel import ChannelSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.dev.processes import ChildProcess, python_module
@@ -34,6 +33,7 @@ from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
 from gazette.runtime.supervisor import die_with_parent
 from gazette.runtime.timeouts import timeout
+from tools.bench.app import SCHEMA, UPSERT, BenchMessage
 
 GRPCIO: Final = "grpcio"
 """The transport of the package `grpcio`."""
@@ -116,7 +116,7 @@ class BareService:
         self._port = free_port()
         self._process = ChildProcess(
             f"bare {transport}",
-            python_module("gazette.bench.bare", str(self._port), transport),
+            python_module("tools.bench.bare", str(self._port), transport),
             directory / "logs" / f"bare-{transport}.log",
             {**environ, "TMPDIR": str(directory)},
             clock,

@@ -1,4 +1,4 @@
-"""Backfills of `gazette.bench.app` that benchmarks/bench_spark.py measures: by rows, by columns."""
+"""Backfills of `tools.bench.app` that benchmarks/bench_spark.py measures: by rows, by columns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any, Final
 
 from gazette.backfill.definition import Backfill, Batches
-from gazette.bench.app import BenchApplication, BenchStore
 from gazette.message.message import Message
+from tools.bench.app import BenchApplication, BenchStore
 
 INSERT: Final = "INSERT INTO counts VALUES (?, ?)"
 

@@ -17,12 +17,6 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from gazette.bench.app import BenchMessage, Mode, message_of
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.messages import member, publish_one_by_one, shard, shard_spec, word_of
-from gazette.bench.processes import cpu_seconds
-from gazette.bench.report import Baseline, Figure, Target, ratio_at_least
-from gazette.bench.sides import ORIGINAL, ORIGINAL_ENV, original_program
 from gazette.client.append.appender import AppendParams, AppendResult
 from gazette.client.shards import ShardClient
 from gazette.dev.processes import ChildProcess
@@ -33,6 +27,12 @@ from gazette.protocol.shard import ShardSpec
 from gazette.runtime.ports import free_port
 from gazette.runtime.tasks import BlockingPool, OpFuture, resolved
 from gazette.runtime.timeouts import timeout
+from tools.bench.app import BenchMessage, Mode, message_of
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.messages import member, publish_one_by_one, shard, shard_spec, word_of
+from tools.bench.processes import cpu_seconds
+from tools.bench.report import Baseline, Figure, Target, ratio_at_least
+from tools.bench.sides import ORIGINAL, ORIGINAL_ENV, original_program
 
 PROGRAM: Final = "gazette-bench"
 PARTITIONS: Final = 4

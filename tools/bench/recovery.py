@@ -9,14 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.report import (
-    Baseline,
-    Figure,
-    ratio_at_most,
-    value_at_least,
-    value_at_most,
-)
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
@@ -29,6 +21,14 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.tasks import BlockingPool
 from gazette.stores.sqlite.store import SQLiteStore
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.report import (
+    Baseline,
+    Figure,
+    ratio_at_most,
+    value_at_least,
+    value_at_most,
+)
 
 SPOOLED: Final = "bench/playback/spooled"
 STORED: Final = "bench/playback/stored"

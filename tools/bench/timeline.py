@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gazette.bench.app import BenchMessage, Mode, out_of
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.messages import ECHO_RATE, application, paced, shard, shard_spec
-from gazette.bench.report import Figure, percentile
 from gazette.client.read.reader import ReadParams
 from gazette.message.envelope_reader import CommittedReader
 from gazette.runtime.failpoints import ENV, MARKS_ENV
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
+from tools.bench.app import BenchMessage, Mode, out_of
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.messages import ECHO_RATE, application, paced, shard, shard_spec
+from tools.bench.report import Figure, percentile
 
 SOURCE: Final = "bench/timeline/in"
 ALONE_RATE: Final = 10

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gazette.bench.bare import HTTP2, BareService
-from gazette.bench.cluster import BROKERS, Bench
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange
 from gazette.dev.cluster import ClusterSettings, LocalCluster
@@ -20,6 +18,8 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 from gazette.runtime.clock import Clock
 from gazette.runtime.timeouts import timeout
+from tools.bench.bare import HTTP2, BareService
+from tools.bench.cluster import BROKERS, Bench
 
 ORIGINAL_ENV: Final = "GAZETTE_GO"
 """Names a directory with the original's binaries."""

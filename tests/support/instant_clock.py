@@ -36,7 +36,7 @@ async def eventually(predicate: Callable[[], object], timeout_s: float = 30.0) -
     ``timeout_s`` seconds.
     """
     async with asyncio.timeout(timeout_s):
-        while not predicate():  # noqa: ASYNC110 - it may depend on anything
+        while not predicate():
             await asyncio.sleep(0.001)
 
 

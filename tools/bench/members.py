@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from gazette.bench.cluster import Bench
-from gazette.bench.processes import by_method, cpu_seconds, exported, total
-from gazette.bench.report import Figure, value_at_most
 from gazette.dev.demo_load import ask
 from gazette.dev.word_count import (
     Member,
@@ -23,6 +20,9 @@ from gazette.errors import GazetteError, Unavailable
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.message.mapping import Partition
 from gazette.runtime.tasks import TaskScope
+from tools.bench.cluster import Bench
+from tools.bench.processes import by_method, cpu_seconds, exported, total
+from tools.bench.report import Figure, value_at_most
 
 PARTITIONS: Final = 2
 QUERY_PAUSE_S: Final = 0.005

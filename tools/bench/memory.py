@@ -7,10 +7,6 @@ import statistics
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
-from gazette.bench.cluster import Bench, journal_spec
-from gazette.bench.journals import text
-from gazette.bench.processes import cpu_seconds, resident_bytes
-from gazette.bench.report import Figure, value_at_most
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
 from gazette.client.read.reader import Reader, ReadParams
@@ -18,6 +14,10 @@ from gazette.errors import NotFound
 from gazette.protocol.content import CHUNK_BYTES
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
+from tools.bench.cluster import Bench, journal_spec
+from tools.bench.journals import text
+from tools.bench.processes import cpu_seconds, resident_bytes
+from tools.bench.report import Figure, value_at_most
 
 APPEND_BYTES_PER_S: Final = 1 << 30
 """Bytes of the append for each second of a measurement: ``--seconds 10`` makes 10 GiB."""

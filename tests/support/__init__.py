@@ -1,0 +1,1 @@
+"""Parts of tests that several directories share: brokers, stores, networks and clocks to test with."""
