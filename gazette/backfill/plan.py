@@ -19,6 +19,7 @@ from gazette.backfill.staging import decoded
 from gazette.consumer.application_name import name_of
 from gazette.errors import Conflict, Corrupt, Invalid
 from gazette.history.columns import MessageFormat
+from gazette.history.loss_warnings import warn_of_loss
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import JournalSnapshot, Snapshot
 from gazette.history.snapshot_builder import Selection, journal_specs, take_snapshot
@@ -134,7 +135,9 @@ def plan_snapshot(
             until = _ends_at(snapshot, end.until_s)
             snapshot = take_snapshot(access, replace(chosen, end=until))
         journals += snapshot.journals
-    return Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
+    found = Snapshot(tuple(sorted(journals, key=lambda one: one.journal)))
+    warn_of_loss(found)
+    return found
 
 
 def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:

@@ -96,7 +96,6 @@ class Index:
         self._known_head: Offset = 0
         """Offset that the journal has reached at least. The fragments here may end earlier."""
         self._lost: tuple[tuple[Offset, Offset], ...] = ()
-        """Offsets that will not come, as an operator has confirmed."""
         self._waiting_at_head: set[asyncio.Future[None]] = set()
         """The waiters of the heap whose query has not been cancelled."""
         self.on_change: Callable[[], None] | None = None
@@ -173,6 +172,11 @@ class Index:
         """Return the offsets from ``begin`` to ``end`` that no fragment has, without those known as lost."""
         within = ((max(begin, hole[0]), hole[1]) for hole in self.holes(end) if hole[1] > begin)
         return [hole for hole in within if not self._is_lost(*hole)]
+
+    @property
+    def lost(self) -> tuple[tuple[Offset, Offset], ...]:
+        """Offsets that will not come, as an operator has confirmed."""
+        return self._lost
 
     def adopt_head(self, known_head: Offset, lost: tuple[tuple[Offset, Offset], ...]) -> None:
         """Adopt the offset that the journal has reached at least, and the offsets that will not come."""

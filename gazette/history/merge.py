@@ -159,7 +159,7 @@ class _JournalFold:
             if producer in journal.replays:
                 at = pending[producer]
                 # What is left of a transaction counts if lost bytes are skipped.
-                if not any(begin <= at < end for begin, end in journal.lost):
+                if not any(one.begin <= at < one.end for one in journal.lost):
                     self._lost[number] = at
             elif producer in pending:
                 self._unread.add(number)

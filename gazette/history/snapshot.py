@@ -18,6 +18,11 @@ RUN_BYTES: Final = 64 << 20
 """Bytes of a journal that one task reads. At worst a task holds about as much in memory."""
 
 GAP_HINT: Final = "Read again later, end before the gap, or skip lost bytes."
+STORE_GAP_HINT: Final = (
+    "Read through a broker: it knows if an operator has confirmed that these bytes are lost. Or read again "
+    "later, end before the gap, or skip lost bytes."
+)
+"""Hint for a gap that only stores show."""
 LOST_HINT: Final = "Begin behind these bytes, or skip lost bytes."
 PLACE_HINT: Final = (
     "If the journal was deleted and created again, read it from its begin. If the offset was given, "
@@ -52,6 +57,15 @@ class Awaited(NamedTuple):
     """End of the later bytes."""
 
 
+class LostBytes(NamedTuple):
+    """Bytes of a journal that are lost, and behind which reading continues."""
+
+    begin: Offset
+    end: Offset
+    is_confirmed: bool = False
+    """True if an operator has confirmed it to the brokers."""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalSnapshot:
     """The part of one journal that a snapshot reads.
@@ -71,8 +85,8 @@ class JournalSnapshot:
     pieces, the journal has lost its bytes."""
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
-    lost: tuple[tuple[Offset, Offset], ...] = ()
-    """Ranges of bytes that the journal has lost, if reading is to continue behind them."""
+    lost: tuple[LostBytes, ...] = ()
+    """What the journal has lost, if reading is to continue behind it. Always has confirmed losses."""
     life: JournalLife | None = None
     """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
     awaited: Awaited | None = None
@@ -113,15 +127,15 @@ class JournalSnapshot:
         }
 
     @property
-    def missed(self) -> tuple[tuple[Offset, Offset], ...]:
+    def missed(self) -> tuple[LostBytes, ...]:
         """Ranges of ``lost`` bytes that were not read before. To begin at offset 0 misses nothing that
         was pruned.
         """
         first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
-            (max(begin, self.begin), end)
-            for begin, end in self.lost
-            if end > self.begin and (self.begin or end > first)
+            one._replace(begin=max(one.begin, self.begin))
+            for one in self.lost
+            if one.end > self.begin and (self.begin or one.is_confirmed or one.end > first)
         )
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:

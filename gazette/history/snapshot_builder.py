@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -15,13 +15,13 @@ from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
-from gazette.fragment.index import JUMP_AGE_S, SETTLED_S
 from gazette.fragment.listing import list_fragments
 from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
 from gazette.history.columns import MessageFormat
+from gazette.history.gaps import ConfirmedLosses, Gap, find_gaps, require_final
 from gazette.history.snapshot import (
     GAP_HINT,
-    LOST_HINT,
+    STORE_GAP_HINT,
     Awaited,
     JournalSnapshot,
     Piece,
@@ -85,7 +85,8 @@ class Selection:
     """Treatment of bytes that the journal has lost. ``settled`` continues behind them as readers do,
     and raises ``NotYet`` where they may still appear. ``fail`` raises ``Corrupt``. ``skip`` continues
     behind them, also where they may still appear, and says so in `JournalSnapshot.lost`. ``wait`` does so
-    where they cannot appear any more, and otherwise ends before them."""
+    where they cannot appear any more, and otherwise ends before them. All continue behind bytes that an
+    operator has confirmed as lost, and say so there."""
 
     def validate(self) -> None:
         """Raise `Invalid` if the options contradict each other."""
@@ -148,8 +149,8 @@ def take_snapshot(
 
     Where a journal has lost bytes, ``selection.lost`` decides. Bytes before the first fragment were
     pruned. Bytes before a fragment that was stored more than six hours ago are lost, too. A younger
-    gap may be a fragment that its broker has not uploaded yet. To begin at offset 0 misses
-    nothing that was pruned.
+    gap may be a fragment that its broker has not uploaded yet, unless brokers say that an operator has
+    confirmed its loss. To begin at offset 0 misses nothing that was pruned.
 
     Raise `Invalid`, ``NotFound`` for a missing journal, ``NotYet``, ``Corrupt`` for lost bytes, for a
     journal that was created again, or if stores alone do not say which bytes are right. Raise what brokers
@@ -212,7 +213,8 @@ async def _take(access: OpenAccess, selection: Selection, places: FragmentPlaces
             ]
             places.add(name, begin, pieces, now_s)
             async with limit:
-                head, life = (None, None) if client is None else await _head(access, client, name)
+                head = None if client is None else await _head(access, client, name)
+            life = None if head is None else head.life
             _require_life(selection, name, life)
             return replace(_journal(spec, pieces, head, selection, now), life=life)
 
@@ -322,17 +324,24 @@ async def _brokered(
     return [one.fragment for one in stored]
 
 
-async def _head(
-    access: OpenAccess, client: Client, journal: JournalName
-) -> tuple[Offset, JournalLife | None]:
-    """Return the head of a journal, and its life."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What brokers say of a journal beside its fragments."""
+
+    offset: Offset
+    life: JournalLife | None
+    losses: ConfirmedLosses
+
+
+async def _head(access: OpenAccess, client: Client, journal: JournalName) -> _Head:
+    """Ask for the head of a journal."""
     reader = client.reader(ReadParams(journal, WRITE_HEAD, metadata_only=True))
     try:
         async with access.answering(), reader:
             await reader.open()
     except NotYet:
         pass
-    return reader.write_head, reader.life
+    return _Head(reader.write_head, reader.life, ConfirmedLosses(reader.lost))
 
 
 def _require_life(selection: Selection, journal: JournalName, life: JournalLife | None) -> None:
@@ -344,7 +353,7 @@ def _require_life(selection: Selection, journal: JournalName, life: JournalLife 
 def _journal(
     spec: JournalSpec,
     pieces: list[Piece],
-    head: Offset | None,
+    head: _Head | None,
     selection: Selection,
     now: float,
 ) -> JournalSnapshot:
@@ -354,14 +363,15 @@ def _journal(
     producers: Mapping[ProducerId, ProducerState] = {}
     if source is not None:
         begin, producers = source.read_through, source.producers
-    known = max([head or 0, *(piece.end for piece in pieces)])
-    if pieces and known > pieces[-1].end:
-        # These bytes were written after the fragments were listed.
-        pieces.append(Piece(pieces[-1].end, known))
-    elif head and not pieces:
-        pieces.append(Piece(0, head))
+    losses = ConfirmedLosses() if head is None else head.losses
+    listed = pieces[-1].end if pieces else 0
+    known = max(listed, 0 if head is None else head.offset)
+    # These bytes were written after the fragments were listed.
+    pieces.extend(losses.outside(listed, known))
     end = selection.end.get(journal, selection.end_all)
-    end = known if end is None else end
+    if end is None:
+        # What was lost before the head is passed over once something is behind it.
+        end = max(pieces[-1].end if pieces else 0, min(begin, known))
     if end > known:
         raise Invalid(
             f"the end of {journal} is beyond its known bytes ({end}; expected at most {known})",
@@ -383,29 +393,27 @@ def _journal(
         or DEFAULT_PLACE,
     )
     empty = JournalSnapshot(journal, shape, begin, end, (), producers)
-    held = cover(pieces, empty.pieces_begin, end)
-    gaps = list(_gaps(held, empty, pieces, now))
+    whole = replace(empty, pieces=cover(pieces, empty.pieces_begin, end))
+    gaps = list(find_gaps(whole, pieces, losses, now))
     if selection.lost == "wait":
-        return _until_awaited(empty, held, gaps)
-    if selection.lost == "skip":
-        return replace(empty, pieces=held, lost=tuple((gap.begin, gap.end) for gap in gaps))
-    for gap in gaps:
-        _require_no_gap(gap, empty, fails=selection.lost == "fail")
-    return replace(empty, pieces=held)
+        return _until_awaited(whole, gaps)
+    if selection.lost != "skip":
+        hint = STORE_GAP_HINT if head is None else GAP_HINT
+        require_final(gaps, whole, fails=selection.lost == "fail", hint=hint)
+        gaps = [gap for gap in gaps if gap.confirmed]
+    return replace(whole, lost=tuple(gap.lost for gap in gaps))
 
 
-def _until_awaited(
-    journal: JournalSnapshot, held: Sequence[Piece], gaps: Sequence[_Gap]
-) -> JournalSnapshot:
+def _until_awaited(journal: JournalSnapshot, gaps: Sequence[Gap]) -> JournalSnapshot:
     """Return the snapshot up to the first gap that may still be filled."""
-    lost = tuple((gap.begin, gap.end) for gap in gaps)
+    lost = tuple(gap.lost for gap in gaps)
     for at, gap in enumerate(gaps):
         if not gap.is_final:
             end = max(gap.begin, journal.begin)
-            pieces = cover(held, journal.pieces_begin, end)
+            pieces = cover(journal.pieces, journal.pieces_begin, end)
             awaited = Awaited(end, gap.end, journal.end)
             return replace(journal, end=end, pieces=pieces, lost=lost[:at], awaited=awaited)
-    return replace(journal, pieces=tuple(held), lost=lost)
+    return replace(journal, lost=lost)
 
 
 def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
@@ -415,67 +423,3 @@ def _at_time(pieces: Sequence[Piece], begin_time_s: float) -> Offset:
         if fragment is None or fragment.mod_time >= begin_time_s - TIME_SLACK_S:
             return piece.begin
     return pieces[-1].end if pieces else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """Bytes of a snapshot that are in none of its pieces."""
-
-    begin: Offset
-    end: Offset
-    pruned: bool
-    """True if they are before the first fragment: they will not come."""
-    settled: bool
-    """True if the fragment behind them is too old for them to come."""
-    recent: bool
-    """True if the fragment behind them was stored so recently that those before may follow."""
-
-    @property
-    def is_final(self) -> bool:
-        """True if no fragment with these bytes may be expected any more."""
-        return not self.recent if self.pruned else self.settled
-
-
-def _gaps(
-    held: Sequence[Piece], journal: JournalSnapshot, pieces: Sequence[Piece], now: float
-) -> Iterator[_Gap]:
-    at = journal.pieces_begin
-    behind = [piece for piece in pieces if piece.begin >= journal.end]
-    # A piece that is not held ends a gap that reaches to the end.
-    for piece in [*held, *behind[:1]]:
-        if piece.begin > at:
-            fragment = piece.fragment
-            yield _Gap(
-                at,
-                min(piece.begin, journal.end),
-                pruned=piece.begin <= pieces[0].begin,
-                settled=fragment is not None and fragment.mod_time < now - JUMP_AGE_S,
-                recent=fragment is not None and fragment.mod_time > now - SETTLED_S,
-            )
-        at = piece.end
-        if at >= journal.end:
-            return
-
-
-def _require_no_gap(gap: _Gap, journal: JournalSnapshot, *, fails: bool) -> None:
-    """Raise ``NotYet`` for a gap that may be filled. If ``fails``, raise ``Corrupt`` for the others."""
-    if not gap.pruned and not gap.settled:
-        raise NotYet(
-            f"the journal has no bytes from offset {gap.begin} to {gap.end}. The bytes behind them are "
-            "too recent to call these lost: a broker may not have stored them yet",
-            hint=GAP_HINT,
-            journal=journal.journal,
-        )
-    if not fails or (gap.pruned and not journal.begin < gap.end):
-        # Only messages that were pending at the begin are gone. The fold says so if they commit.
-        return
-    if gap.pruned and not journal.begin:
-        return
-    raise Corrupt(
-        "the journal has lost bytes before they were read"
-        + (": they were pruned" if gap.pruned else ""),
-        hint=LOST_HINT,
-        journal=journal.journal,
-        begin=max(gap.begin, journal.begin) if gap.pruned else gap.begin,
-        end=gap.end,
-    )

@@ -64,7 +64,8 @@ class TableOptions(TypedDict, total=False):
     """Treatment of messages and fields that do not fit the columns. ``fail`` by default."""
     lost: Literal["settled", "fail", "skip"]
     """Treatment of bytes that a journal has lost. ``settled``, the default, continues behind them as
-    consumers do, and fails where a broker may still store them. ``fail`` always fails, ``skip`` never."""
+    consumers do, and fails where a broker may still store them. ``fail`` always fails, ``skip`` never.
+    What an operator has confirmed as lost is no error: brokers know it, and stores alone do not."""
     part_bytes: int
     """Bytes of a journal that an open transaction may hold back in memory, 16 MiB by default."""
     answer_s: float

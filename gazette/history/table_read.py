@@ -15,6 +15,7 @@ from gazette.history.columns import Malformed, MessageFormat
 from gazette.history.ddl import parse_columns
 from gazette.history.in_order import PART_BYTES, every_row_in_order, fold_in_order, rows_in_order
 from gazette.history.json_values import JsonRow
+from gazette.history.loss_warnings import warn_of_loss
 from gazette.history.merge import CommittedRun
 from gazette.history.protobuf_rows import protobuf_row
 from gazette.history.row_format import RowFormat, Value
@@ -109,6 +110,7 @@ class TableRead(TableColumns):
         """Find what has committed, and return a reader of its rows. See `read_batches`."""
         with self.access.open() as opened:
             snapshot = self.snapshot(opened)
+            warn_of_loss(snapshot)
             format = self._format(opened, snapshot)
             parts: dict[JournalName, list[CommittedRun]] = {}
             if self.committed:

@@ -63,6 +63,9 @@ def validate_read_response(pb: broker_pb2.ReadResponse) -> None:
     check_optional_header(pb)
     if pb.write_head < 0:
         raise Invalid(f"invalid WriteHead ({pb.write_head}; expected >= 0)")
+    for lost in pb.lost:
+        if not 0 <= lost.begin < lost.end:
+            raise Invalid(f"invalid Lost ({lost.begin} to {lost.end}; expected 0 <= begin < end)")
     if pb.HasField("fragment"):
         _read_fragment(pb)
     elif status is Status.OK and pb.offset != 0:

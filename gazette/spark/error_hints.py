@@ -22,6 +22,10 @@ _READ_AGAIN: Final = (
     "DataFrame, or a view of one, has planned first. Start a stream again."
 )
 _GAP: Final = "Read again later. Or set failOnDataLoss=false, to continue behind the gap."
+_STORE_GAP: Final = (
+    "Read with broker.address and direct=true instead of store: brokers know if an operator has confirmed "
+    "that these bytes are lost. Or read again later, or set failOnDataLoss=false."
+)
 _LOST: Final = (
     "Set failOnDataLoss=false, to continue behind them with a warning. Or begin behind them by "
     "startingOffsets, a stream with another checkpointLocation."
@@ -60,7 +64,13 @@ class with_hints(ContextDecorator):
 def _hint_of(error: GazetteError) -> str:
     """Return the error's hint, unless it concerns something that Spark does not have."""
     # Import late: Spark imports this module in every process that looks for a data source.
-    from gazette.history.snapshot import GAP_HINT, LOST_HINT, PLACE_HINT, READ_AGAIN_HINT
+    from gazette.history.snapshot import (
+        GAP_HINT,
+        LOST_HINT,
+        PLACE_HINT,
+        READ_AGAIN_HINT,
+        STORE_GAP_HINT,
+    )
     from gazette.message.framing.frames import MalformedMessage, TruncatedFrame
 
     if isinstance(error, MalformedMessage) and error.hint == MalformedMessage.default_hint:
@@ -72,6 +82,7 @@ def _hint_of(error: GazetteError) -> str:
     own = {
         READ_AGAIN_HINT: _READ_AGAIN,
         GAP_HINT: _GAP,
+        STORE_GAP_HINT: _STORE_GAP,
         LOST_HINT: _LOST,
         PLACE_HINT: _PLACE,
     }

@@ -18,7 +18,7 @@ from gazette.history.columns import ColumnDecoder, Decoded, Malformed, MessageFo
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.read import read_columns, read_envelopes
-from gazette.history.snapshot import Run, Snapshot
+from gazette.history.snapshot import LostBytes, Run, Snapshot
 from gazette.history.snapshot_builder import Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
@@ -187,12 +187,12 @@ def test_lost_bytes_are_errors_or_passed_over(tmp_path: Path) -> None:
         taken(tmp_path, lost="fail", end_all=1500)
     access, snapshot = taken(tmp_path, lost="skip")
     assert words(access, fold_locally(access, snapshot)) == ["a", "b"]
-    assert snapshot.journals[0].missed == (gap,)
+    assert snapshot.journals[0].missed == (LostBytes(*gap),)
     taken(tmp_path, lost="fail", end_all=gap[0])
     with raises(Corrupt, journal="topic/one", begin=500, end=1000, says="pruned"):
         taken(tmp_path, lost="fail", begin_all=500, end_all=gap[0])
     _, snapshot = taken(tmp_path, lost="skip", begin_all=500)
-    assert snapshot.journals[0].missed == ((500, 1000), gap)
+    assert snapshot.journals[0].missed == (LostBytes(500, 1000), LostBytes(*gap))
 
 
 def test_bytes_that_only_brokers_can_confirm_are_not_read(tmp_path: Path) -> None:

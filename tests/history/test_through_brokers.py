@@ -10,20 +10,23 @@ import pytest
 import gazette
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
-from gazette.errors import Invalid, NotAllowed, NotFound
+from gazette.client.journals import FragmentsParams
+from gazette.errors import Invalid, NotAllowed, NotFound, NotYet
 from gazette.etcd.client import Etcd
 from gazette.history.first_pass import fold_by_threads
 from gazette.history.read import read_envelopes
-from gazette.history.snapshot_builder import Selection, take_snapshot
+from gazette.history.snapshot import JournalSnapshot, LostBytes
+from gazette.history.snapshot_builder import Lost, Selection, take_snapshot
 from gazette.history.source import Access
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from gazette.protocol.fragment import Codec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.runtime.clock import SystemClock
-from gazette.testing.broker import BrokerFixture, journal_spec
+from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from gazette.testing.stored import json_line
-from tests.facts import raises
+from tests.confirmed_loss import LENGTH, holed_journal
+from tests.facts import logged, raises
 
 LABELS = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
 KEYS = "YSBrZXkgdGhhdCBpcyBsb25nIGVub3VnaCBmb3IgdGhpcw=="
@@ -92,3 +95,66 @@ async def test_keys_are_presented(etcd: Etcd, tmp_path: Path) -> None:
         assert (await asyncio.to_thread(read, keyed, selection))[0] == ["a"]
         with pytest.raises(NotAllowed):
             await asyncio.to_thread(read, Access.of(broker.endpoint), selection)
+
+
+@pytest.mark.parametrize("lost", ["settled", "fail", "skip", "wait"])
+@pytest.mark.parametrize("gone", [{1, 3}, {0, 3}, {0, 1, 2, 3}], ids=["within", "begin", "all"])
+async def test_no_reader_waits_for_what_an_operator_has_confirmed(
+    etcd: Etcd, tmp_path: Path, gone: set[int], lost: Lost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All else is read: before anything is behind the confirmed head, and when something is."""
+    lines = [line(at + 1, OUTSIDE_TXN, word=str(at), pad="x" * LENGTH) for at in range(5)]
+    kept = [str(at) for at in range(4) if at not in gone]
+    async with holed_journal(etcd, tmp_path, "topic/a", lines[:4], gone, LABELS) as holed:
+        access = Access.of(holed.broker.endpoint, file_root=holed.broker.file_root, direct=True)
+        selection = Selection(journals=("topic/a",), lost=lost)
+        await holed.confirm()
+        found, _ = await asyncio.to_thread(read, access, selection)
+        assert found == kept
+        await holed.append(lines[4])
+        found, _ = await asyncio.to_thread(read, access, selection)
+        assert found == [*kept, "4"]
+        journal = await asyncio.to_thread(snapshot_of, access, selection)
+        assert journal.awaited is None
+        assert journal.missed == tuple(LostBytes(*one, is_confirmed=True) for one in holed.lost)
+        # Case: the lost end, by its offset.
+        if lost == "settled":
+            rows = await asyncio.to_thread(
+                gazette.read_table, "topic/a", broker=holed.broker.endpoint, end=holed.head
+            )
+            assert rows.column("word").to_pylist() == kept
+            begin, end = holed.lost[-1]
+            assert logged(caplog, "reason", journal="topic/a", begin=begin, end=end)
+
+
+async def test_what_is_not_confirmed_is_waited_for(etcd: Etcd, tmp_path: Path) -> None:
+    """A hole that appeared otherwise. A store alone knows of no operator, and advises a broker."""
+    lines = [line(at + 1, OUTSIDE_TXN, word=str(at), pad="x" * LENGTH) for at in range(5)]
+    async with holed_journal(etcd, tmp_path, "topic/a", lines[:4], {1, 3}, LABELS) as holed:
+        await holed.confirm()
+        await holed.append(lines[4])
+        access = Access.of(holed.broker.endpoint, file_root=holed.broker.file_root, direct=True)
+        (begin, end), _ = holed.lost
+        stored = Selection(journals=("topic/a",), stores=(STORE,))
+        with raises(NotYet, journal="topic/a", says=f"{begin} to {end}", advises="broker"):
+            await asyncio.to_thread(read, access, stored)
+        (third,) = (holed.broker.file_root / "fragments/topic/a").glob(f"{end:016x}-*")
+        third.unlink()
+        await until_listed(holed.broker, end)
+        given = Selection(journals=("topic/a",))
+        with raises(NotYet, journal="topic/a", says=f"{begin} to {holed.head}"):
+            await asyncio.to_thread(read, access, given)
+
+
+def snapshot_of(access: Access, selection: Selection) -> JournalSnapshot:
+    with access.open() as opened:
+        (journal,) = take_snapshot(opened, selection).journals
+    return journal
+
+
+async def until_listed(broker: BrokerFixture, without: int) -> None:
+    """Return once the broker's listing has no fragment that begins there."""
+    listed = [without]
+    while without in listed:
+        found = await broker.client.list_fragments(FragmentsParams("topic/a"))
+        listed = [one.fragment.begin for one in found]

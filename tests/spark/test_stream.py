@@ -43,6 +43,7 @@ from gazette.spark.source.stream_offset import decode_offset, encode_offset
 from gazette.testing.broker import BrokerFixture, journal_spec
 from gazette.testing.clock import ManualClock
 from gazette.testing.stored import json_line, write_fragment, write_journal
+from tests.confirmed_loss import LENGTH, holed_journal
 from tests.facts import logged, raises
 from tests.fuzzing import seeds
 
@@ -699,6 +700,37 @@ async def test_journals_come_and_go(etcd: Etcd, tmp_path: Path) -> None:
                 named.step()
 
         await asyncio.to_thread(play)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+async def test_a_stream_goes_on_behind_what_an_operator_has_confirmed(
+    etcd: Etcd, tmp_path: Path, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In mid-query, whether lost bytes are errors or not: an operator has decided about them."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    lines = [line(1, at, OUTSIDE_TXN, n=at, pad="x" * LENGTH) for at in range(1, 6)]
+    async with holed_journal(etcd, tmp_path, "topic/a", lines[:4], {1, 3}, labels) as holed:
+        given = {"broker.address": holed.broker.endpoint, "refresh": "0", "journal": "topic/a"}
+        given |= {"direct": "true", "fileRoot": str(holed.broker.file_root)}
+        query = Query({**given, "failOnDataLoss": fails})
+        assert await asyncio.to_thread(query.step) == [1]
+        assert await asyncio.to_thread(query.step) is None
+        assert lag_of(query).awaited == holed.lost[0]
+        await holed.confirm()
+        assert await asyncio.to_thread(query.step) == [3]
+        assert await asyncio.to_thread(query.step) is None
+        await holed.append(lines[4])
+        assert await asyncio.to_thread(query.step) == [5]
+        for begin, end in holed.lost:
+            assert logged(caplog, "reason", journal="topic/a", begin=begin, end=end)
+        # Case: of stores alone, which know nothing of it.
+        store = Query(
+            {**options(tmp_path / "root", failOnDataLoss=fails), "maxPartitionBytes": "1000000"}
+        )
+        assert await asyncio.to_thread(store.step) == [1]
+        assert await asyncio.to_thread(store.step) is None
+        for one in (query, store):
+            one.reader.stop()
 
 
 class Seam:

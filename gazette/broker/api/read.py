@@ -158,6 +158,8 @@ class ReadApi:
             if first:
                 response.header.CopyFrom(header.to_pb())
                 response.created = replica.life
+                for begin, end in index.lost:
+                    response.lost.add(begin=begin, end=end)
                 first = False
             await stream.write(response)
             if found.fragment is None or request.metadata_only:

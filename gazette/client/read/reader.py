@@ -15,7 +15,7 @@ from gazette.client.rpc.errors import END_OF_STREAM, map_errors, status_error
 from gazette.errors import Broken, GazetteError, Invalid, Retryable, Unavailable
 from gazette.protocol.content import Content
 from gazette.protocol.fragment import Fragment
-from gazette.protocol.ids import split_journal_meta, validate_journal_name
+from gazette.protocol.ids import Offset, split_journal_meta, validate_journal_name
 from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
@@ -115,9 +115,11 @@ class Reader:
         self.fragment_url = ""
         """URL of the fragment in its store, signed and valid for a minute; empty if it is not stored yet."""
         self.header: Header | None = None
+        """Header of the broker that served the read."""
         self.life: JournalLife | None = None
         """The life of the journal, once it is known."""
-        """Header of the broker that served the read."""
+        self.lost: tuple[tuple[Offset, Offset], ...] = ()
+        """Offsets that are lost, as an operator has confirmed. Brokers of the original do not say it."""
         self.direct: FragmentStream | None = None
         """Set while the fragment is read at its store."""
         self.direct_failed = False
@@ -316,6 +318,7 @@ class Reader:
             self.header = Header.from_pb(message.header)
             self._client.observe_route(params.journal, self.header.route)
             self._note_life(JournalLife(self.header.etcd.cluster_id, message.created))
+            self.lost = tuple((one.begin, one.end) for one in message.lost)
         self.write_head = message.write_head
         status = Status.from_pb(message.status)
         if status is not Status.OK:

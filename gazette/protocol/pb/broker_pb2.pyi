@@ -224,7 +224,14 @@ class ReadRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., offset: _Optional[int] = ..., block: _Optional[bool] = ..., do_not_proxy: _Optional[bool] = ..., metadata_only: _Optional[bool] = ..., end_offset: _Optional[int] = ..., begin_mod_time: _Optional[int] = ..., min_etcd_revision: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content", "created")
+    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content", "created", "lost")
+    class Lost(_message.Message):
+        __slots__ = ("begin", "end")
+        BEGIN_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
+        begin: int
+        end: int
+        def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +240,7 @@ class ReadResponse(_message.Message):
     FRAGMENT_URL_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: Header
     offset: int
@@ -241,7 +249,8 @@ class ReadResponse(_message.Message):
     fragment_url: str
     content: bytes
     created: int
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ..., created: _Optional[int] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[ReadResponse.Lost]
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ..., created: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[ReadResponse.Lost, _Mapping]]] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("header", "journal", "do_not_proxy", "content", "offset", "check_registers", "union_registers", "subtract_registers", "suspend", "min_etcd_revision")

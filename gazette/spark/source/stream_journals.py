@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gazette.errors import Corrupt, Invalid, NotFound
+from gazette.fragment.index import JUMP_AGE_S
+from gazette.history.loss_warnings import warn_of_loss
 from gazette.history.snapshot import JournalSnapshot, Snapshot
 from gazette.history.snapshot_builder import FragmentPlaces, require_stored, take_snapshot
 from gazette.history.source import OpenAccess
@@ -16,7 +18,6 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.spark.source.options import StreamOptions
-from gazette.spark.source.table import warn_of_loss
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -26,6 +27,10 @@ _LISTED_MAX: Final = 1000
 _PER_FRAGMENT_S: Final = 0.0005
 """Back-off of listings: seconds for each fragment of one beyond `_LISTED_MAX`. A fragment takes a tenth
 of that to list."""
+_ASK_BROKERS: Final = (
+    ". Brokers know if an operator has confirmed that they are lost: read by the option broker.address, "
+    "with direct=true instead of store"
+)
 _LAG_S: Final = 30.0
 _LAG_POLL_S: Final = 0.5
 
@@ -247,8 +252,15 @@ class StreamJournals:
             self._awaited.add((journal.journal, end))
             LOGGER.warning(
                 "journal %(journal)s has no bytes from %(begin)s to %(end)s yet, and has later ones: the "
-                "stream waits for a broker to store them",
-                {"journal": journal.journal, "begin": begin, "end": end},
+                "stream waits for a broker to store them, until %(hours)s h after the next fragment was "
+                "stored%(unknown)s",
+                {
+                    "journal": journal.journal,
+                    "begin": begin,
+                    "end": end,
+                    "hours": JUMP_AGE_S // 3600,
+                    "unknown": _ASK_BROKERS if self._selection.stores else "",
+                },
             )
 
     def _is_short(self, journal: JournalSnapshot, known: Sources) -> bool:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from gazette.history.columns import require_uuids
 from gazette.history.first_pass import fold_by_threads
+from gazette.history.loss_warnings import warn_of_loss
 from gazette.history.merge import CommittedRun
 from gazette.history.row_format import RowFormat
 from gazette.history.rows import read_rows
 from gazette.history.snapshot import Run, Snapshot
 from gazette.history.source import Access, OpenAccess
-from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.text.validation import within
 from gazette.spark.error_hints import with_hints
 from gazette.spark.source.options import ReadOptions
 from gazette.spark.source.schema import row_format
 from gazette.spark.worker_process import run_each
-
-LOGGER: Final = logging.getLogger(__name__)
 
 
 class RunPartition(InputPartition):
@@ -55,21 +52,6 @@ def check_isolation(options: ReadOptions, snapshot: Snapshot) -> None:
     with within("option"):
         for journal in snapshot.journals if options.committed else ():
             require_uuids(journal.journal, journal.shape)
-
-
-def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
-    """Log the bytes that journals have lost, except those of which ``warned`` has the end."""
-    known = set() if warned is None else warned
-    for journal in snapshot.journals:
-        for begin, end in journal.missed:
-            if (journal.journal, end) in known:
-                continue
-            known.add((journal.journal, end))
-            LOGGER.warning(
-                "journal %(journal)s has lost its bytes from %(begin)s to %(end)s: reading continues "
-                "behind them (failOnDataLoss is false)",
-                {"journal": journal.journal, "begin": begin, "end": end},
-            )
 
 
 class GazetteReader(DataSourceReader):

@@ -1,0 +1,32 @@
+"""Warnings about bytes that journals have lost, and behind which reading continues."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from gazette.history.snapshot import LostBytes, Snapshot
+from gazette.protocol.ids import JournalName, Offset
+
+LOGGER: Final = logging.getLogger(__name__)
+
+
+def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
+    """Log the bytes that journals have lost, except those of which ``warned`` has the end."""
+    known = set() if warned is None else warned
+    for journal in snapshot.journals:
+        for one in journal.missed:
+            if (journal.journal, one.end) not in known:
+                known.add((journal.journal, one.end))
+                _warn(journal.journal, one)
+
+
+def _warn(journal: JournalName, lost: LostBytes) -> None:
+    reason = "lost bytes are skipped"
+    if lost.is_confirmed:
+        reason = "an operator has confirmed the loss by `gazctl journals reset-head`"
+    LOGGER.warning(
+        "journal %(journal)s has lost its bytes from %(begin)s to %(end)s: reading continues behind them "
+        "(%(reason)s)",
+        {"journal": journal, "begin": lost.begin, "end": lost.end, "reason": reason},
+    )
