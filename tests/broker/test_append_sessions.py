@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import pytest
@@ -157,6 +158,14 @@ def test_no_late_copy_is_ever_appended_behind_a_later_append(
 
     def arrive(append: SessionAppend, commits: bool) -> Admission:
         ledger = ledgers[primary]
+        early, in_turn = ledger.refusal(append, tenure), copy.deepcopy(ledger).admit(append, tenure)
+        # Before its turn, an append learns what it would learn in its turn.
+        unknown = in_turn.refusal is not None and "ledger" in in_turn.refusal.facts
+        assert (early is not None) == unknown
+        if early is not None and in_turn.refusal is not None:
+            assert early.facts == in_turn.refusal.facts
+            if data.draw(st.booleans()):
+                return Admission(early)
         admission = ledger.admit(append, tenure)
         if admission == ADMITTED and commits:
             journal.append((append.session, append.sequence))

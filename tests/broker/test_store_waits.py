@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import AppendTerms, Ending
+from gazette.broker.append.events import AppendTerms, Ending, Outcome
+from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
@@ -35,10 +38,14 @@ class Whole:
 class Callers:
     """Appends at any time. ``waited`` has the seconds until each was refused, ``ends`` has committed ones."""
 
-    def __init__(self, broker: FixedBroker, clock: ManualClock, scope: TaskScope) -> None:
+    def __init__(
+        self, broker: FixedBroker, clock: ManualClock, scope: TaskScope, *, sessions: bool
+    ) -> None:
         self._broker = broker
         self._clock = clock
         self._scope = scope
+        self._sessions = sessions
+        """True if each append is the first of a session. It is repeated with the ledger that it learns."""
         self.waited: list[float] = []
         self.ends: list[int] = []
 
@@ -47,11 +54,12 @@ class Callers:
             self._scope.spawn(self._append(size), name=f"caller {size}")
 
     async def _append(self, size: int) -> None:
-        call = AppendCall(
-            AppendTerms(JOURNAL), Claims.of_journal(Capability.APPEND, JOURNAL), may_proxy=False
-        )
         begun = self._clock.monotonic()
-        outcome = await AppendDriver(self._broker.context, call, Whole(size)).run()
+        session = SessionAppend(secrets.token_hex(16), 1) if self._sessions else None
+        outcome = await self._attempt(size, session)
+        while session is not None and outcome.error and "ledger" in outcome.error.facts:
+            known = str(outcome.error.facts["ledger"])
+            outcome = await self._attempt(size, replace(session, ledger=known))
         if outcome.status is Status.FRAGMENT_STORE_UNHEALTHY:
             assert "missing" in outcome.store_error
             self.waited.append(self._clock.monotonic() - begun)
@@ -59,6 +67,11 @@ class Callers:
             assert (outcome.ending, outcome.commit is None) == (Ending.COMMITTED, False)
             assert outcome.commit is not None
             self.ends.append(outcome.commit.end)
+
+    async def _attempt(self, size: int, session: SessionAppend | None) -> Outcome:
+        claims = Claims.of_journal(Capability.APPEND, JOURNAL)
+        call = AppendCall(AppendTerms(JOURNAL), claims, may_proxy=False, session=session)
+        return await AppendDriver(self._broker.context, call, Whole(size)).run()
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass in steps, so slowly that threads keep up."""
@@ -74,9 +87,10 @@ class Callers:
         return waited
 
 
+@pytest.mark.parametrize("sessions", [False, True], ids=["", "sessions"])
 @pytest.mark.parametrize("sizes", [SIZES[:1], SIZES[1:], SIZES], ids=["small", "large", "both"])
 async def test_each_append_waits_a_minute_for_the_store_from_its_arrival(
-    tmp_path: Path, clock: ManualClock, sizes: list[int]
+    tmp_path: Path, clock: ManualClock, sizes: list[int], sessions: bool
 ) -> None:
     many = sizes * (20 // len(sizes))
     async with (
@@ -84,7 +98,7 @@ async def test_each_append_waits_a_minute_for_the_store_from_its_arrival(
         TaskScope("callers") as scope,
     ):
         cluster.create(journal_spec(JOURNAL, stores=(STORE,)), "a")
-        callers = Callers(cluster["a"], clock, scope)
+        callers = Callers(cluster["a"], clock, scope, sessions=sessions)
         callers.append(*many)
         await callers.pass_time(40)
         callers.append(*sizes)

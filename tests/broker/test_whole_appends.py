@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.http2.messages import PREFIX_BYTES, prefixed
 from gazette.http2.metadata import status_of
 from gazette.protocol import label_set
+from gazette.protocol.append_session import LEDGER_KEY, SessionAppend
 from gazette.protocol.content import COMMIT, append_content
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet
@@ -51,7 +52,12 @@ class Wire:
         host, _, port = broker.endpoint.rpartition("/")[2].rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
-    def send(self, *requests: tuple[broker_pb2.AppendRequest, bytes], token: str = "") -> list[int]:
+    def send(
+        self,
+        *requests: tuple[broker_pb2.AppendRequest, bytes],
+        token: str = "",
+        session: SessionAppend | None = None,
+    ) -> list[int]:
         """Send appends in one piece. Return the numbers of their streams."""
         out, streams = b"", []
         for opening, content in requests:
@@ -64,6 +70,8 @@ class Wire:
             ]
             if token:
                 head.append((b"authorization", f"Bearer {token}".encode()))
+            for key, value in () if session is None else session.metadata():
+                head.append((key.encode(), value.encode()))
             messages = (opening.SerializeToString(), append_content(content), COMMIT)
             body = b"".join(map(prefixed, messages))
             out += fr.frame(fr.HEADERS, fr.END_HEADERS, stream, encode_fields(head))
@@ -90,6 +98,10 @@ class Wire:
                 if flags & fr.END_STREAM:
                     self._ended[of] = fields
         return status_of(self._ended[stream])
+
+    def trailing(self, stream: int) -> dict[str, str]:
+        """Return the trailing metadata of a call that has ended."""
+        return {name.decode(): value.decode() for name, value in self._ended[stream]}
 
 
 @pytest.fixture(params=[1, 2])
@@ -291,6 +303,31 @@ async def test_appends_that_wait_are_refused_by_a_broker_that_is_torn_down(
     replica.pipeline.give(held)
     wire.writer.close()
     await broker.crash()
+
+
+async def test_an_append_of_an_unknown_session_is_refused_before_it_waits(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """Its client repeats it, with the ledger that it learns. Only then it waits, once."""
+    async with await BrokerFixture.start(etcd, tmp_path) as broker:
+        await broker.create(journal_spec(JOURNAL))
+        replica = broker.service.context.resolver._held[JOURNAL].replica
+        held = await replica.pipeline.take()
+        wire = await Wire.connect(broker)
+        opening = broker_pb2.AppendRequest(journal=JOURNAL)
+        (waits,) = wire.send((opening, b"before"))
+        session = SessionAppend("1" * 32, 1)
+        (stream,) = wire.send((opening, b"x"), session=session)
+        code, details = await wire.status(stream)
+        assert code is grpc.StatusCode.ABORTED, details
+        ledger = wire.trailing(stream)[LEDGER_KEY]
+        (stream,) = wire.send((opening, b"x"), session=replace(session, ledger=ledger))
+        while replica.line.waiting < 2:
+            await SystemClock().sleep(0)
+        replica.pipeline.give(held)
+        assert (await wire.answer(waits)).commit.end == 6
+        assert (await wire.answer(stream)).commit.end == 7
+        wire.writer.close()
 
 
 async def test_the_lease_is_looked_at_again_right_before_the_answer(

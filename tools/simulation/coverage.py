@@ -17,7 +17,7 @@ from typing import Any, Final
 from gazette.broker.api.append import AppendApi
 from gazette.broker.append.driver import AppendDriver
 from gazette.broker.append.fsm import AppendFSM
-from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.append.sessions import Admission, SessionLedger
 from gazette.consumer.transaction.transaction import Transaction
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.net.grpc.handling import Handling
@@ -108,6 +108,7 @@ class _Probes:
         self._around(AppendApi, "_proxy", lambda *_: self._count(PROXIED))
         self._around(AppendDriver, "_note_commit", self._committed)
         self._around(SessionLedger, "admit", self._admitted)
+        self._around(SessionLedger, "refusal", self._refused)
         self._around(Handling, "arrived", lambda *_: self._count(AT_ONCE))
         self._around(RecoveryFSM, "apply", self._applied)
         self._around(Sequencer, "queue", self._queued)
@@ -158,6 +159,10 @@ class _Probes:
         self._count(GROUPED, 1 + len(along) if along else 0)
         of_sessions = (driver._call.session, *(small.session for small in along))
         self._count(OF_SESSIONS, sum(one is not None for one in of_sessions))
+
+    def _refused(self, ledger: SessionLedger, args: tuple[Any, ...], refusal: Any) -> None:
+        if refusal is not None:
+            self._admitted(ledger, args, Admission(refusal))
 
     def _admitted(self, ledger: SessionLedger, args: tuple[Any, ...], admission: Any) -> None:
         del ledger

@@ -213,6 +213,8 @@ class AppendApi:
                 return None
             assert at.replica is not None
             at.replica.line.check_room()
+            if session is not None and at.replica.sessions.refusal(session, at.tenure) is not None:
+                return None
         except (DecodeError, GazetteError):
             return None
         terms = AppendCall(

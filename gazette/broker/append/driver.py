@@ -380,10 +380,17 @@ class AppendDriver:
 
     async def _take_turn(self, replica: Replica) -> Pipeline | None:
         """Wait for the pipeline. First read content ahead: a holder without content would keep all
-        other appends waiting. Raise ``_TakenAlong`` if there is no need to wait any more.
+        other appends waiting.
+
+        Raise ``_TakenAlong`` if there is no need to wait any more. Raise ``Conflict`` at once for an unknown
+        session: its client repeats the append, which would then wait again.
         """
         if self._arrived is None:
             self._arrived = self._context.clock.monotonic()
+        if (session := self._call.session) is not None:
+            refusal = replica.sessions.refusal(session, self._at.tenure)
+            if refusal is not None:
+                raise refusal
         if self._line is not replica.line:
             self._leave_line()
             if self._call.in_line:

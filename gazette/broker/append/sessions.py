@@ -52,7 +52,7 @@ ADMITTED: Final = Admission()
 
 class SessionLedger:
     """The sessions of one journal. Use it only while you hold the journal's
-    pipeline: one append at a time.
+    pipeline: one append at a time. ``refusal`` is for all others, too.
     """
 
     __slots__ = ("_generation", "_life", "_newer", "_older", "_tenure")
@@ -75,15 +75,10 @@ class SessionLedger:
             self._tenure, self._generation = tenure, 1
             self._newer, self._older = {}, {}
         last = self._newer.get(append.session) or self._older.get(append.session)
-        if tenure < self._tenure or (last is None and not self._is_complete_since(append.ledger)):
-            return Admission(
-                Conflict(
-                    "the append's session is not known to this primary of the journal",
-                    hint="No action: the client library repeats the append with this ledger.",
-                    ledger=self.name,
-                    created=self._life,
-                )
-            )
+        if tenure < self._tenure or (
+            last is None and not self._is_complete_since(append.ledger, tenure)
+        ):
+            return Admission(self._unknown(self.name))
         if last is not None and append.sequence < last.sequence:
             return Admission(
                 Conflict(
@@ -97,11 +92,32 @@ class SessionLedger:
         self._remember(append.session, _Last(append.sequence))
         return ADMITTED
 
+    def refusal(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
+        """Return the error by which the primary of ``tenure`` refuses an append of an unknown session.
+
+        An append asks at any time before its turn: without this it would wait, only to be repeated. In its
+        turn it asks ``admit`` all the same.
+        """
+        known = append.session in self._newer or append.session in self._older
+        if tenure == self._tenure and known:
+            return None
+        if tenure >= self._tenure and self._is_complete_since(append.ledger, tenure):
+            return None
+        return self._unknown(self.name if tenure <= self._tenure else _first_name(tenure))
+
     def committed(self, append: SessionAppend, tenure: Revision, commit: Fragment) -> None:
         """Record that an admitted append has committed."""
         last = self._newer.get(append.session) or self._older.get(append.session)
         if tenure == self._tenure and last is not None and last.sequence == append.sequence:
             last.commit = commit
+
+    def _unknown(self, ledger: str) -> Conflict:
+        return Conflict(
+            "the append's session is not known to this primary of the journal",
+            hint="No action: the client library repeats the append with this ledger.",
+            ledger=ledger,
+            created=self._life,
+        )
 
     def _remember(self, session: str, last: _Last) -> None:
         self._older.pop(session, None)
@@ -110,6 +126,13 @@ class SessionLedger:
             self._older, self._newer = self._newer, {}
             self._generation += 1
 
-    def _is_complete_since(self, ledger: str) -> bool:
-        """Return True if no session has been forgotten since this ledger got the name ``ledger``."""
+    def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
+        """Return True if no session was forgotten since the ledger of ``tenure`` got the name ``ledger``."""
+        if tenure > self._tenure:
+            return ledger == _first_name(tenure)  # It begins with the first append of the tenure.
         return ledger in (self.name, f"{self._tenure}.{self._generation - 1}")
+
+
+def _first_name(tenure: Revision) -> str:
+    """Return the name that the ledger of a tenure has first."""
+    return f"{tenure}.1"
