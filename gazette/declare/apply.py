@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final
 
+from gazette.client.append.appender import backoff_s
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, ListedJournal, broker_count
 from gazette.client.rpc.errors import status_of
@@ -18,6 +19,8 @@ from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.status import Status
 
 _ATTEMPTS: Final = 5
+_SHOWN_MAX: Final = 5
+"""Number of differences that an error names."""
 TXN_CHANGES: Final = 64
 """Number of changes in one transaction. etcd accepts 128 operations by default."""
 
@@ -115,45 +118,54 @@ async def _listed(
     return list(found.values())
 
 
-async def apply_journals(brokers: Client, changes: DeclaredChanges) -> None:
-    """Put the journals. Raise ``Conflict`` if one was changed since it was listed.
+async def put_declared(
+    find: Callable[[], Awaitable[DeclaredChanges]],
+    brokers: Client,
+    members: ShardClient | None = None,
+) -> DeclaredChanges:
+    """Put the journals of the changes that ``find`` returns, and the shards if there are ``members``.
+
+    Another program may change some of them at the same time. Then find again what differs. Return the
+    changes that were found last. Raise ``Conflict`` if that happens each time.
 
     Cancellation may leave some of them applied: the next run finds which.
     """
-    if changes.journals:
-        puts = [
-            JournalChange(upsert=one.spec, expect_mod_revision=one.revision)
-            for one in changes.journals
-        ]
-        await brokers.apply_journals(puts, batch_size=TXN_CHANGES)
-
-
-async def put_journals(
-    brokers: Client, find: Callable[[], Awaitable[DeclaredChanges]]
-) -> DeclaredChanges:
-    """Put the journals of the changes that ``find`` returns. Return these changes.
-
-    Another program may put some of them at the same time. Then find again what is missing. Raise
-    ``Conflict`` if that happens each time.
-    """
-    for _ in range(_ATTEMPTS - 1):
+    for attempt in range(_ATTEMPTS):
         changes = await find()
         try:
-            await apply_journals(brokers, changes)
+            await _put(changes, brokers, members)
         except Conflict as error:
             if status_of(error) != Status.ETCD_TRANSACTION_FAILED.name:
                 raise
+            if attempt == _ATTEMPTS - 1:
+                raise _overtaken(changes, shards=members is not None) from error
+            await brokers.clock.sleep(backoff_s(attempt))
         else:
-            return changes
-    changes = await find()
-    await apply_journals(brokers, changes)
+            break
     return changes
 
 
-async def apply_shards(members: ShardClient, changes: DeclaredChanges) -> None:
-    """Put the shards. Raise and leave behind what `apply_journals` does."""
-    if changes.shards:
-        puts = [
+async def _put(changes: DeclaredChanges, brokers: Client, members: ShardClient | None) -> None:
+    """Put journals before shards. Raise ``Conflict`` if one was changed since it was listed."""
+    if changes.journals:
+        journals = [
+            JournalChange(upsert=one.spec, expect_mod_revision=one.revision)
+            for one in changes.journals
+        ]
+        await brokers.apply_journals(journals, batch_size=TXN_CHANGES)
+    if members is not None and changes.shards:
+        shards = [
             ShardChange(upsert=one.spec, expect_mod_revision=one.revision) for one in changes.shards
         ]
-        await members.apply_shards(puts, batch_size=TXN_CHANGES)
+        await members.apply_shards(shards, batch_size=TXN_CHANGES)
+
+
+def _overtaken(changes: DeclaredChanges, *, shards: bool) -> Conflict:
+    differs = changes.lines(shards=shards)[:-1]
+    return Conflict(
+        f"another program changes the same journals or shards: {_ATTEMPTS} times one differed from what was "
+        "listed right before",
+        hint="Find the program that applies specifications again and again, and stop it. What differs still: "
+        + "; ".join(differs[:_SHOWN_MAX]),
+        differing=len(differs),
+    )

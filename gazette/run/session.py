@@ -19,11 +19,9 @@ from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
 from gazette.declare.apply import (
-    apply_journals,
-    apply_shards,
     changes_needed,
     fitted,
-    put_journals,
+    put_declared,
     require_healthy,
     warnings_of,
 )
@@ -205,7 +203,7 @@ class RunSession:
                 await require_healthy(client, changes)
             return changes
 
-        changes = await put_journals(client, find)
+        changes = await put_declared(find, client)
         for line in () if embedded else await warnings_of(changes, client):
             self._say(line)
 
@@ -328,9 +326,9 @@ class RunSession:
         )
 
     async def _apply(self, declaration: Declaration, client: Client, shards: ShardClient) -> None:
-        changes = await self._changes(declaration, client, shards)
-        await apply_journals(client, changes)
-        await apply_shards(shards, changes)
+        changes = await put_declared(
+            lambda: self._changes(declaration, client, shards), client, shards
+        )
         for line in changes.lines()[:-1]:
             if line.startswith("~"):
                 self._say(line)

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from gazette.client.client import Client
 from gazette.client.flags import BrokerClientFlags
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
 from gazette.config.schema import Loaded, Schema
 from gazette.declare.apply import (
-    apply_journals,
-    apply_shards,
     changes_needed,
     fitted,
+    put_declared,
     require_healthy,
     warnings_of,
 )
 from gazette.declare.changes import DeclaredChanges
 from gazette.declare.declaration import Declaration, declaration_of
-from gazette.declare.specs import journals_yaml, shards_yaml
+from gazette.declare.specs import SpecSettings, journals_yaml, shards_yaml
 from gazette.errors import GazetteError, Invalid, Unavailable
 from gazette.process.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.process.member import ProcessFlags
@@ -169,25 +170,12 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
             reached = members if no_member is None else None
             if not flags.replication:
                 settings = await fitted(settings, brokers)
-            changes = await changes_needed(
-                declaration,
-                settings,
-                brokers,
-                reached,
-                given=given,
-                more_partitions=flags.more_partitions,
-                changed_key=flags.changed_key,
-            )
-            _show(changes, shards=flags.shards)
-            for line in await warnings_of(changes, brokers):
-                sys.stderr.write(f"{line}\n")
+            applying = _Applying(declaration, settings, flags, given, brokers, reached)
             if flags.dry_run:
+                await applying.find()
                 sys.stdout.write("dry run: nothing was changed\n")
             else:
-                await require_healthy(brokers, changes)
-                await apply_journals(brokers, changes)
-                if reached is not None:
-                    await apply_shards(reached, changes)
+                await put_declared(applying.find, brokers, reached)
                 sys.stdout.write("applied\n" if no_member is None else "applied journals\n")
             if no_member is not None:
                 raise no_member
@@ -195,6 +183,40 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
             if members is not None:
                 await members.close()
     return EXIT_OK
+
+
+@dataclass(slots=True)
+class _Applying:
+    """One run of ``apply``. ``members`` are None if shards are left out."""
+
+    declaration: Declaration
+    settings: SpecSettings
+    flags: SpecsApplyFlags
+    given: Collection[str]
+    brokers: Client
+    members: ShardClient | None
+    _compared: bool = False
+
+    async def find(self) -> DeclaredChanges:
+        """Return what differs from the declaration, and show it. May be repeated."""
+        changes = await changes_needed(
+            self.declaration,
+            self.settings,
+            self.brokers,
+            self.members,
+            given=self.given,
+            more_partitions=self.flags.more_partitions,
+            changed_key=self.flags.changed_key,
+        )
+        if self._compared:
+            sys.stdout.write("another program changed some of these meanwhile. What differs now:\n")
+        self._compared = True
+        _show(changes, shards=self.flags.shards)
+        for line in await warnings_of(changes, self.brokers):
+            sys.stderr.write(f"{line}\n")
+        if not self.flags.dry_run:
+            await require_healthy(self.brokers, changes)
+        return changes
 
 
 def _members(loaded: Loaded) -> ShardClient:
