@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gazette.client.client import Client
@@ -62,7 +63,8 @@ async def find_last(
     """Return where the last ``count`` messages are; all of them if there are fewer.
 
     They lie in the later half of what is read. Transactions are whole that lie in the last `WHOLE_BYTES`. If
-    no message of one is found, it is looked for in ``transaction_bytes_max`` bytes, and then noted.
+    no message of one is found, it is looked for in ``transaction_bytes_max`` bytes. Transactions that may
+    have begun before what was read are noted, if the messages before would be among the last ones.
     """
     end = await write_head(context, client, journal.name)
     begins = await _fragment_begins(context, client, journal.name)
@@ -76,22 +78,38 @@ async def find_last(
                 raise
             found = None  # It may begin within a message.
         if found is not None:
-            look = transaction_bytes_max if found.headless is not None else WHOLE_BYTES
-            whole = size >= look or not (found.partial or found.headless is not None)
-            if begin == 0 or (found.late >= count and whole):
+            lacking = found.lacking(count)
+            unseen = any(not one.messages for one in lacking)
+            look = transaction_bytes_max if unseen else WHOLE_BYTES
+            if begin == 0 or (found.late >= count and (size >= look or not lacking)):
                 break
         size *= GROWTH
-    if found.headless is not None:
-        context.terminal.note(
-            f"{journal.name}: a transaction that is acknowledged at offset {found.headless} has no message "
-            f"behind offset {begin}: messages of it are left out"
-        )
+    if lacking:
+        context.terminal.note(_lacking_text(journal.name, lacking, begin, count))
     return LastMessages(begin, end, max(0, found.total - count))
+
+
+def _lacking_text(journal: JournalName, lacking: list[_Headless], begin: Offset, count: int) -> str:
+    number = "A transaction" if len(lacking) == 1 else f"{len(lacking)} transactions"
+    return (
+        f"{journal}: earlier messages may lack. {number} may have begun before offset {begin}, where reading "
+        f"began; acknowledged at {lacking[-1].acknowledged}. To have them, read the whole journal: "
+        f"gazctl read {journal} | tail -n {count}"
+    )
 
 
 def is_data(envelope: Envelope[Any]) -> bool:
     """Return False for an acknowledgement."""
     return not (envelope.is_ack or isinstance(envelope.message, Acknowledgement))
+
+
+class _Headless(NamedTuple):
+    """A transaction that may have begun before the span."""
+
+    position: int
+    """Number of messages in the span that come before those of the transaction."""
+    messages: int
+    acknowledged: Offset
 
 
 @dataclass(slots=True)
@@ -100,10 +118,11 @@ class _Counted:
 
     total: int = 0
     late: int = 0
-    partial: bool = False
-    """True if a transaction that ends in the later half may have begun before the span."""
-    headless: Offset | None = None
-    """The last acknowledgement in the later half of which no message was in the span."""
+    headless: list[_Headless] = field(default_factory=list)
+
+    def lacking(self, count: int) -> list[_Headless]:
+        """Return the headless transactions whose earlier messages would be among the last ``count``."""
+        return [one for one in self.headless if one.position > self.total - count]
 
 
 async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counted:
@@ -111,20 +130,19 @@ async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counte
     if begin == end:
         return found
     middle = begin + (end - begin) // 2
-    known: set[bytes] = set()
+    pending: Counter[bytes] = Counter()  # Messages of a transaction that may have begun before.
     begun: set[bytes] = set()  # Producers whose next transaction begins in the span.
     async with aclosing(journal.read(ReadParams(journal.name, begin, end_offset=end))) as batches:
         async for batch in batches:
             for one in batch:
-                late = one.begin >= middle
+                unknown = journal.committed and begin > 0 and one.producer not in begun
                 if is_data(one):
                     found.total += 1
-                    found.late += late
-                elif journal.committed and begin and late and one.producer not in begun:
-                    found.partial = True
-                    if one.producer not in known:
-                        found.headless = one.begin
-                known.add(one.producer)
+                    found.late += one.begin >= middle
+                    pending[one.producer] += unknown
+                elif unknown:
+                    messages = pending.pop(one.producer, 0)
+                    found.headless.append(_Headless(found.total - messages, messages, one.begin))
                 if one.flags != CONTINUE_TXN:
                     begun.add(one.producer)
     return found

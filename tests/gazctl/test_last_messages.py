@@ -155,6 +155,28 @@ async def test_a_transaction_that_is_partly_at_the_end_is_whole(
         assert found.out.splitlines() == whole[-number:]
 
 
+async def test_a_transaction_that_may_have_begun_before_what_was_read_is_noted(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """One message lies more than 4 MiB before the end, and one does not. Nothing else says that it is one."""
+    await create(broker)
+    others = [line(3, n, OUTSIDE_TXN, n) for n in range(1, 1511)]
+    early, late = line(2, 1, CONTINUE_TXN, 20), line(2, 2, CONTINUE_TXN, 21)
+    between = [b"".join(others[at : at + 100]) for at in range(0, 1500, 100)]
+    await append(broker, early, *between, late + line(2, 3, ACK_TXN), b"".join(others[1500:]))
+    acknowledged = sum(map(len, [early, *between, late]))
+    whole = (await gazctl.ok("read", JOURNAL)).out.splitlines()
+    assert ['"n":20' in whole[-12], '"n":21' in whole[-11]] == [True, True]
+    for number in (1, 10, 11):  # The message that lacks would not be among these.
+        found = await gazctl.ok("read", JOURNAL, f"--last={number}")
+        assert (found.out.splitlines(), found.err) == (whole[-number:], "")
+    for number in (12, 20):
+        found = await gazctl.ok("read", JOURNAL, f"--last={number}")
+        assert f"acknowledged at {acknowledged}" in found.err
+        assert f"gazctl read {JOURNAL} | tail -n {number}" in found.err
+        assert found.out.splitlines()[-11:] == whole[-11:]
+
+
 async def test_a_transaction_that_began_too_long_before_is_noted(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
@@ -174,7 +196,7 @@ async def test_a_transaction_that_began_too_long_before_is_noted(
     found = await find_last(context, broker.client, journal, 3, transaction_bytes_max=1)
     end = len(line(2, 1, CONTINUE_TXN, 2) + others + line(2, 2, ACK_TXN))
     assert end - (1 << 16) <= found.begin < found.end == end
-    assert f"acknowledged at offset {end - len(line(2, 2, ACK_TXN))}" in streams.err.getvalue()
+    assert f"acknowledged at {end - len(line(2, 2, ACK_TXN))}" in streams.err.getvalue()
 
 
 async def test_the_last_messages_come_before_those_that_follow(
