@@ -120,3 +120,30 @@ async def test_each_append_waits_a_minute_for_the_store_from_its_arrival(
         while len(callers.ends) < len(many):
             await callers.pass_time(1)
         assert max(callers.ends) == sum(many)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["small", "large"])
+async def test_an_append_does_not_wait_for_a_store_that_refuses_its_journal(
+    tmp_path: Path, clock: ManualClock, size: int
+) -> None:
+    """The store ails for others, and refuses this journal for good: no time passes before the answer."""
+    async with (
+        await FixedCluster.start(1, tmp_path, clock=clock) as cluster,
+        TaskScope("callers") as scope,
+    ):
+        cluster.create(journal_spec(JOURNAL, stores=(STORE,)), "a")
+        callers = Callers(cluster["a"], clock, scope, sessions=False)
+        callers.append(size)
+        await callers.pass_time(WAIT_S + 1)
+        await callers.refused(1)
+        store = cluster["a"].context.blob_stores.get(STORE)
+        store.refusals[JOURNAL, cluster.life(JOURNAL)] = "a file is in the way of missing/a"
+        callers.append(size)
+        assert await callers.refused(1) == [0]
+        del store.refusals[JOURNAL, cluster.life(JOURNAL)]
+        # Case: it does not refuse any more, and ails. An append waits for it.
+        callers.append(size)
+        await callers.pass_time(WAIT_S - 1)
+        assert not callers.waited
+        await callers.pass_time(2)
+        await callers.refused(1)
