@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette.client.append.appender import AppendParams
+from gazette.client.append.appender import AppendParams, append_once
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.read.reader import Reader, ReadParams
@@ -31,25 +31,27 @@ CLOCK = SystemClock()
 
 
 class Appending:
-    """Appends to one journal until an append fails. ``acknowledged`` has contents by their offset."""
+    """Appends to one journal until it is stopped. ``acknowledged`` has contents by their offset."""
 
     def __init__(self, client: Client, journal: str) -> None:
         self.client = client
         self.journal = journal
         self.acknowledged: dict[int, bytes] = {}
+        self.stopped = False
 
     async def append(self, content: bytes, params: AppendParams | None = None) -> None:
-        result = await self.client.append(params or AppendParams(self.journal), content)
+        """Append by one call. A client that retries would wait for brokers, which wait for this test."""
+        result = await append_once(self.client, params or AppendParams(self.journal), content)
         self.acknowledged[result.commit.begin] = content
 
     async def run(self) -> None:
         number = 0
-        while True:
+        while not self.stopped:
             number += 1
             try:
                 await self.append(f"<{self.journal} {number}>".encode() * 7)
             except GazetteError:
-                return
+                await CLOCK.sleep(0.1)
 
 
 def specs(replication: int) -> list[JournalChange]:
@@ -95,7 +97,7 @@ async def start_again(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("replication", [1, 3])
 async def test_journals_go_on_by_themselves(tmp_path: Path, replication: int) -> None:
-    settings = ClusterSettings(tmp_path, brokers=3, zones=1, lease_ttl_s=10.0, log_level="info")
+    settings = ClusterSettings(tmp_path, brokers=3, zones=1, lease_ttl_s=20.0, log_level="info")
     cluster = LocalCluster(settings, CLOCK)
     (tmp_path / "fragments" / "outage").mkdir(parents=True)
     await cluster.start()
@@ -106,13 +108,17 @@ async def test_journals_go_on_by_themselves(tmp_path: Path, replication: int) ->
             all_of_them = [Appending(client, name) for name in JOURNALS]
             for one in all_of_them:
                 author = LabelSet.of(("author", one.journal))
-                await one.append(b"first", AppendParams(one.journal, union_registers=author))
+                params = AppendParams(one.journal, union_registers=author)
+                result = await client.append(params, b"first")
+                one.acknowledged[result.commit.begin] = b"first"
             async with TaskScope("appends") as scope:
                 for one in all_of_them:
                     scope.spawn(one.run(), name=one.journal)
                 await asyncio.to_thread(cluster.etcd.pause)
                 for broker in cluster.brokers:
                     await broker.process.wait()
+                for one in all_of_them:
+                    one.stopped = True
                 await scope.wait()
             closings = [one.name for one in (tmp_path / "fragments").rglob("closed-*")]
             assert len(closings) == len(JOURNALS)
