@@ -89,6 +89,14 @@ def test_a_plain_installation_is_small() -> None:
     distributions = closure(PROJECT["dependencies"])
     assert not distributions & HEAVY
     assert len(distributions) <= 25, sorted(distributions)
+    sizes = {name: installed_bytes(name) for name in distributions}
+    assert sum(sizes.values()) <= 190 << 20, sizes
+
+
+def installed_bytes(distribution: str) -> int:
+    """Return the bytes of what its wheel has, without what Python compiles of it."""
+    files = importlib.metadata.files(distribution) or ()
+    return sum(file.size or 0 for file in files if file.suffix != ".pyc")
 
 
 @pytest.mark.parametrize(
