@@ -1,31 +1,46 @@
 """Zero-byte appends by which the primary of a journal keeps its replicas in step.
 
 Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients may not
-append for days. So each replica pulses: at its start, after each change of the route, and on a timer. Pulses
+append for days. So a primary pulses: at its start, after each change of the route, and on a timer. Pulses
 also roll spools that are due to be flushed, and suspend idle journals.
+
+One daemon begins the pulses of all journals. So a journal that rests has no task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NoReturn
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.broker.append.invalidation import Superseded, changed
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
-from gazette.runtime.timeouts import timeout
+from gazette.runtime.clock import Clock
+from gazette.runtime.due_queue import Allowance, DueQueue
+from gazette.runtime.tasks import TaskScope, sleep_unless
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
     from gazette.broker.replica import Replica
+    from gazette.broker.settings import BrokerSettings
 
 log = logging.getLogger(__name__)
 
+FIRST_PER_S: Final = 20.0
+"""First fragments that pulses complete in a second. Each is an upload."""
+_PER_TURN: Final = 100
+"""Pulses that begin before the event loop has another turn."""
 _RETRY_MIN_S: Final = 1.0
+_TICK_S: Final = 0.05
+_IDLE_S: Final = 3600.0
 _EXPECTED: Final = frozenset(
     {
         Status.OK,
@@ -95,40 +110,190 @@ class NoContent:
         return b""
 
 
-async def pulse_forever(context: BrokerContext, replica: Replica) -> NoReturn:
-    """Pulse one replica until cancelled. A daemon: never returns; failures are logged and retried."""
-    settings = context.settings
-    heartbeat = Heartbeat(
-        settings.pulse_interval_s,
-        settings.suspend_after_idle_ticks if settings.auto_suspend else None,
-    )
-    while True:
-        replica.first_commit.clear()
-        driver = _driver(context, replica, heartbeat.control)
-        outcome = await _pulse(context, replica, driver)
+class Pulsed(Protocol):
+    """A pulse: an append without content. `AppendDriver` is one."""
+
+    @property
+    def invalidated(self) -> asyncio.Event | None:
+        """An event that is set when the route that the pulse was resolved with is superseded."""
+        ...
+
+    async def run(self) -> Outcome:
+        """Run to the end, and return the outcome."""
+        ...
+
+    def interrupt(self, reason: GazetteError) -> None:
+        """Wind the pulse up for ``reason``."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    replica: Replica
+    heartbeat: Heartbeat
+    due_at: float = math.inf
+    is_tick: bool = False
+    """It is due because the interval is over, and for no other reason."""
+    pulse: Pulsed | None = None
+    """The pulse that is under way."""
+    has_first: bool = False
+    """Its first fragment is to be completed."""
+
+
+class Pulser:
+    """Begins the pulses of all replicas that were added. Run ``run`` as a daemon. Loop-bound.
+
+    ``new_pulse`` returns the pulse of a replica; None for one that does not lead its journal now. A replica
+    has one pulse at a time. The tasks belong to ``scope``.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        scope: TaskScope,
+        settings: BrokerSettings,
+        new_pulse: Callable[[Replica, SuspendControl], Pulsed | None],
+    ) -> None:
+        self._clock = clock
+        self._scope = scope
+        self._settings = settings
+        self._new_pulse = new_pulse
+        self._entries: dict[Replica, _Entry] = {}
+        self._due: DueQueue[_Entry] = DueQueue()
+        self._first: deque[_Entry] = deque()
+        self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
+        self._changed = asyncio.Event()
+
+    def add(self, replica: Replica) -> None:
+        """Pulse ``replica`` now, and then at its intervals, until ``remove``."""
+        settings = self._settings
+        suspend_after = settings.suspend_after_idle_ticks if settings.auto_suspend else None
+        entry = _Entry(replica, Heartbeat(settings.pulse_interval_s, suspend_after))
+        self._entries[replica] = entry
+        self._wake(entry)
+
+    def remove(self, replica: Replica) -> None:
+        """Wind up the pulse of a replica that is under way, and begin no more. May be repeated."""
+        entry = self._entries.pop(replica, None)
+        if entry is None:
+            return
+        entry.due_at = math.inf
+        if entry.pulse is not None:
+            entry.pulse.interrupt(Broken("the replica is shut down"))
+
+    def route_changed(self, replica: Replica) -> None:
+        """Pulse ``replica`` now: its journal has another route, or other stores."""
+        if (entry := self._entries.get(replica)) is not None:
+            self._wake(entry)
+
+    def first_committed(self, replica: Replica) -> None:
+        """Pulse ``replica``, which leads, soon: its journal has got the first bytes of its first fragment.
+
+        The pulse completes the fragment. Once that is stored, an empty store shows that fragments were lost.
+        """
+        entry = self._entries.get(replica)
+        if entry is not None and not entry.has_first:
+            entry.has_first = True
+            if (
+                entry.pulse is None
+            ):  # Else one more follows it: it may have looked before the commit.
+                self._queue_first(entry)
+
+    async def run(self) -> NoReturn:
+        """Begin pulses when they are due, for ever."""
+        while True:
+            self._changed.clear()
+            next_s = self._begin_due(self._clock.monotonic())
+            if next_s:
+                await sleep_unless(self._clock, next_s, self._changed)
+            else:
+                await self._clock.sleep(0.0)
+
+    def _wake(self, entry: _Entry) -> None:
+        entry.is_tick = False
+        entry.heartbeat.on_route_change()
+        self._due.push(entry, self._clock.monotonic())
+        self._changed.set()
+
+    def _begin_due(self, now: float) -> float:
+        """Begin what is due, up to a bound. Return the seconds until the next look."""
+        for _ in range(_PER_TURN):
+            if (entry := self._due.take(now)) is None:
+                break
+            self._begin(entry)
+        else:
+            return 0.0
+        while self._first and self._allowance.take(now):
+            self._complete(self._first.popleft())
+        first = self._due.first()
+        next_s = _IDLE_S if first is None else first.due_at - now
+        return max(min(next_s, self._allowance.next_s) if self._first else next_s, _TICK_S)
+
+    def _queue_first(self, entry: _Entry) -> None:
+        self._first.append(entry)
+        self._changed.set()
+
+    def _complete(self, entry: _Entry) -> None:
+        """Begin a pulse for the first fragment, unless one has begun since, or the replica has gone."""
+        if entry.has_first and self._entries.get(entry.replica) is entry:
+            entry.is_tick = False
+            self._begin(entry)
+
+    def _begin(self, entry: _Entry) -> None:
+        if entry.pulse is not None or self._scope.is_stopping:
+            return  # The end of a pulse looks if the route has changed.
+        if entry.is_tick:
+            entry.heartbeat.on_timer()
+        pulse = self._new_pulse(entry.replica, entry.heartbeat.control)
+        if pulse is None:
+            return  # Until the route changes.
+        entry.pulse, entry.has_first = pulse, False
+        task = self._scope.spawn(pulse.run(), name=f"pulse {entry.replica.journal}")
+        timer = asyncio.get_running_loop().call_later(
+            self._settings.pulse_timeout_s, self._too_long, entry.replica, pulse
+        )
+        task.add_done_callback(lambda _: timer.cancel())
+        task.add_done_callback(partial(self._ended, entry, pulse))
+
+    def _too_long(self, replica: Replica, pulse: Pulsed) -> None:
+        reason = "" if replica.index.first_refreshed else f": {replica.unlisted_reason}"
+        timeout_s = self._settings.pulse_timeout_s
+        pulse.interrupt(Unavailable(f"pulse took too long{reason}", timeout_s=timeout_s))
+
+    def _ended(self, entry: _Entry, pulse: Pulsed, task: asyncio.Task[Outcome]) -> None:
+        entry.pulse = None
+        if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
+            return
+        if task.cancelled() or task.exception() is not None:
+            return  # The broker is torn down.
+        outcome = task.result()
         problem = problem_of(outcome)
         if outcome.status is Status.INDEX_HAS_GREATER_OFFSET:
-            replica.head.loaded = False  # The last primary may have closed the journal since.
+            entry.replica.head.loaded = False  # The last primary may have closed the journal since.
         if problem:
             log.warning(
                 "pulse of %(journal)s failed (will retry): %(error)s",
-                {"journal": replica.journal, "error": problem},
+                {"journal": entry.replica.journal, "error": problem},
                 extra={"cause": f"pulse {cause_of(outcome)}"},
             )
-        invalidated = driver.invalidated or asyncio.Event()
-        try:
-            sleep = context.clock.sleep(heartbeat.next_s(succeeded=not problem))
-            # Wake at the first commit, to complete its fragment at once: once that is stored, an
-            # empty store shows that fragments were lost.
-            await changed(invalidated, sleep, replica.first_commit.wait())
-        except Superseded:
-            heartbeat.on_route_change()
-        else:
-            if not problem and not replica.first_commit.is_set():
-                heartbeat.on_timer()
+        if entry.has_first:
+            self._queue_first(entry)
+        if pulse.invalidated is not None and pulse.invalidated.is_set():
+            self._wake(entry)
+            return
+        entry.is_tick = not problem
+        next_s = entry.heartbeat.next_s(succeeded=not problem)
+        self._due.push(entry, self._clock.monotonic() + next_s)
+        if self._due.first() is entry:
+            self._changed.set()
 
 
-def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -> AppendDriver:
+def new_pulse(
+    context: BrokerContext, replica: Replica, control: SuspendControl
+) -> AppendDriver | None:
+    """Return the pulse of a replica; None if this broker is not the primary of its journal now."""
+    if not context.resolver.is_primary(replica.journal):
+        return None
     call = AppendCall(
         terms=AppendTerms(replica.journal, suspend=control),
         claims=Claims.of_journal(Capability.APPEND, replica.journal),
@@ -136,22 +301,6 @@ def _driver(context: BrokerContext, replica: Replica, control: SuspendControl) -
         in_line=False,
     )
     return AppendDriver(context, call, NoContent())
-
-
-async def _pulse(context: BrokerContext, replica: Replica, driver: AppendDriver) -> Outcome:
-    """Run one append. If it takes too long or is cancelled, wind it up in good order."""
-    running = context.scope.spawn(driver.run(), name=f"pulse {driver.journal}")
-    timeout_s = context.settings.pulse_timeout_s
-    try:
-        async with timeout(timeout_s):
-            return await asyncio.shield(running)
-    except TimeoutError:
-        reason = "" if replica.index.first_refreshed else f": {replica.unlisted_reason}"
-        driver.interrupt(Unavailable(f"pulse took too long{reason}", timeout_s=timeout_s))
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        driver.interrupt(Broken("the replica is shut down"))
-        raise
 
 
 def problem_of(outcome: Outcome) -> GazetteError | None:

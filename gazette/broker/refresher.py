@@ -7,8 +7,6 @@ would take most of the event loop.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gazette.runtime.clock import Clock
+from gazette.runtime.due_queue import Allowance, DueQueue
 from gazette.runtime.tasks import TaskScope, sleep_unless
 from gazette.runtime.timeouts import timeout
 
@@ -59,26 +58,6 @@ class _Entry:
     task: asyncio.Task[None] | None = None
 
 
-class _Queue:
-    """Entries by the time at which they are due."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, _Entry]] = []
-        self._order = itertools.count()
-
-    def push(self, entry: _Entry) -> None:
-        heapq.heappush(self._heap, (entry.due_at, next(self._order), entry))
-
-    def first(self) -> _Entry | None:
-        """Return the entry that is due first. Drop those that were scheduled again since, or have begun."""
-        while self._heap:
-            at, _, entry = self._heap[0]
-            if at == entry.due_at and entry.task is None:
-                return entry
-            heapq.heappop(self._heap)
-        return None
-
-
 class Refresher:
     """Begins listings for the replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
@@ -90,9 +69,9 @@ class Refresher:
         self._clock = clock
         self._scope = scope
         self._entries: dict[Refreshed, _Entry] = {}
-        self._first, self._again = _Queue(), _Queue()
-        self._allowed = AGAIN_PER_S
-        self._allowed_at = clock.monotonic()
+        self._first: DueQueue[_Entry] = DueQueue()
+        self._again: DueQueue[_Entry] = DueQueue()
+        self._allowance = Allowance(AGAIN_PER_S, clock.monotonic())
         self._waiting: dict[ActiveStore, set[_Entry]] = {}
         self._changed = asyncio.Event()
 
@@ -129,30 +108,26 @@ class Refresher:
             await sleep_unless(self._clock, next_s, self._changed)
 
     def _schedule(self, entry: _Entry, after_s: float) -> None:
-        entry.due_at = self._clock.monotonic() + after_s
         queue = self._again if entry.replica.is_listed else self._first
-        queue.push(entry)
+        queue.push(entry, self._clock.monotonic() + after_s)
         if queue.first() is entry:
             self._changed.set()
 
     def _begin_due(self, now: float) -> float:
         """Begin what is due, as far as it may. Return the seconds until the next look."""
-        while (first := self._first.first()) is not None and first.due_at <= now:
-            self._begin(first)
-        self._allowed += (now - self._allowed_at) * AGAIN_PER_S
-        self._allowed = min(self._allowed, AGAIN_PER_S)
-        self._allowed_at = now
+        while (entry := self._first.take(now)) is not None:
+            self._begin(entry)
         while (again := self._again.first()) is not None and again.due_at <= now:
-            if self._allowed < 1:
+            if not self._allowance.take(now):
                 return _TICK_S
-            self._allowed -= 1
+            self._again.take(now)
             self._begin(again)
-        due_at = min(
-            (one.due_at for one in (first, again) if one is not None), default=now + _IDLE_S
-        )
+        nexts = (self._first.first(), again)
+        due_at = min((one.due_at for one in nexts if one is not None), default=now + _IDLE_S)
         return max(due_at - now, _TICK_S)
 
     def _begin(self, entry: _Entry) -> None:
+        entry.due_at = math.inf
         entry.task = self._scope.spawn(entry.replica.refresh(), name="refresh")
         entry.task.add_done_callback(partial(self._ended, entry))
 

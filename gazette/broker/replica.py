@@ -1,14 +1,15 @@
 """A journal's replica at this broker: its spool, pipeline and index. Spool and pipeline are handed from
-owner to owner. Daemons keep the replica in step with blob stores and peers.
+owner to owner. Listings and pulses keep the replica in step with blob stores and peers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import item_key
 from gazette.broker.append.flow_control import RateBalance
@@ -41,7 +42,6 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import Route
 from gazette.runtime.mutex import Mutex
-from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -63,12 +63,13 @@ class _SpoolEvents:
 
     index: Index
     upload_gate: UploadGate
-    first_commit: asyncio.Event
+    on_first: Callable[[], None]
+    """Called when this replica, as primary, commits content to the first fragment of the journal."""
 
     def spool_commit(self, local: LocalFragment) -> None:
         self.index.spool_commit(local)
         if self.upload_gate.end is not None and local.begin == self.index.begin_offset:
-            self.first_commit.set()
+            self.on_first()
 
     def spool_complete(self, spool: CompletedSpool, *, primary: bool) -> None:
         del primary  # The gate knows if this replica leads.
@@ -83,17 +84,9 @@ class Replica:
 
     ``spool`` is held by a pipeline of this broker or by a Replicate call of the primary. ``pipeline`` holds
     None until there is one. An owner gives back what it took, or its successor.
-
-    ``pulse`` is run as a daemon from ``start`` to ``shut_down``: see ``broker/pulse``.
     """
 
-    def __init__(
-        self,
-        journal: JournalName,
-        life: Revision,
-        context: ReplicaContext,
-        pulse: Callable[[Replica], Coroutine[Any, Any, NoReturn]],
-    ) -> None:
+    def __init__(self, journal: JournalName, life: Revision, context: ReplicaContext) -> None:
         self.journal = journal
         self.life = life
         self.index = Index(journal, context.clock)
@@ -114,15 +107,13 @@ class Replica:
         self.closings = Closings(context, self.head, self.index)
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
-        self.first_commit = asyncio.Event()
-        """Set when this replica, as primary, commits content to the first fragment of the journal."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
-        self._pulse = pulse
-        self._pulsing: asyncio.Task[None] | None = None
         spool = Spool(
             journal,
-            _SpoolEvents(self.index, self._upload_gate, self.first_commit),
+            _SpoolEvents(
+                self.index, self._upload_gate, partial(context.pulser.first_committed, self)
+            ),
             clock=context.clock,
             pool=context.pools.spools,
             disk=context.disk,
@@ -296,16 +287,19 @@ class Replica:
                 journal=self.journal,
             ) from None
 
-    def start(self, scope: TaskScope) -> None:
-        """Start the pulse, as a child of ``scope``, and the listings."""
+    def start(self) -> None:
+        """Start the pulses and the listings."""
         self._context.refresher.add(self)
-        self._pulsing = scope.daemon(self._pulse(self), name=f"pulse {self.journal}")
+        self._context.pulser.add(self)
+
+    def route_changed(self) -> None:
+        """Pulse now: the journal has another route, or other stores."""
+        self._context.pulser.route_changed(self)
 
     def stop_daemons(self) -> None:
-        """Begin neither a pulse nor a listing from now on. Cancel those that run."""
+        """Begin neither a pulse nor a listing from now on. End those that run."""
         self._context.refresher.remove(self)
-        if self._pulsing is not None:
-            self._pulsing.cancel()
+        self._context.pulser.remove(self)
 
     async def give_back_spool(self, spool: Spool, *, primary: bool) -> None:
         """Give the spool back, without what is pending in it. Cancellation: it is given back."""

@@ -341,7 +341,7 @@ class Resolver:
                 self._open_store(url)
         if held is None:
             replica = self._new_replica(journal, local.item.raw.create_revision)
-            replica.start(self._scope)
+            replica.start()
             return _Held(replica, local)
         before, held.local = held.local, local
         if _stores(before) != stores:
@@ -349,10 +349,16 @@ class Resolver:
         if _writes(before) != _writes(local) or _stores(before) != stores:
             held.invalidated.set()
             held.invalidated = asyncio.Event()
+            held.replica.route_changed()
         if _members(before) != _members(local):
             held.reassigned.set()
             held.reassigned = asyncio.Event()
         return held
+
+    def is_primary(self, journal: str) -> bool:
+        """Return True if this broker is the primary of ``journal``, and serves it."""
+        held = self._held.get(journal)
+        return held is not None and held.local.assignment.decoded.slot == 0
 
     def relies_on(self, fragment: Fragment) -> bool:
         """Return True if the journal, as it exists now, may rely on a stored object of exactly ``fragment``.

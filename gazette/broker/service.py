@@ -38,7 +38,7 @@ from gazette.broker.http.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.pulse import pulse_forever
+from gazette.broker.pulse import Pulser, new_pulse
 from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
@@ -187,6 +187,7 @@ class BrokerService:
         self._daemons.daemon(context.blob_stores.run_health(), name="blob stores")
         self._daemons.daemon(context.persister.serve(), name="persister")
         self._daemons.daemon(context.refresher.run(), name="refresher")
+        self._daemons.daemon(context.pulser.run(), name="pulser")
         parts.membership.allocate(self._solver_pool)
         whole = {APPEND: parts.append.take_whole}
         self.server.add_handlers(parts.handler, whole, admission(self._auth, CAPABILITIES))
@@ -233,9 +234,7 @@ class BrokerService:
             key_space,
             state,
             self._replicas,
-            new_replica=lambda journal, life: Replica(
-                journal, life, context, partial(pulse_forever, context)
-            ),
+            new_replica=lambda journal, life: Replica(journal, life, context),
             open_store=blob_stores.get,
             assignment_wait_s=settings.assignment_wait_s,
         )
@@ -258,6 +257,12 @@ class BrokerService:
             spool_memory=SpoolMemory(self._pools.writes, settings.spool_memory_bytes),
             kept_files=KeptFiles(settings.kept_spools),
             refresher=Refresher(clock, self._replicas),
+            pulser=Pulser(
+                clock,
+                self._replicas,
+                settings,
+                lambda replica, control: new_pulse(context, replica, control),
+            ),
             scope=self._replicas,
         )
         drain = Drain(

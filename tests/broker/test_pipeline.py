@@ -135,6 +135,7 @@ class Bench:
             spool_memory=absent,
             kept_files=absent,
             refresher=absent,
+            pulser=absent,
             scope=self.scope,
         )
         self.spool = Spool(

@@ -52,8 +52,11 @@ class StubReplica:
     listings: int = 0
     """Number of requests to list again."""
 
-    def start(self, scope: TaskScope) -> None:
+    def start(self) -> None:
         self.started = True
+
+    def route_changed(self) -> None:
+        pass
 
     def list_again(self) -> None:
         self.listings += 1

@@ -29,7 +29,7 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.pulse import pulse_forever
+from gazette.broker.pulse import Pulser, new_pulse
 from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
@@ -221,6 +221,12 @@ class FixedBroker:
             spool_memory=SpoolMemory(pools.writes),
             kept_files=KeptFiles(settings.kept_spools),
             refresher=Refresher(clock, self.scope),
+            pulser=Pulser(
+                clock,
+                self.scope,
+                settings,
+                lambda replica, control: new_pulse(self.context, replica, control),
+            ),
             scope=self.scope,
         )
         key_space.observers += [
@@ -230,7 +236,7 @@ class FixedBroker:
         ]
 
     def new_replica(self, journal: str, life: int) -> Replica:
-        return Replica(journal, life, self.context, partial(pulse_forever, self.context))
+        return Replica(journal, life, self.context)
 
     def replica(self, journal: str) -> Replica:
         """Return the replica that this broker's resolver holds now."""
@@ -238,6 +244,7 @@ class FixedBroker:
 
     async def start(self) -> None:
         self.scope.daemon(self.context.refresher.run(), name="refresher")
+        self.scope.daemon(self.context.pulser.run(), name="pulser")
         append, replicate = AppendApi(self.context), ReplicateApi(self.context)
         handlers: dict[str, Any] = {
             "Append": grpc.stream_unary_rpc_method_handler(

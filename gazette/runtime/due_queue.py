@@ -1,0 +1,70 @@
+"""Things to do, by the time at which they are due, and how many of them a second."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import Generic, Protocol, TypeVar
+
+
+class Due(Protocol):
+    """A thing to do at ``due_at``; never, if that is infinite."""
+
+    due_at: float
+
+
+D = TypeVar("D", bound=Due)
+
+
+class DueQueue(Generic[D]):
+    """Entries by the time at which they are due. Each is in it once: a later ``push`` replaces the former."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, D]] = []
+        self._order = itertools.count()
+
+    def push(self, entry: D, due_at: float) -> None:
+        entry.due_at = due_at
+        heapq.heappush(self._heap, (due_at, next(self._order), entry))
+
+    def first(self) -> D | None:
+        """Return the entry that is due first; None without one."""
+        while self._heap:
+            due_at, _, entry = self._heap[0]
+            if due_at == entry.due_at:
+                return entry
+            heapq.heappop(self._heap)
+        return None
+
+    def take(self, now: float) -> D | None:
+        """Take the entry that is due first, if it is due by ``now``."""
+        entry = self.first()
+        if entry is None or entry.due_at > now:
+            return None
+        heapq.heappop(self._heap)
+        entry.due_at = math.inf
+        return entry
+
+
+class Allowance:
+    """Permits ``per_s`` things a second: up to a second's worth at once, then one after the other."""
+
+    def __init__(self, per_s: float, now: float) -> None:
+        self._per_s = per_s
+        self._left = per_s
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Return True, and count one thing, if it may be done at ``now``."""
+        self._left = min(self._left + (now - self._at) * self._per_s, self._per_s)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    @property
+    def next_s(self) -> float:
+        """The seconds from the last ``take`` on, after which one more thing may be done."""
+        return max(1 - self._left, 0.0) / self._per_s
