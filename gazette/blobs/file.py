@@ -50,6 +50,7 @@ class FileStore:
         self._rewrite = parse_rewrite(parse_query(url.query, ("find", "replace")))
         self.directory = Path(os.path.normpath(f"{root}/{self._path}"))
         """The directory of the objects."""
+        self._real = ""
         if ".." in self._path.split("/"):
             raise Invalid(f"cannot traverse outside the store ({url.path})", path="url")
 
@@ -127,17 +128,40 @@ class FileStore:
     def _place(self, path: str) -> str:
         """Return the file of a path, to which ``find`` and ``replace`` were applied already."""
         validate_path(path)
-        base = os.path.realpath(self.directory)
+        base = self._base()
         target = os.path.join(base, path)
-        # Links may lead anywhere below the directory, and nowhere else.
-        parent = os.path.realpath(os.path.dirname(target))
-        if parent != base and not parent.startswith(base.rstrip("/") + "/"):
-            raise Invalid(f"the path leads outside of the store ({path})", path="path")
-        if os.path.islink(target) and not os.path.realpath(target).startswith(
-            base.rstrip("/") + "/"
-        ):
-            raise Invalid(f"the path leads outside of the store ({path})", path="path")
+        if _has_link(base, path):
+            # Links may lead anywhere below the directory, and nowhere else.
+            parent, below = os.path.realpath(os.path.dirname(target)), base.rstrip("/") + "/"
+            if parent != base and not parent.startswith(below):
+                raise Invalid(f"the path leads outside of the store ({path})", path="path")
+            if os.path.islink(target) and not os.path.realpath(target).startswith(below):
+                raise Invalid(f"the path leads outside of the store ({path})", path="path")
         return target
+
+    def _base(self) -> str:
+        """Return the directory without links, as it is mounted now."""
+        try:
+            if os.path.samestat(os.stat(self._real), os.stat(self.directory)):
+                return self._real
+        except OSError:
+            pass  # One of them is not there.
+        self._real = os.path.realpath(self.directory)
+        return self._real
+
+
+def _has_link(base: str, path: str) -> bool:
+    """Return True if ``path`` passes a symbolic link below ``base``, or is one."""
+    at = base
+    for name in path.split("/"):
+        at = f"{at}/{name}"
+        try:
+            mode = os.lstat(at).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if stat.S_ISLNK(mode):
+            return True
+    return False
 
 
 def write_durably(

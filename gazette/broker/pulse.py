@@ -25,6 +25,7 @@ from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
 from gazette.runtime.due_queue import Allowance, DueQueue
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope, sleep_unless
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Pulsed(Protocol):
     """A pulse: an append without content. `AppendDriver` is one."""
 
     @property
-    def invalidated(self) -> asyncio.Event | None:
+    def invalidated(self) -> Latch | None:
         """An event that is set when the route that the pulse was resolved with is superseded."""
         ...
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.route import Route
+from gazette.runtime.latch import Latch
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.timeouts import timeout
 
@@ -231,7 +233,7 @@ class Replica:
             self._upload_gate.lead(end, registers, tenure)
             self.index.show(end)
 
-    def follow(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
+    def follow(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
         self._upload_gate.confirm(fragment, reassigned, tenure)
 
@@ -397,10 +399,12 @@ class Replica:
     def refresh_interval_s(self, soon_s: float) -> float:
         """Return the seconds until the next listing, of which a new replica wants ``soon_s`` at most.
 
-        What a former owner held has just been uploaded, or soon will be, and readers wait for it. The same
-        holds for an index that has a hole. Until the first success appends wait for it.
+        What a former owner held has just been uploaded, or soon will be, and readers wait for it. A journal
+        that nothing was appended to had no such owner. Readers wait also if the index has a hole. Until the
+        first success appends wait for it.
         """
-        interval_s = soon_s
+        is_new = self.is_listed and not self.index.end_offset and not self.head.offset
+        interval_s = math.inf if is_new else soon_s
         spec = self.spec
         if spec is not None:
             interval_s = min(interval_s, spec.fragment.refresh_interval_ns / _SECOND_NS)

@@ -28,6 +28,7 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope, in_task
 from gazette.runtime.timeouts import timeout
 
@@ -57,8 +58,8 @@ class Resolution:
     """All assignments of the journal, in key order."""
     replica: Replica | None
     """The local replica, also if another broker should serve this request."""
-    invalidated: asyncio.Event
-    reassigned: asyncio.Event
+    invalidated: Latch
+    reassigned: Latch
     """Set once a local replica has another primary or other members than these, or has ended."""
     local_id: ProcessId
     desired_replication: int
@@ -112,8 +113,8 @@ class _Held:
 
     replica: Replica
     local: LocalItem
-    invalidated: asyncio.Event = field(default_factory=asyncio.Event)
-    reassigned: asyncio.Event = field(default_factory=asyncio.Event)
+    invalidated: Latch = field(default_factory=Latch)
+    reassigned: Latch = field(default_factory=Latch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +285,8 @@ class Resolver:
             item_kv=None if found is None else found.item,
             assignments=() if found is None else found.assignments,
             replica=None if held is None else held.replica,
-            invalidated=asyncio.Event() if held is None else held.invalidated,
-            reassigned=asyncio.Event() if held is None else held.reassigned,
+            invalidated=Latch() if held is None else held.invalidated,
+            reassigned=Latch() if held is None else held.reassigned,
             local_id=local_id,
             desired_replication=0 if found is None else found.value.desired_replication(),
             seen_revision=self._ks.seen_revision,
@@ -348,11 +349,11 @@ class Resolver:
             held.replica.list_again()
         if _writes(before) != _writes(local) or _stores(before) != stores:
             held.invalidated.set()
-            held.invalidated = asyncio.Event()
+            held.invalidated = Latch()
             held.replica.route_changed()
         if _members(before) != _members(local):
             held.reassigned.set()
-            held.reassigned = asyncio.Event()
+            held.reassigned = Latch()
         return held
 
     def is_primary(self, journal: str) -> bool:

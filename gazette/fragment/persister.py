@@ -33,6 +33,7 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope, first_of
 from gazette.runtime.timeouts import timeout
 
@@ -157,7 +158,7 @@ class Persister:
         *,
         life: Revision,
         tenure: Revision,
-        reassigned: asyncio.Event | None = None,
+        reassigned: Latch | None = None,
         end: Offset | None = None,
     ) -> None:
         """Take over a spool of the journal that was created at revision ``life``. Upload it at once.
@@ -426,7 +427,7 @@ class Persister:
         backoff = settings.backoff_min_s * 2.0 ** min(max(failures - 1, 0), 30)
         return min(backoff, longest) * (0.75 + 0.5 * self._rng.random())
 
-    async def _sleep(self, seconds: float, reassigned: asyncio.Event | None = None) -> None:
+    async def _sleep(self, seconds: float, reassigned: Latch | None = None) -> None:
         """Sleep until the time is over, ``finish`` begins, or ``reassigned`` is set."""
         if self._hurry.is_set():
             await self._clock.sleep(seconds)
@@ -462,5 +463,5 @@ def _warn_unclosed(closing: Closing, reason: str) -> None:
     )
 
 
-async def _until(event: asyncio.Event) -> None:
+async def _until(event: asyncio.Event | Latch) -> None:
     await event.wait()

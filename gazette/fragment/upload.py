@@ -25,6 +25,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.journal import JournalSpec
 from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
+from gazette.runtime.latch import Latch
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Upload:
     """The revision at which the journal of these bytes was created."""
     tenure: Revision
     """Creation revision of the assignment of the primary that appended the last of these bytes."""
-    reassigned: asyncio.Event | None
+    reassigned: Latch | None
     """An event that is not set while a living primary holds the same bytes, and may
     upload them. None: do not wait.
     """

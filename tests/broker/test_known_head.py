@@ -426,7 +426,9 @@ async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
     await until(lambda: stored(tmp_path))
     cluster.assign(JOURNAL, "b")
     await until(lambda: (head := known(cluster)) is not None and head.closed is not None)
-    await until(lambda: cluster.consistent(JOURNAL))  # Else b waits to hear of what it wrote itself.
+    await until(
+        lambda: cluster.consistent(JOURNAL)
+    )  # Else b waits to hear of what it wrote itself.
     cluster["b"].lagging = []
     cluster.assign(JOURNAL, "c")
     head = cluster["c"].replica(JOURNAL).head

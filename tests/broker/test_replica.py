@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from gazette.protocol.label_set import EMPTY_LABELS
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.latch import Latch
 from gazette.runtime.log_limit import OncePerMinute
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope
@@ -276,7 +276,7 @@ async def test_readers_do_not_jump_over_a_store_that_is_not_mounted(
     assert (found.status, found.offset) == (Status.OK, 0)
     # Case: the store is back, with what was stored elsewhere in the meantime.
     (root / JOURNAL / name_of(7, b"more")).rename(mounted / JOURNAL / name_of(7, b"more"))
-    shutil.rmtree(root)
+    root.rename(tmp_path / "unmounted")  # The broker may write there meanwhile.
     mounted.rename(root)
     await pass_time(clock, 60, lambda: not broker.replica(JOURNAL).emptied_stores)
     assert (index.begin_offset, index.end_offset) == (0, 11)
@@ -612,6 +612,8 @@ async def test_append_without_a_peer_s_acknowledgement_under_its_lease_fails(
 ) -> None:
     cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
     assert (await append(cluster["a"], b"first")).ending is Ending.COMMITTED
+    cluster["a"].replica(JOURNAL).stop_daemons()  # No pulse finds it out before.
+    await append(cluster["a"])  # The last pulse is over.
     cluster["b"].lease.remaining_s = -1.0
     outcome = await append(cluster["a"], b"second")
     assert outcome.ending is Ending.FAILED
@@ -803,7 +805,7 @@ async def test_disk_of_the_primary_is_full(cluster: FixedCluster, tmp_path: Path
 
 
 async def test_take_unless() -> None:
-    mutex, invalidated = Mutex("thing", 1), asyncio.Event()
+    mutex, invalidated = Mutex("thing", 1), Latch()
     assert await take_unless(mutex, invalidated) == 1
     async with TaskScope("test") as scope:
         # Case: it comes.
@@ -836,15 +838,15 @@ async def test_take_unless() -> None:
         assert isinstance(await _outcome(take_unless(mutex, invalidated)), Superseded)
         # Case: the mutex is closed.
         await mutex.take()
-        waiting = scope.spawn(_outcome(take_unless(mutex, asyncio.Event())), name="waiting")
+        waiting = scope.spawn(_outcome(take_unless(mutex, Latch())), name="waiting")
         await until(lambda: mutex._waiters)
         mutex.close()
         assert isinstance(await waiting, Closed)
 
 
 async def test_changed() -> None:
-    invalidated, event = asyncio.Event(), asyncio.Event()
-    never = asyncio.Event()
+    invalidated, event = Latch(), Latch()
+    never = Latch()
     async with TaskScope("test") as scope:
         waiting = scope.spawn(
             _outcome(changed(invalidated, event.wait(), never.wait())), name="waiting"

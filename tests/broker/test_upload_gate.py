@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import logging
@@ -18,6 +17,7 @@ from gazette.fragment.completed_spool import CompletedSpool, SpoolCompression
 from gazette.fragment.local_file import LocalFile
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.label_set import EMPTY_LABELS
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import BlockingPool
 
 CONTENT = bytes(range(256)) * 4096
@@ -28,7 +28,7 @@ class Uploads:
     """Takes spools, and says which."""
 
     def __init__(self) -> None:
-        self.spools: list[tuple[CompletedSpool, asyncio.Event | None]] = []
+        self.spools: list[tuple[CompletedSpool, Latch | None]] = []
         self.ends: list[int | None] = []
         self.completed: list[int] = []
 
@@ -38,7 +38,7 @@ class Uploads:
         *,
         life: int,
         tenure: int,
-        reassigned: asyncio.Event | None = None,
+        reassigned: Latch | None = None,
         end: int | None = None,
     ) -> None:
         assert (life, tenure) in ((7, 8), (7, 9), (7, 0))
@@ -100,14 +100,14 @@ async def test_who_follows_leaves_the_same_bytes_to_the_primary(
 ) -> None:
     """Not other bytes at the same offsets, and not more or fewer of them."""
     same, other = make(0), make(0, b"CONTENT")
-    reassigned = asyncio.Event()
+    reassigned = Latch()
     gate.confirm(same.fragment, reassigned, 8)
     gate.spool_complete(same)
     gate.spool_complete(other)
     gate.spool_complete(make(0, b"conten"))
     assert [event for _, event in uploads.spools] == [reassigned, None, None]
     # Case: another primary has proposed other bytes since.
-    gate.confirm(other.fragment, asyncio.Event(), 9)
+    gate.confirm(other.fragment, Latch(), 9)
     gate.spool_complete(same)
     assert uploads.spools[-1][1] is None
 

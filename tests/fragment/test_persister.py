@@ -23,6 +23,7 @@ from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import logged, raises
@@ -190,12 +191,10 @@ async def test_a_primary_uploads_at_once(bench: Bench) -> None:
 
 async def test_a_replica_waits_for_the_primary(bench: Bench) -> None:
     """Two to three minutes at most; a spool whose object it finds before that is let go."""
-    bench.persister.spool_complete(
-        bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
-    )
+    bench.persister.spool_complete(bench.spool(), reassigned=Latch(), life=LIFE, tenure=TENURE)
     bench.spec("b/journal")
     bench.persister.spool_complete(
-        bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+        bench.spool("b/journal"), reassigned=Latch(), life=LIFE, tenure=TENURE
     )
     bench.one.put(f"b/journal/{NAME}.raw", bench.spool().open())
     await bench.settled()
@@ -217,7 +216,7 @@ async def test_a_replica_waits_for_the_primary(bench: Bench) -> None:
 
 async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench: Bench) -> None:
     """No time passes here: what it waited for will not happen."""
-    reassigned = asyncio.Event()
+    reassigned = Latch()
     bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE, tenure=TENURE)
     await bench.settled()
     reassigned.set()
@@ -235,7 +234,7 @@ async def test_a_replica_uploads_at_once_when_its_primary_may_be_gone(bench: Ben
 async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench: Bench) -> None:
     """One outage, as for uploads; and the wait for the primary ends when it should."""
     bench.one.error = Unavailable("down")
-    reassigned = asyncio.Event()
+    reassigned = Latch()
     for number in range(20):
         bench.spec(f"journal/{number}")
         bench.persister.spool_complete(
@@ -256,9 +255,7 @@ async def test_a_replica_that_looks_leaves_a_store_alone_that_is_down(bench: Ben
 
 async def test_the_present_specification_counts(bench: Bench) -> None:
     """Store and postfix as of now, even if the journal changed while the spool waited."""
-    bench.persister.spool_complete(
-        bench.spool(), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
-    )
+    bench.persister.spool_complete(bench.spool(), reassigned=Latch(), life=LIFE, tenure=TENURE)
     await bench.settled()
     template = (
         'region={{ .Spool.Registers.ValueOf "region" }}'
@@ -479,7 +476,7 @@ async def test_finish_waits_for_what_is_under_way(bench: Bench) -> None:
     bench.spec("b/journal", stores=["s3://two/"])
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     bench.persister.spool_complete(
-        bench.spool("b/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+        bench.spool("b/journal"), reassigned=Latch(), life=LIFE, tenure=TENURE
     )
     await bench.until(lambda: bench.one.active == 1)
     async with TaskScope("test") as scope:
@@ -488,7 +485,7 @@ async def test_finish_waits_for_what_is_under_way(bench: Bench) -> None:
         # Case: replicas that stop late hand over their spools meanwhile.
         bench.spec("c/journal", stores=["s3://two/"])
         bench.persister.spool_complete(
-            bench.spool("c/journal"), reassigned=asyncio.Event(), life=LIFE, tenure=TENURE
+            bench.spool("c/journal"), reassigned=Latch(), life=LIFE, tenure=TENURE
         )
         await bench.until(lambda: bench.persister.unpersisted == 1)
         assert not finish.done()
@@ -601,7 +598,7 @@ async def test_a_look_at_a_store_that_hangs_is_given_up(
     look_timeout_s = 0.01 if cause == "time is up" else 60.0
     bench = Bench(clock, tmp_path, replace(SETTINGS, look_timeout_s=look_timeout_s))
     bench.one.looks.clear()
-    reassigned = asyncio.Event()
+    reassigned = Latch()
     bench.persister.spool_complete(bench.spool(), reassigned=reassigned, life=LIFE, tenure=TENURE)
     await bench.settled()
     clock.advance(15)

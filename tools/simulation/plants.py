@@ -6,7 +6,6 @@ or a mistake that is easily made. ``python -m tools.simulation --plants`` says a
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
+from gazette.runtime.latch import Latch
 
 Plant: TypeAlias = Callable[[], None]
 _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
@@ -41,7 +41,7 @@ def survivor_waits() -> None:
 
     def spool_complete(self: UploadGate, spool: Any) -> None:
         if self.end is None:
-            never = asyncio.Event()
+            never = Latch()
             self._uploads.spool_complete(
                 spool, life=self._life, tenure=self._tenure, reassigned=never
             )

@@ -8,8 +8,9 @@ streams of peers that are silently dead. Once the route has changed, an idle str
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -28,7 +29,7 @@ from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import ReplicateContent, ReplicateMessage
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.route import Header
+from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import validate_replicate_request
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
@@ -102,8 +103,11 @@ class ReplicateApi:
         replica.others.follow(stream.others)
         try:
             async with TaskScope(f"replicate {at.journal}") as scope:
-                scope.spawn(self._watch(stream, claims, at, header), name="watch")
+                resolve = partial(self._resolve, at.journal, claims, header)
+                watch = _RouteWatch(context, scope, stream, header.route, resolve)
+                watch.follow(at)
                 await stream.serve(proposal)
+                watch.end()
                 scope.cancel()
         finally:
             await _give_back(replica, local)
@@ -136,44 +140,6 @@ class ReplicateApi:
     async def _resolve(self, journal: str, claims: Claims, header: Header) -> Resolution:
         return await self._context.resolver.resolve(
             journal, claims=claims, may_proxy=False, require_primary=False, proxy_header=header
-        )
-
-    async def _watch(self, stream: _Stream, claims: Claims, at: Resolution, header: Header) -> None:
-        """Watch the route for as long as the stream lives.
-
-        Raise ``Moved`` when the route is another one, and the primary of the old one does nothing. Raise
-        ``Closed`` when this broker stops serving although the route still names it: the primary cannot know.
-
-        The route may stay while the replica is replaced, because this broker was assigned again. Readers
-        would miss the bytes that the former replica still gets, so its stream is ended at once.
-        """
-        replica, known = at.replica, True
-        while known:
-            await at.invalidated.wait()
-            try:
-                at = await self._resolve(at.journal, claims, header)
-                known = at.status is Status.OK and at.header.route.equivalent(header.route)
-            except Closed:
-                await self._context.clock.sleep(_STOPPING_GRACE_S)
-                raise
-            if known and at.replica is not replica:
-                raise Moved(
-                    "the journal was assigned to this broker again: the stream belongs to its former replica",
-                    journal=at.journal,
-                )
-        primary = header.route.primary_id
-        if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
-            raise Moved("the primary of the stream has lost its lease", primary=primary)
-        grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
-        messages = -1
-        while stream.messages != messages:
-            messages = stream.messages
-            await self._context.clock.sleep(grace_s)
-        raise Moved(
-            "the route has changed, and its primary has not ended its stream",
-            journal=at.journal,
-            revision=at.header.etcd.revision,
-            grace_s=grace_s,
         )
 
 
@@ -248,6 +214,80 @@ class _Stream:
                 proposal=proposal.fragment.content_name(),
                 spool=result.fragment.content_name(),
             )
+
+
+class _RouteWatch:
+    """Ends a stream in ``scope`` whose primary should have ended it. It has no task while the route stays.
+
+    ``resolve`` returns the resolution of now.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        scope: TaskScope,
+        stream: _Stream,
+        route: Route,
+        resolve: Callable[[], Awaitable[Resolution]],
+    ) -> None:
+        self._context = context
+        self._scope = scope
+        self._stream = stream
+        self._route = route
+        self._resolve = resolve
+        self._at: Resolution | None = None
+
+    def follow(self, at: Resolution) -> None:
+        """Watch from ``at`` on."""
+        self._at = at
+        at.invalidated.listen(self._changed)
+
+    def end(self) -> None:
+        """Watch no more."""
+        if self._at is not None:
+            self._at.invalidated.forget(self._changed)
+
+    def _changed(self) -> None:
+        if not self._scope.is_stopping:
+            self._scope.spawn(self._look(), name="watch")
+
+    async def _look(self) -> None:
+        """Go on watching if the route is still the same.
+
+        Raise ``Moved`` when the route is another one, and the primary of the old one does nothing. Raise
+        ``Closed`` when this broker stops serving although the route still names it: the primary cannot know.
+
+        The route may stay while the replica is replaced, because this broker was assigned again. Readers
+        would miss the bytes that the former replica still gets, so its stream is ended at once.
+        """
+        clock = self._context.clock
+        try:
+            at = await self._resolve()
+        except Closed:
+            await clock.sleep(_STOPPING_GRACE_S)
+            raise
+        if at.status is Status.OK and at.header.route.equivalent(self._route):
+            if at.replica is not self._stream.replica:
+                raise Moved(
+                    "the journal was assigned to this broker again: the stream belongs to its former replica",
+                    journal=at.journal,
+                )
+            self.follow(at)
+            return
+        primary = self._route.primary_id
+        if primary is not None and self._context.state.member(primary.zone, primary.suffix) is None:
+            raise Moved("the primary of the stream has lost its lease", primary=primary)
+        grace_s = self._context.settings.peer_timeout_s / _GRACES_PER_TIMEOUT
+        messages = -1
+        while self._stream.messages != messages:
+            messages = self._stream.messages
+            await clock.sleep(grace_s)
+        raise Moved(
+            "the route has changed, and its primary has not ended its stream",
+            journal=at.journal,
+            revision=at.header.etcd.revision,
+            grace_s=grace_s,
+        )
 
 
 async def _give_back(replica: Replica, local: SpoolWriter) -> None:

@@ -40,6 +40,7 @@ from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import in_task
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class AppendDriver:
         return self._resolution
 
     @property
-    def invalidated(self) -> asyncio.Event | None:
+    def invalidated(self) -> Latch | None:
         """An event that is set when the last resolution is superseded."""
         return None if self._resolution is None else self._resolution.invalidated
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from gazette.runtime.latch import Latch
 from gazette.runtime.mutex import Mutex
 from gazette.runtime.tasks import TaskScope, in_task
 
@@ -16,7 +17,7 @@ class Superseded(Exception):
     """Raised when ``invalidated`` is set first: the result of the wait is no longer wanted."""
 
 
-async def take_unless(mutex: Mutex[T], invalidated: asyncio.Event) -> T:
+async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
     """Take from ``mutex``. Raise ``Superseded`` if ``invalidated`` is set first.
 
     Raise ``Closed`` as ``Mutex.take`` does. Cancellation: nothing was taken.
@@ -46,7 +47,7 @@ async def take_unless(mutex: Mutex[T], invalidated: asyncio.Event) -> T:
             mutex.give(taken.pop())
 
 
-async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> None:
+async def changed(invalidated: Latch, *changes: Awaitable[object]) -> None:
     """Return when the first of ``changes`` is done, or raise its error. Cancel the others.
 
     Raise ``Superseded`` if ``invalidated`` is set. Cancellation cancels all of them.
@@ -61,7 +62,7 @@ async def changed(invalidated: asyncio.Event, *changes: Awaitable[object]) -> No
         raise Superseded
 
 
-async def _wait(event: asyncio.Event) -> None:
+async def _wait(event: Latch) -> None:
     await event.wait()
 
 

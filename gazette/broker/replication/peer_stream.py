@@ -3,7 +3,7 @@
 One Replicate call, in full duplex. Sending never waits for answers, and answers are taken as they arrive. So
 the stream notices a peer that goes away even while it waits for no answer.
 
-A message goes out at once if the transport can, and otherwise by a task. The same holds for answers.
+A message goes out at once if the transport can, and otherwise by a task. A stream at rest has no task.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import asyncio
 from collections import deque
 from typing import Final
 
+import grpc
 import grpc.aio
 
-from gazette.client.rpc.errors import END_OF_STREAM, rpc_error
+from gazette.client.rpc.errors import rpc_error
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.ids import ProcessId
@@ -30,9 +31,9 @@ _INBOX_MAX: Final = 1024
 class PeerStream:
     """The local end of a Replicate call to ``peer``. Loop-bound.
 
-    ``call`` takes encoded requests. Two tasks of ``scope`` send and receive; they end with the call and
-    never raise. ``failure`` is set once the call is of no further use. Answers that arrived before the
-    failure can still be received.
+    ``call`` takes encoded requests, and gives answers as they arrive. A task of ``scope`` sends what cannot
+    go out at once; it never raises. ``failure`` is set once the call is of no further use. Answers that
+    arrived before the failure can still be received.
     """
 
     def __init__(
@@ -41,19 +42,18 @@ class PeerStream:
         self.peer = peer
         self.failure: GazetteError | None = None
         self._call = call
+        self._scope = scope
         self._timeout_s = timeout_s
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
         self._closing = False
         self._ended = False
         self._inbox: deque[broker_pb2.ReplicateResponse] = deque()
-        self._sending = False
-        """The sender has taken a message that is not sent yet."""
-        self._to_send: asyncio.Future[None] | None = None
+        self._sender: asyncio.Task[None] | None = None
+        """Sends the outbox, and the end of the requests."""
         self._progress: dict[asyncio.Future[None], None] = {}
         call.listen(self._take)
-        self._sender = scope.spawn(self._send_all(), name=f"send to {peer}")
-        self._receiver = scope.spawn(self._receive_all(), name=f"receive from {peer}")
+        call.on_end(self._on_end)
 
     @property
     def crowded(self) -> bool:
@@ -64,11 +64,11 @@ class PeerStream:
         """Queue encoded ReplicateRequests. Has no effect once the call has failed."""
         if self.failure is not None:
             return
-        if not self._outbox and not self._sending and self._call.send_now(*messages):
+        if self._sender is None and self._call.send_now(*messages):
             return
         self._outbox.extend(messages)
         self._outbox_bytes += sum(map(len, messages))
-        self._wake_sender()
+        self._begin_sending()
 
     async def room(self) -> None:
         """Return once there is room for more content.
@@ -96,7 +96,7 @@ class PeerStream:
     def close_send(self) -> None:
         """End the requests, once those that are queued are sent."""
         self._closing = True
-        self._wake_sender()
+        self._begin_sending()
 
     async def wait_end(self) -> None:
         """Return when the call has ended. It is cut off after ``timeout_s`` without progress."""
@@ -106,8 +106,8 @@ class PeerStream:
     def cancel(self, failure: GazetteError) -> None:
         """End the call at once. The peer gives up what was not committed."""
         self._fail(failure)
-        self._sender.cancel()
-        self._receiver.cancel()
+        if self._sender is not None:
+            self._sender.cancel()
         self._call.cancel()
 
     async def _progressed(self, lack: str) -> None:
@@ -134,9 +134,9 @@ class PeerStream:
             )
         )
 
-    def _wake_sender(self) -> None:
-        if self._to_send is not None and not self._to_send.done():
-            self._to_send.set_result(None)
+    def _begin_sending(self) -> None:
+        if self._sender is None and not self._ended and not self._scope.is_stopping:
+            self._sender = self._scope.spawn(self._send_all(), name=f"send to {self.peer}")
 
     def _wake(self) -> None:
         for waiter in self._progress:
@@ -148,56 +148,29 @@ class PeerStream:
             self.failure = failure
         self._outbox.clear()
         self._outbox_bytes = 0
-        self._wake_sender()
         self._wake()
 
     async def _send_all(self) -> None:
-        while self.failure is None:
-            if self._outbox:
+        try:
+            while self._outbox and self.failure is None:
                 message = self._outbox.popleft()
-                self._sending = True
                 if not await self._call.write(message):
-                    # The call has ended. The task that receives the answers sets the reason.
-                    self._outbox.clear()
-                    self._outbox_bytes = 0
-                    self._wake()
-                    return
-                self._sending = False
+                    return  # The call has ended, with the reason in ``failure``.
                 self._outbox_bytes = max(self._outbox_bytes - len(message), 0)
                 self._wake()
-            elif self._closing:
+            if self._closing and self.failure is None:
                 await self._call.done_writing()
-                return
-            else:
-                self._to_send = asyncio.get_running_loop().create_future()
-                await self._to_send
-
-    async def _receive_all(self) -> None:
-        try:
-            while await self._receive():
-                pass
         finally:
-            self._ended = True
-            self._fail(Closed(f"the stream to {self.peer} has ended"))
+            self._sender = None
 
-    async def _receive(self) -> bool:
-        """Take the next answer. Return False at the end, with the reason in ``failure``."""
-        try:
-            response = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            self._fail(rpc_error(error, f"Replicate to {self.peer}"))
-            return False
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            self._fail(Closed(f"the channel to {self.peer} was closed"))
-            return False
-        if response is END_OF_STREAM:
+    def _on_end(self, error: grpc.aio.AioRpcError | None) -> None:
+        self._ended = True
+        if error is None:
             self._fail(Broken(f"recv from {self.peer}: unexpected EOF"))
-            return False
-        self._take(response)
-        return True
+        elif error.code() is grpc.StatusCode.CANCELLED:
+            self._fail(Closed(f"the stream to {self.peer} was cancelled, or its channel closed"))
+        else:
+            self._fail(rpc_error(error, f"Replicate to {self.peer}"))
 
     def _take(self, response: broker_pb2.ReplicateResponse) -> None:
         self._inbox.append(response)

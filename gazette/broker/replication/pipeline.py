@@ -17,14 +17,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append.events import PeerAnswer, SpoolView
 from gazette.broker.append.rules import unexpected_answer
 from gazette.broker.replication.peer_stream import PeerStream
 from gazette.broker.replication.spool_writer import SpoolWriter
-from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
 from gazette.fragment.spool import Proposal
@@ -37,6 +36,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
 from gazette.protocol.rpc import validate_replicate_response
 from gazette.protocol.status import Status
+from gazette.runtime.latch import Latch
 
 if TYPE_CHECKING:
     from gazette.broker.replica_context import ReplicaContext
@@ -55,7 +55,6 @@ _MESSAGE_BYTES_MAX: Final = 1 << 20
 Large ones cost gRPC in Python half as much per byte as those of 128 KiB.
 """
 _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.value})
-_METHOD: Final = "/protocol.Journal/Replicate"
 
 
 ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
@@ -154,7 +153,7 @@ class Pipeline:
         self._with_proposal: tuple[bytes, ...] = ()
         """Content that is sent together with the next proposal."""
         self._failure: GazetteError | None = None
-        self.reassigned = asyncio.Event()
+        self.reassigned = Latch()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
         self.caught_up = False
         """A peer lacked bytes of the open fragment, and was sent them."""
@@ -516,12 +515,7 @@ def open_pipeline(
     metadata = context.peers.credentials.metadata(claims, _TOKEN_LIFETIME_S)
     peers = []
     for member, endpoint in zip(others, endpoints, strict=True):
-        method: Callable[..., Any] = context.peers.grpc_channel(endpoint).stream_stream(
-            _METHOD,
-            request_serializer=None,
-            response_deserializer=broker_pb2.ReplicateResponse.FromString,
-        )
-        call = StreamCall(method(metadata=metadata))
+        call = context.peers.byte_path(endpoint).replicate(metadata=metadata)
         peers.append(
             PeerStream(member, call, context.scope, timeout_s=context.settings.peer_timeout_s)
         )

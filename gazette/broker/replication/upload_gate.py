@@ -14,7 +14,6 @@ replicas have acknowledged it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -23,6 +22,7 @@ from gazette.fragment.completed_spool import CompletedSpool
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset, Revision
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
+from gazette.runtime.latch import Latch
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Uploads(Protocol):
         *,
         life: Revision,
         tenure: Revision,
-        reassigned: asyncio.Event | None = None,
+        reassigned: Latch | None = None,
         end: Offset | None = None,
     ) -> None: ...
 
@@ -63,7 +63,7 @@ class UploadGate:
         self._acknowledged: tuple[Offset, LabelSet] = (0, EMPTY_LABELS)
         self._held: list[CompletedSpool] = []
         self._confirmed: Fragment | None = None
-        self._reassigned: asyncio.Event | None = None
+        self._reassigned: Latch | None = None
 
     @property
     def end(self) -> Offset | None:
@@ -112,7 +112,7 @@ class UploadGate:
         """Record that etcd names this primary, or may name it: what was held back counts as agreed."""
         self.agree(*self._acknowledged)
 
-    def confirm(self, fragment: Fragment, reassigned: asyncio.Event, tenure: Revision) -> None:
+    def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that the primary of ``tenure`` has proposed exactly ``fragment``,
         and this replica has accepted it.
 

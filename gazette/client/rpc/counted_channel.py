@@ -24,13 +24,13 @@ _TOO_MANY_PINGS: Final = "too many pings"
 
 
 class BytePath:
-    """The calls that carry journal bytes.
+    """The calls that carry journal bytes. Each is made once per channel, not per call.
 
-    Requests of ``append`` are messages or their encoding. Responses of ``read`` are `wire.Content`
-    where possible.
+    Requests of ``append`` are messages or their encoding, those of ``replicate`` are encoded. Responses of
+    ``read`` are `wire.Content` where possible.
     """
 
-    __slots__ = ("append", "read")
+    __slots__ = ("append", "read", "replicate")
 
     def __init__(self, channel: CountedChannel) -> None:
         append = channel.stream_unary(
@@ -44,6 +44,12 @@ class BytePath:
             request_serializer=broker_pb2.ReadRequest.SerializeToString,
             response_deserializer=decode_read,
         )
+        replicate = channel.stream_stream(
+            "/protocol.Journal/Replicate",
+            request_serializer=None,
+            response_deserializer=broker_pb2.ReplicateResponse.FromString,
+        )
+        self.replicate: Callable[..., StreamCall] = lambda **call: StreamCall(replicate(**call))
 
 
 class CountedChannel:

@@ -68,6 +68,10 @@ class StreamCall:
         listen(sink)
         return True
 
+    def on_end(self, callback: Callable[[grpc.aio.AioRpcError | None], None]) -> None:
+        """Call ``callback`` with the status once the call has ended, now if it has. None stands for OK."""
+        self._call.add_done_callback(lambda _: callback(self._error))
+
     async def done_writing(self) -> None:
         """Send the end of the requests. Do nothing if the call has ended. Cancellation ends the call."""
         await self._sent(self._call.done_writing())

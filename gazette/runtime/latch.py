@@ -1,0 +1,56 @@
+"""An event that happens once. It costs little until something waits for it: journals have several each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Latch:
+    """Is set once, for good. Loop-bound."""
+
+    __slots__ = ("_is_set", "_listeners")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._listeners: dict[Callable[[], None], None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Set the latch, and call its listeners. May be repeated."""
+        self._is_set = True
+        listeners, self._listeners = self._listeners, None
+        for listener in listeners or ():
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once the latch is set, now if it is. It must neither block nor raise."""
+        if self._is_set:
+            listener()
+            return
+        if self._listeners is None:
+            self._listeners = {}
+        self._listeners[listener] = None
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        """Do not call ``listener``. Do nothing if it was called."""
+        if self._listeners is not None:
+            self._listeners.pop(listener, None)
+
+    async def wait(self) -> None:
+        """Return once the latch is set. Cancellation: no effect."""
+        if self._is_set:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.listen(wake)
+        try:
+            await waiter
+        finally:
+            self.forget(wake)
