@@ -7,9 +7,11 @@ which the resolver needs, is built at once. Facts that only the leader needs are
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, Protocol
 
 from gazette.allocator.demand import Demand
 from gazette.allocator.loads import Loads
@@ -24,6 +26,9 @@ from gazette.allocator.model import (
     Progress,
     unknown_progress,
 )
+
+_ID: Final = attrgetter("decoded.id")
+_ITEM_ID: Final = attrgetter("decoded.item_id")
 
 
 class Mirror(Protocol):
@@ -77,6 +82,9 @@ class State:
         self.local_member: DecodedKV | None = None
         self.local_count = 0
         """Number of our assignments, including those of deleted items."""
+        self._items: dict[str, DecodedKV] = {}
+        self.assigned: Mapping[str, tuple[DecodedKV, ...]] = {}
+        """The assignments of each item that has some, in key order."""
         self._demand: Demand | None = None
         self.observe()
 
@@ -87,33 +95,37 @@ class State:
         self.assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
         self.local_member = next((kv for kv in self.members if kv.key == self.local_key), None)
         self._demand = None
+        self._items = dict(zip(map(_ID, self.items), self.items, strict=True))
+        self.assigned = dict(self._siblings(self.assigned))
         self._find_local()
 
     def _find_local(self) -> None:
+        """Find our items. One that is as before stays the same object, so that changes are quickly found."""
         zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
-        assignments = self.assignments
-        ours = [
-            index
-            for index, kv in enumerate(assignments)
-            if kv.decoded.suffix == suffix and kv.decoded.zone == zone
-        ]
-        self.local_count = len(ours)
-        self.local_items = []
-        for index in ours:
-            item_id: str = assignments[index].decoded.item_id
-            item = self.item(item_id)
-            if item is None:
-                continue
-            begin, end = index, index + 1
-            while begin > 0 and assignments[begin - 1].decoded.item_id == item_id:
-                begin -= 1
-            while end < len(assignments) and assignments[end].decoded.item_id == item_id:
-                end += 1
-            siblings = tuple(assignments[begin:end])
-            self.local_items.append(LocalItem(item, siblings, index - begin))
+        before = {local.item.decoded.id: local for local in self.local_items}
+        self.local_count, self.local_items = 0, []
+        for item_id, siblings in self.assigned.items():
+            for index, kv in enumerate(siblings):
+                if kv.decoded.suffix == suffix and kv.decoded.zone == zone:
+                    self.local_count += 1
+                    item = self._items.get(item_id)
+                    if item is not None:
+                        local = before.get(item_id)
+                        if local is None or (local.item, local.assignments) != (item, siblings):
+                            local = LocalItem(item, siblings, index)
+                        self.local_items.append(local)
+
+    def _siblings(
+        self, before: Mapping[str, tuple[DecodedKV, ...]]
+    ) -> Iterator[tuple[str, tuple[DecodedKV, ...]]]:
+        """Yield the assignments of each item, as the same object if they are as ``before``."""
+        for item_id, siblings in groupby(self.assignments, key=_ITEM_ID):
+            now = tuple(siblings)
+            was = before.get(item_id)
+            yield item_id, was if was == now else now
 
     def item(self, item_id: str) -> DecodedKV | None:
-        return _find(self.items, f"{self.root}{ITEMS}{item_id}")
+        return self._items.get(item_id)
 
     def member(self, zone: str, suffix: str) -> DecodedKV | None:
         return _find(self.members, f"{self.root}{MEMBERS}{zone}#{suffix}")
@@ -126,14 +138,9 @@ class State:
             if kv.key != self.local_key
         }
 
-    def assignments_of(self, item_id: str) -> Sequence[DecodedKV]:
+    def assignments_of(self, item_id: str) -> tuple[DecodedKV, ...]:
         """Return the assignments of one item, in key order."""
-        prefix = f"{self.root}{ASSIGNMENTS}{item_id}#"
-        begin = bisect_left(self.assignments, prefix, key=_key)
-        end = begin
-        while end < len(self.assignments) and self.assignments[end].key.startswith(prefix):
-            end += 1
-        return self.assignments[begin:end]
+        return self.assigned.get(item_id, ())
 
     @property
     def leader(self) -> DecodedKV | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from gazette.errors import Invalid
 from gazette.etcd.values import KeyValue
 from gazette.protocol.ids import JournalName, ProcessId, Revision
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
 from gazette.protocol.route import EMPTY_ROUTE, Route
@@ -24,12 +26,17 @@ MISSING_ID: Final = ProcessId("local-BrokerSpec", "missing-from-Etcd")
 """Stands for this broker while its own key is not in etcd: it can still proxy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JournalItem:
     """A journal, as an item of the allocator."""
 
     spec: JournalSpec
     max_replication: int
+
+    @cached_property
+    def labels(self) -> LabelSet:
+        """The labels that selectors match."""
+        return self.spec.labels_with_name()
 
     def desired_replication(self) -> int:
         return self.spec.desired_replication(self.max_replication)
@@ -93,12 +100,16 @@ def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: b
     """
     if not value:
         return EMPTY_ROUTE
-    what = f"the route of journal {journal} at {zone}#{suffix}#{slot}"
+    return noted(f"the route of journal {journal} at {zone}#{suffix}#{slot}", *_route(value))
+
+
+@lru_cache(maxsize=1024)
+def _route(value: bytes) -> tuple[Route, str]:
+    """Return the route that ``value`` encodes, and the reason if it is invalid. Journals share routes."""
     try:
-        pb = broker_pb2.Route.FromString(value)
+        return stored_route(broker_pb2.Route.FromString(value))
     except DecodeError as error:
-        return noted(what, EMPTY_ROUTE, str(error))
-    return noted(what, *stored_route(pb))
+        return EMPTY_ROUTE, str(error)
 
 
 def local_id_of(state: State) -> ProcessId:

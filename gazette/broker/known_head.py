@@ -219,14 +219,17 @@ class KnownHead:
         """Return True if this replica has recorded in etcd that the primary of ``tenure`` has appended."""
         return self._tenure == tenure
 
-    async def load(self) -> None:
-        """Read the head from etcd.
+    async def load(self, *, lives: bool = False) -> None:
+        """Read the head from etcd. With ``lives`` also read if the journal still exists.
 
-        Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the
-        journal was deleted since.
+        Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the journal is known to be deleted.
+        Nothing depends on the head of a journal that was deleted meanwhile: a later one has another life.
         """
         context, life = self._context, self._head.life
-        lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)
+        if lives:
+            lives, kv = await _read(context.etcd, context.settings.root, self._journal, life)
+        else:
+            lives, kv = True, await context.etcd.get(self._key)
         head = Head(life) if kv is None else Head.decode(kv.value)
         if not lives or head.life > life:
             # Never write over it: it protects what a later journal has acknowledged.
@@ -401,7 +404,7 @@ class KnownHead:
             if result.succeeded:
                 self._head, self._mod_revision = head, result.header.revision
                 return True
-            await self.load()
+            await self.load(lives=True)
         raise Unavailable(
             "the known head of the journal changes too often to be written",
             hint="Several brokers act as the journal's primary: compare the routes that they report.",

@@ -129,9 +129,9 @@ class Replica:
         """The journal's specification; None if it was deleted."""
         return spec_of(self._context.state, self.journal, self.life)
 
-    async def load_head(self) -> None:
+    async def load_head(self, *, lives: bool = False) -> None:
         """Read from etcd how far the journal reaches. Raise as ``KnownHead.load``."""
-        await self.head.load()
+        await self.head.load(lives=lives)
         self._adopt_head()
 
     async def confirm(self, tenure: Revision, head: Offset) -> None:
@@ -601,7 +601,7 @@ class Replica:
         return confirmed
 
     async def _is_confirmed(self, aside: SetAside) -> bool:
-        await self.load_head()
+        await self.load_head(lives=True)
         limit = self.head.limit(aside.tenure)
         return limit is None or limit >= aside.fragment.end
 

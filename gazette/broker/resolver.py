@@ -7,7 +7,7 @@ the loop as the keys that they come from. So no task ever sees one without the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +29,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.runtime.latch import Latch
+from gazette.runtime.long_lived import LongLived
 from gazette.runtime.tasks import TaskScope, in_task
 from gazette.runtime.timeouts import timeout
 
@@ -158,7 +159,11 @@ class Resolver:
         self._new_replica = new_replica
         self._open_store = open_store
         self._held: dict[str, _Held] = {}
+        self._etcd_header = key_space.header, etcd_header(key_space)
+        self._long_lived = LongLived()
         self._found: dict[str, _Found] = {}
+        self._members: Sequence[DecodedKV] = ()
+        """The members whose endpoints are in ``_found``."""
         self._torn_down: dict[asyncio.Task[None], str] = {}
         self.stopped = asyncio.Event()
         """Set once local replicas are no longer served: proxied streams then end, too."""
@@ -178,7 +183,9 @@ class Resolver:
         return (held.replica for held in self._held.values())
 
     def etcd_header(self) -> EtcdHeader:
-        return etcd_header(self._ks)
+        if self._etcd_header[0] is not self._ks.header:
+            self._etcd_header = self._ks.header, etcd_header(self._ks)
+        return self._etcd_header[1]
 
     def unrouted_header(self) -> Header:
         """Return the header of responses that are about no single journal."""
@@ -293,17 +300,17 @@ class Resolver:
         )
 
     def _find(self, journal: str) -> _Found | None:
-        """Return the journal in the key space; remembered until the key space changes."""
-        found = self._found.get(journal)
-        if found is not None:
-            return found
+        """Return the journal in the key space; remembered until the journal changes."""
         item = self._state.item(journal)
         if item is None:
             return None
-        assignments = tuple(self._state.assignments_of(journal))
+        assignments = self._state.assignments_of(journal)
+        found = self._found.get(journal)
+        if found is not None and found.item is item and found.assignments is assignments:
+            return found
         value: JournalItem = item.decoded.value
         route = self.with_endpoints(route_of(assignments))
-        found = _Found(item, value, value.spec.labels_with_name(), assignments, route)
+        found = _Found(item, value, value.labels, assignments, route)
         self._found[journal] = found
         return found
 
@@ -313,13 +320,18 @@ class Resolver:
 
     def update(self) -> None:
         """Follow the key space: an observer of it, to be called after ``State.observe``."""
-        self._found.clear()
+        if self._members != self._state.members or len(self._found) > len(self._state.items):
+            self._members = self._state.members
+            self._found.clear()
         if self.stopped.is_set():
             return
         before, self._held = self._held, {}
         for local in self._state.local_items:
             journal: str = local.item.decoded.id
-            self._held[journal] = self._updated(journal, before.pop(journal, None), local)
+            held = before.pop(journal, None)
+            if held is None or held.local is not local:  # Most are as they were.
+                held = self._updated(journal, held, local)
+            self._held[journal] = held
         for journal, held in before.items():
             self._tear_down(journal, held)
 
@@ -330,9 +342,6 @@ class Resolver:
         replica. A replica also serves one assignment. The journal may have been assigned to others meanwhile,
         which never saw what the replica holds. So a demoted primary is replaced. A promoted replica stays.
         """
-        if held is not None and held.local == local:
-            # Most are as they were. Their entries are the same objects, so this comparison is fast.
-            return held
         if held is not None and not _is_continued(held.local, local):
             self._tear_down(journal, held)
             held = None
@@ -342,6 +351,7 @@ class Resolver:
                 self._open_store(url)
         if held is None:
             replica = self._new_replica(journal, local.item.raw.create_revision)
+            self._long_lived.add()
             replica.start()
             return _Held(replica, local)
         before, held.local = held.local, local
@@ -378,6 +388,7 @@ class Resolver:
             held.replica.stored(fragment)
 
     def _tear_down(self, journal: str, held: _Held) -> None:
+        self._found.pop(journal, None)  # Its resolutions have the replica.
         held.invalidated.set()
         held.reassigned.set()
         task = self._scope.spawn(held.replica.shut_down(), name=f"shut-down {journal}")

@@ -313,6 +313,9 @@ class Index:
         self._at_head.clear()
         self._waiting_at_head.clear()
         self._report_change()
+        self.on_change = self.on_hole = (
+            None  # They refer to the replica, which refers to this index.
+        )
 
     def _check_open(self) -> None:
         if self._closed:

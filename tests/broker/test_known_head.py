@@ -47,10 +47,12 @@ class Chunks:
         return self._chunks.pop(0) if self._chunks else None
 
 
-async def append(broker: FixedBroker, *chunks: bytes, **terms: Any) -> Outcome:
+async def append(
+    broker: FixedBroker, *chunks: bytes, journal: str = JOURNAL, **terms: Any
+) -> Outcome:
     call = AppendCall(
-        AppendTerms(JOURNAL, **terms),
-        Claims.of_journal(Capability.APPEND, JOURNAL),
+        AppendTerms(journal, **terms),
+        Claims.of_journal(Capability.APPEND, journal),
         may_proxy=False,
     )
     return await AppendDriver(broker.context, call, Chunks(*chunks)).run()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -870,3 +872,22 @@ async def _outcome(awaitable: Any) -> Any:
         return await awaitable
     except (Superseded, Broken, Closed) as error:
         return error
+
+
+async def test_a_replica_that_has_ended_is_freed_without_a_collection(
+    timed: FixedCluster, clock: ManualClock
+) -> None:
+    """Brokers of many journals exclude them from garbage collection."""
+    timed.create(journal_spec(JOURNAL, replication=2), "a", "b")
+    assert (await append(timed["a"], b"content")).ending is Ending.COMMITTED
+    ended: list[Callable[[], object]] = [weakref.ref(timed[name].replica(JOURNAL)) for name in "ab"]
+    ended += [weakref.ref(timed[name].replica(JOURNAL).index) for name in "ab"]
+    gc.collect()
+    gc.disable()
+    try:
+        timed.assign(JOURNAL)
+        for name in "ab":
+            await timed[name].context.resolver.wait_torn_down(10.0)
+        await pass_time(clock, 900, lambda: not any(one() for one in ended))
+    finally:
+        gc.enable()

@@ -203,7 +203,7 @@ class ListApplyApi:
         context = self._context
         state, resolver = context.state, context.resolver
         items = self._candidates(selector)
-        assignments = _by_journal(state.assignments) if len(items) >= _MATCHES_PER_SLICE else None
+        assigned = state.assigned
         header, items_version = resolver.unrouted_header(), self._items_version()
         journals: list[broker_pb2.ListResponse.Journal] = []
         newest = 0
@@ -211,16 +211,11 @@ class ListApplyApi:
             if index % _MATCHES_PER_SLICE == _MATCHES_PER_SLICE - 1:
                 await context.clock.sleep(0)
             spec: JournalSpec = item.decoded.value.spec
-            labels = spec.labels_with_name()
+            labels = item.decoded.value.labels
             if not (selector.matches(labels) and allowed.matches(labels)):
                 continue
             newest = max(newest, item.raw.mod_revision)
-            ours = (
-                state.assignments_of(spec.name)
-                if assignments is None
-                else assignments.get(spec.name, ())
-            )
-            route = resolver.with_endpoints(route_of(ours))
+            route = resolver.with_endpoints(route_of(assigned.get(spec.name, ())))
             journals.append(
                 broker_pb2.ListResponse.Journal(
                     spec=broker_pb2.JournalSpec.FromString(item.raw.value),
@@ -412,10 +407,3 @@ def _refused(change: broker_pb2.ApplyRequest.Change, claims: Claims) -> str | No
         return None if claims.selector.matches(spec.labels_with_name()) else spec.name
     labels = LabelSet.of((META_NAME, change.delete))
     return None if claims.selector.matches(labels) else change.delete
-
-
-def _by_journal(assignments: Sequence[DecodedKV]) -> dict[str, list[DecodedKV]]:
-    grouped: dict[str, list[DecodedKV]] = {}
-    for kv in assignments:
-        grouped.setdefault(kv.decoded.item_id, []).append(kv)
-    return grouped

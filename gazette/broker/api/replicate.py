@@ -84,7 +84,7 @@ class ReplicateApi:
         if held is None:
             status = at.status if at.status is not Status.OK else Status.WRONG_ROUTE
             outcome.status = status
-            await call.write(_response(status, at.header))
+            await call.write(_response(status, at.header_pb))
             return
         replica, spool = held
         context = self._context
@@ -93,7 +93,7 @@ class ReplicateApi:
             local,
             requests,
             call,
-            at.header,
+            at.header_pb,
             expiry,
             replica,
             context.lease,
@@ -150,7 +150,7 @@ class _Stream:
     local: SpoolWriter
     requests: AsyncIterator[ReplicateMessage]
     call: Any
-    header: Header | None
+    header: broker_pb2.Header | None
     """The header of the local resolution; sent with the first answer."""
     expiry: Expiry
     replica: Replica
@@ -309,7 +309,7 @@ def _opening_of(message: ReplicateMessage) -> tuple[Header, Proposal]:
     return Header.from_pb(message.header), Proposal(*proposed)
 
 
-def _answer(result: SpoolResult, header: Header | None) -> broker_pb2.ReplicateResponse:
+def _answer(result: SpoolResult, header: broker_pb2.Header | None) -> broker_pb2.ReplicateResponse:
     if result.status is Status.OK:
         return _ACCEPTED if header is None else _response(Status.OK, header)
     answer = broker_pb2.ReplicateResponse(
@@ -318,12 +318,12 @@ def _answer(result: SpoolResult, header: Header | None) -> broker_pb2.ReplicateR
         registers=result.registers.to_pb(),
     )
     if header is not None:
-        answer.header.CopyFrom(header.to_pb())
+        answer.header.CopyFrom(header)
     return answer
 
 
-def _response(status: Status, header: Header) -> broker_pb2.ReplicateResponse:
+def _response(status: Status, header: broker_pb2.Header) -> broker_pb2.ReplicateResponse:
     return broker_pb2.ReplicateResponse(
         status=status.value,  # type: ignore[arg-type]
-        header=header.to_pb(),
+        header=header,
     )

@@ -1,0 +1,199 @@
+"""Pulses of many journals: when they begin, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gazette.broker.append.events import Ending, Outcome, SuspendControl
+from gazette.broker.pulse import FIRST_PER_S, Pulser
+from gazette.broker.settings import BrokerSettings
+from gazette.errors import GazetteError
+from gazette.protocol.status import Status
+from gazette.runtime.latch import Latch
+from gazette.runtime.tasks import TaskScope
+from gazette.testing.broker import journal_spec
+from gazette.testing.clock import ManualClock
+from gazette.testing.fixed_cluster import FixedCluster
+from tests.broker.test_known_head import append, until
+from tests.broker.test_refresher import pass_time, settle
+
+OK = Outcome(Ending.COMMITTED)
+REFUSED = Outcome(Ending.REFUSED, Status.INSUFFICIENT_JOURNAL_BROKERS)
+
+
+class Beat:
+    """A pulse that ends at once, or when it ``may_end``."""
+
+    def __init__(self, replica: Pulsing) -> None:
+        self.invalidated = Latch()
+        self.interrupted: GazetteError | None = None
+        self._replica = replica
+        self._over = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        if self._replica.hangs:
+            await self._over.wait()
+        return self._replica.outcome
+
+    def interrupt(self, reason: GazetteError) -> None:
+        self.interrupted = reason
+        self.end()
+
+    def end(self) -> None:
+        self._over.set()
+
+
+class Pulsing:
+    """A replica that notes when it is pulsed. ``hangs``: its pulses do not end by themselves."""
+
+    def __init__(self, clock: ManualClock, journal: str = "a/journal") -> None:
+        self.journal = journal
+        self.index = self
+        self.head = self
+        self.first_refreshed = True
+        self.loaded = True
+        self.leads = True
+        self.hangs = False
+        self.outcome = OK
+        self.beats: list[Beat] = []
+        self.at: list[float] = []
+        self.controls: list[SuspendControl] = []
+        self._clock = clock
+
+    def pulse(self, control: SuspendControl) -> Beat | None:
+        if not self.leads:
+            return None
+        self.at.append(self._clock.monotonic())
+        self.controls.append(control)
+        self.beats.append(Beat(self))
+        return self.beats[-1]
+
+
+@pytest.fixture
+async def pulser(clock: ManualClock) -> AsyncIterator[Pulser]:
+    def new_pulse(replica: Any, control: SuspendControl) -> Any:
+        return replica.pulse(control)
+
+    settings = BrokerSettings(auto_suspend=True, suspend_after_idle_ticks=2)
+    async with TaskScope("test") as scope:
+        pulser = Pulser(clock, scope, settings, new_pulse)
+        scope.daemon(pulser.run(), name="pulser")
+        yield pulser
+        scope.cancel()
+
+
+async def test_a_primary_pulses_at_its_start_after_each_change_and_at_intervals(
+    pulser: Pulser, clock: ManualClock
+) -> None:
+    replica, begun = Pulsing(clock), clock.monotonic()
+    pulser.add(replica)  # type: ignore[arg-type]
+    await pass_time(clock, 130, 0.5)
+    assert [round(at - begun) for at in replica.at] == [0, 60, 120]
+    assert replica.controls[-1:] == [SuspendControl.IF_FLUSHED]
+    # Case: a change begins a new count of idle intervals.
+    pulser.route_changed(replica)  # type: ignore[arg-type]
+    await settle()
+    assert round(replica.at[-1] - begun) == 130
+    assert replica.controls[-1:] == [SuspendControl.NO_RESUME]
+    # Case: after a failure it is soon repeated.
+    replica.outcome = REFUSED
+    pulser.route_changed(replica)  # type: ignore[arg-type]
+    await settle()
+    await pass_time(clock, 8, 0.5)
+    assert [round(at - begun) for at in replica.at[-4:]] == [130, 131, 133, 137]
+
+
+async def test_a_follower_pulses_once_it_leads(pulser: Pulser, clock: ManualClock) -> None:
+    replica = Pulsing(clock)
+    replica.leads = False
+    pulser.add(replica)  # type: ignore[arg-type]
+    await pass_time(clock, 130, 0.5)
+    assert not replica.at
+    replica.leads = True
+    pulser.route_changed(replica)  # type: ignore[arg-type]
+    await settle()
+    assert len(replica.at) == 1
+
+
+async def test_a_journal_has_one_pulse_at_a_time(pulser: Pulser, clock: ManualClock) -> None:
+    replica = Pulsing(clock)
+    replica.hangs = True
+    pulser.add(replica)  # type: ignore[arg-type]
+    await settle()
+    pulser.route_changed(replica)  # type: ignore[arg-type]
+    pulser.first_committed(replica)  # type: ignore[arg-type]
+    await settle()
+    assert len(replica.beats) == 1
+    # Case: one that was resolved before the change is followed by another one at once.
+    replica.beats[0].invalidated.set()
+    replica.beats[0].end()
+    await settle()
+    assert len(replica.beats) == 2
+    # Case: one that was resolved after it is not. It may have begun before the first commit.
+    replica.beats[1].end()
+    await settle()
+    assert len(replica.beats) == 2
+    pulser.first_committed(replica)  # type: ignore[arg-type]
+    await settle()
+    assert len(replica.beats) == 3
+    pulser.first_committed(replica)  # type: ignore[arg-type]
+    replica.beats[2].end()
+    await settle()
+    assert len(replica.beats) == 4
+    # Case: it is interrupted when its replica ends, and none follows.
+    pulser.remove(replica)  # type: ignore[arg-type]
+    pulser.remove(replica)  # type: ignore[arg-type]
+    assert replica.beats[3].interrupted is not None
+    await pass_time(clock, 130, 0.5)
+    assert len(replica.beats) == 4
+
+
+async def test_first_fragments_are_completed_at_once_up_to_a_bound(
+    pulser: Pulser, clock: ManualClock
+) -> None:
+    """Each is an upload. The pulses of other journals do not wait for them."""
+    replicas = [Pulsing(clock, f"a/{n}") for n in range(110)]
+    for replica in replicas:
+        pulser.add(replica)  # type: ignore[arg-type]
+    await settle()
+    assert all(len(one.at) == 1 for one in replicas)
+    for replica in replicas[:100]:
+        for _ in range(3):
+            pulser.first_committed(replica)  # type: ignore[arg-type]
+    await settle()
+    assert sum(len(one.at) - 1 for one in replicas) == FIRST_PER_S
+    pulser.route_changed(replicas[109])  # type: ignore[arg-type]
+    await settle()
+    assert len(replicas[109].at) == 2
+    await pass_time(clock, 2)
+    done = sum(len(one.at) - 1 for one in replicas[:100])
+    assert 2 * FIRST_PER_S <= done <= 3 * FIRST_PER_S + 1
+    pulser.remove(replicas[99])  # type: ignore[arg-type]
+    await pass_time(clock, 5)
+    assert [len(one.at) for one in replicas[:100]] == [2] * 99 + [1]
+
+
+async def test_journals_at_rest_have_no_tasks_but_one_for_each_stream(
+    cluster: FixedCluster,
+) -> None:
+    """A follower serves the stream of its primary."""
+    before = len(asyncio.all_tasks())
+    journals = [f"many/{n}" for n in range(20)]
+    for journal in journals:
+        cluster.create(journal_spec(journal, replication=3, stores=()), "a", "b", "c")
+    for journal in journals:
+        await until(partial(cluster.consistent, journal))
+        assert (await append(cluster["a"], b"x", journal=journal)).commit is not None
+    await until(lambda: len(asyncio.all_tasks()) <= before + 2 * len(journals))
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FixedCluster]:
+    async with await FixedCluster.start(3, tmp_path) as cluster:
+        yield cluster
