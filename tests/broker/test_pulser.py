@@ -19,9 +19,9 @@ from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import journal_spec
 from gazette.testing.clock import ManualClock
-from gazette.testing.fixed_cluster import FixedCluster
 from tests.broker.test_known_head import append, until
 from tests.broker.test_refresher import pass_time, settle
+from tests.support.fixed_cluster import FixedCluster
 
 OK = Outcome(Ending.COMMITTED)
 REFUSED = Outcome(Ending.REFUSED, Status.INSUFFICIENT_JOURNAL_BROKERS)
