@@ -23,8 +23,8 @@ from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
+from gazette.runtime.agenda import Agenda, Allowance
 from gazette.runtime.clock import Clock
-from gazette.runtime.due_queue import Allowance, DueQueue
 from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope, sleep_unless
 
@@ -160,7 +160,7 @@ class Pulser:
         self._settings = settings
         self._new_pulse = new_pulse
         self._entries: dict[Replica, _Entry] = {}
-        self._due: DueQueue[_Entry] = DueQueue()
+        self._due: Agenda[_Entry] = Agenda()
         self._first: deque[_Entry] = deque()
         self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
         self._changed = asyncio.Event()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
+from gazette.runtime.agenda import Agenda, Allowance
 from gazette.runtime.clock import Clock
-from gazette.runtime.due_queue import Allowance, DueQueue
 from gazette.runtime.tasks import TaskScope, sleep_unless
 from gazette.runtime.timeouts import timeout
 
@@ -69,8 +69,8 @@ class Refresher:
         self._clock = clock
         self._scope = scope
         self._entries: dict[Refreshed, _Entry] = {}
-        self._first: DueQueue[_Entry] = DueQueue()
-        self._again: DueQueue[_Entry] = DueQueue()
+        self._first: Agenda[_Entry] = Agenda()
+        self._again: Agenda[_Entry] = Agenda()
         self._allowance = Allowance(AGAIN_PER_S, clock.monotonic())
         self._waiting: dict[ActiveStore, set[_Entry]] = {}
         self._changed = asyncio.Event()

@@ -50,7 +50,7 @@ class Beat:
 
 
 class Pulsing:
-    """A replica that notes when it is pulsed. ``hangs``: its pulses do not end by themselves."""
+    """A replica that notes when it is pulsed. ``hangs``: its pulses wait for ``end``."""
 
     def __init__(self, clock: ManualClock, journal: str = "a/journal") -> None:
         self.journal = journal

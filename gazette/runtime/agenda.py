@@ -17,7 +17,7 @@ class Due(Protocol):
 D = TypeVar("D", bound=Due)
 
 
-class DueQueue(Generic[D]):
+class Agenda(Generic[D]):
     """Entries by the time at which they are due. Each is in it once: a later ``push`` replaces the former."""
 
     def __init__(self) -> None:
