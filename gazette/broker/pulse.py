@@ -1,101 +1,16 @@
-"""Zero-byte appends by which the primary of a journal keeps its replicas in step.
-
-Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients may not
-append for days. So a primary pulses: at its start, after each change of the route, and on a timer. Pulses
-also roll spools that are due to be flushed, and suspend idle journals.
-
-One daemon begins the pulses of all journals. So a journal that rests has no task.
-"""
+"""A pulse: a zero-byte append to a journal, by its primary."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING
 
 from gazette.auth import Capability, Claims
 from gazette.broker.append.driver import AppendCall, AppendDriver
-from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.errors import Broken, Closed, GazetteError, Unavailable
-from gazette.protocol.status import Status
-from gazette.runtime.agenda import Agenda, Allowance
-from gazette.runtime.clock import Clock
-from gazette.runtime.latch import Latch
-from gazette.runtime.tasks import TaskScope, sleep_unless
+from gazette.broker.append.events import AppendTerms, SuspendControl
 
 if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
-    from gazette.broker.replica import Replica
-    from gazette.broker.settings import BrokerSettings
-
-log = logging.getLogger(__name__)
-
-FIRST_PER_S: Final = 20.0
-"""First fragments that pulses complete in a second. Each is an upload."""
-_PER_TURN: Final = 100
-"""Pulses that begin before the event loop has another turn."""
-_RETRY_MIN_S: Final = 1.0
-_TICK_S: Final = 0.05
-_IDLE_S: Final = 3600.0
-_EXPECTED: Final = frozenset(
-    {
-        Status.OK,
-        Status.JOURNAL_NOT_FOUND,
-        Status.NO_JOURNAL_PRIMARY_BROKER,
-        Status.NOT_JOURNAL_PRIMARY_BROKER,
-        Status.SUSPENDED,
-    }
-)
-"""Statuses of replicas that are not primary, or of a journal that is being removed."""
-
-
-class Heartbeat:
-    """The time of the next pulse, and its control. ``idle_ticks`` counts timer
-    pulses since the route last changed.
-    """
-
-    def __init__(self, interval_s: float, suspend_after: int | None) -> None:
-        self._interval_s = interval_s
-        self._suspend_after = suspend_after
-        self._retry_s = _RETRY_MIN_S
-        self.idle_ticks = 0
-
-    @property
-    def control(self) -> SuspendControl:
-        if self._suspend_after is not None and self.idle_ticks >= self._suspend_after:
-            return SuspendControl.IF_FLUSHED
-        return SuspendControl.NO_RESUME
-
-    def on_route_change(self) -> None:
-        self.idle_ticks = 0
-        self._retry_s = _RETRY_MIN_S
-
-    def on_timer(self) -> None:
-        self.idle_ticks += 1
-
-    def next_s(self, *, succeeded: bool) -> float:
-        """Return the seconds until the next pulse: soon after a failure, and later after each further one."""
-        if succeeded:
-            self._retry_s = _RETRY_MIN_S
-            return self._interval_s
-        retry_s, self._retry_s = self._retry_s, self._retry_s * 2
-        return min(retry_s, self._interval_s)
-
-
-_HINTS: Final = {
-    Status.INDEX_HAS_GREATER_OFFSET: "All replicas that held the end of the journal were lost, or have left; "
-    "or its store is empty, stale or not mounted. "
-    "docs/operating.md says how to go on at the end of what is stored: gazctl journals reset-head",
-    Status.INSUFFICIENT_JOURNAL_BROKERS: "Fewer brokers have room than the journal's replication asks for: "
-    "start another broker, raise --broker.limit, or lower the journal's replication",
-    Status.FRAGMENT_STORE_UNHEALTHY: "Appends are refused until the journal's store is healthy: see gazctl "
-    "journals store-health",
-}
+    from gazette.protocol.ids import JournalName
 
 
 class NoContent:
@@ -111,216 +26,16 @@ class NoContent:
         return b""
 
 
-class Pulsed(Protocol):
-    """A pulse: an append without content. `AppendDriver` is one."""
-
-    @property
-    def invalidated(self) -> Latch | None:
-        """An event that is set when the route that the pulse was resolved with is superseded."""
-        ...
-
-    async def run(self) -> Outcome:
-        """Run to the end, and return the outcome."""
-        ...
-
-    def interrupt(self, reason: GazetteError) -> None:
-        """Wind the pulse up for ``reason``."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    replica: Replica
-    heartbeat: Heartbeat
-    due_at: float = math.inf
-    is_tick: bool = False
-    """It is due because the interval is over, and for no other reason."""
-    pulse: Pulsed | None = None
-    """The pulse that is under way."""
-    has_first: bool = False
-    """Its first fragment is to be completed."""
-
-
-class Pulser:
-    """Begins the pulses of all replicas that were added. Run ``run`` as a daemon. Loop-bound.
-
-    ``new_pulse`` returns the pulse of a replica; None for one that does not lead its journal now. A replica
-    has one pulse at a time. The tasks belong to ``scope``.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        scope: TaskScope,
-        settings: BrokerSettings,
-        new_pulse: Callable[[Replica, SuspendControl], Pulsed | None],
-    ) -> None:
-        self._clock = clock
-        self._scope = scope
-        self._settings = settings
-        self._new_pulse = new_pulse
-        self._entries: dict[Replica, _Entry] = {}
-        self._due: Agenda[_Entry] = Agenda()
-        self._first: deque[_Entry] = deque()
-        self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
-        self._changed = asyncio.Event()
-
-    def add(self, replica: Replica) -> None:
-        """Pulse ``replica`` now, and then at its intervals, until ``remove``."""
-        settings = self._settings
-        suspend_after = settings.suspend_after_idle_ticks if settings.auto_suspend else None
-        entry = _Entry(replica, Heartbeat(settings.pulse_interval_s, suspend_after))
-        self._entries[replica] = entry
-        self._wake(entry)
-
-    def remove(self, replica: Replica) -> None:
-        """Wind up the pulse of a replica that is under way, and begin no more. May be repeated."""
-        entry = self._entries.pop(replica, None)
-        if entry is None:
-            return
-        entry.due_at = math.inf
-        if entry.pulse is not None:
-            entry.pulse.interrupt(Broken("the replica is shut down"))
-
-    def route_changed(self, replica: Replica) -> None:
-        """Pulse ``replica`` now: its journal has another route, or other stores."""
-        if (entry := self._entries.get(replica)) is not None:
-            self._wake(entry)
-
-    def first_committed(self, replica: Replica) -> None:
-        """Pulse ``replica``, which leads, soon: its journal has got the first bytes of its first fragment.
-
-        The pulse completes the fragment. Once that is stored, an empty store shows that fragments were lost.
-        """
-        entry = self._entries.get(replica)
-        if entry is not None and not entry.has_first:
-            entry.has_first = True
-            if (
-                entry.pulse is None
-            ):  # Else one more follows it: it may have looked before the commit.
-                self._queue_first(entry)
-
-    async def run(self) -> NoReturn:
-        """Begin pulses when they are due, for ever."""
-        while True:
-            self._changed.clear()
-            next_s = self._begin_due(self._clock.monotonic())
-            if next_s:
-                await sleep_unless(self._clock, next_s, self._changed)
-            else:
-                await self._clock.sleep(0.0)
-
-    def _wake(self, entry: _Entry) -> None:
-        entry.is_tick = False
-        entry.heartbeat.on_route_change()
-        self._due.push(entry, self._clock.monotonic())
-        self._changed.set()
-
-    def _begin_due(self, now: float) -> float:
-        """Begin what is due, up to a bound. Return the seconds until the next look."""
-        for _ in range(_PER_TURN):
-            if (entry := self._due.take(now)) is None:
-                break
-            self._begin(entry)
-        else:
-            return 0.0
-        while self._first and self._allowance.take(now):
-            self._complete(self._first.popleft())
-        first = self._due.first()
-        next_s = _IDLE_S if first is None else first.due_at - now
-        return max(min(next_s, self._allowance.next_s) if self._first else next_s, _TICK_S)
-
-    def _queue_first(self, entry: _Entry) -> None:
-        self._first.append(entry)
-        self._changed.set()
-
-    def _complete(self, entry: _Entry) -> None:
-        """Begin a pulse for the first fragment, unless one has begun since, or the replica has gone."""
-        if entry.has_first and self._entries.get(entry.replica) is entry:
-            entry.is_tick = False
-            self._begin(entry)
-
-    def _begin(self, entry: _Entry) -> None:
-        if entry.pulse is not None or self._scope.is_stopping:
-            return  # The end of a pulse looks if the route has changed.
-        if entry.is_tick:
-            entry.heartbeat.on_timer()
-        pulse = self._new_pulse(entry.replica, entry.heartbeat.control)
-        if pulse is None:
-            return  # Until the route changes.
-        entry.pulse, entry.has_first = pulse, False
-        task = self._scope.spawn(pulse.run(), name=f"pulse {entry.replica.journal}")
-        timer = asyncio.get_running_loop().call_later(
-            self._settings.pulse_timeout_s, self._too_long, entry.replica, pulse
-        )
-        task.add_done_callback(lambda _: timer.cancel())
-        task.add_done_callback(partial(self._ended, entry, pulse))
-
-    def _too_long(self, replica: Replica, pulse: Pulsed) -> None:
-        reason = "" if replica.index.first_refreshed else f": {replica.unlisted_reason}"
-        timeout_s = self._settings.pulse_timeout_s
-        pulse.interrupt(Unavailable(f"pulse took too long{reason}", timeout_s=timeout_s))
-
-    def _ended(self, entry: _Entry, pulse: Pulsed, task: asyncio.Task[Outcome]) -> None:
-        entry.pulse = None
-        if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
-            return
-        if task.cancelled() or task.exception() is not None:
-            return  # The broker is torn down.
-        outcome = task.result()
-        problem = problem_of(outcome)
-        if outcome.status is Status.INDEX_HAS_GREATER_OFFSET:
-            entry.replica.head.loaded = False  # The last primary may have closed the journal since.
-        if problem:
-            log.warning(
-                "pulse of %(journal)s failed (will retry): %(error)s",
-                {"journal": entry.replica.journal, "error": problem},
-                extra={"cause": f"pulse {cause_of(outcome)}"},
-            )
-        if entry.has_first:
-            self._queue_first(entry)
-        if pulse.invalidated is not None and pulse.invalidated.is_set():
-            self._wake(entry)
-            return
-        entry.is_tick = not problem
-        next_s = entry.heartbeat.next_s(succeeded=not problem)
-        self._due.push(entry, self._clock.monotonic() + next_s)
-        if self._due.first() is entry:
-            self._changed.set()
-
-
 def new_pulse(
-    context: BrokerContext, replica: Replica, control: SuspendControl
+    context: BrokerContext, journal: JournalName, control: SuspendControl
 ) -> AppendDriver | None:
-    """Return the pulse of a replica; None if this broker is not the primary of its journal now."""
-    if not context.resolver.is_primary(replica.journal):
+    """Return the pulse of a replica of ``journal``; None if this broker is not its primary now."""
+    if not context.resolver.is_primary(journal):
         return None
     call = AppendCall(
-        terms=AppendTerms(replica.journal, suspend=control),
-        claims=Claims.of_journal(Capability.APPEND, replica.journal),
+        terms=AppendTerms(journal, suspend=control),
+        claims=Claims.of_journal(Capability.APPEND, journal),
         may_proxy=False,
         in_line=False,
     )
     return AppendDriver(context, call, NoContent())
-
-
-def problem_of(outcome: Outcome) -> GazetteError | None:
-    """Return the problem that an operator should know of a failed pulse; None if the failure is expected."""
-    if outcome.ending is Ending.FAILED:
-        error = outcome.error
-        if error is None or isinstance(error, Closed):
-            return None
-        return Broken(f"{outcome.context}: {error}", hint=error.hint)
-    if outcome.status in _EXPECTED:
-        return None
-    text = f"{outcome.status.name} {outcome.store_error}".rstrip()
-    return Broken(text, hint=_HINTS.get(outcome.status))
-
-
-def cause_of(outcome: Outcome) -> str:
-    """Return the key under which failed pulses of all journals are logged once, if one reason
-    explains them.
-    """
-    if outcome.error is None:
-        return outcome.status.name
-    return f"{outcome.context}: {outcome.error.message}"

@@ -134,6 +134,10 @@ class Replica:
         await self.head.load(lives=lives)
         self._adopt_head()
 
+    def reload_head(self) -> None:
+        """Have the known head read from etcd before the next append."""
+        self.head.loaded = False
+
     async def confirm(self, tenure: Revision, head: Offset) -> None:
         """Record that the journal goes on at ``head``: offsets before it that no fragment has are lost.
 
@@ -420,7 +424,9 @@ class Replica:
 
     @property
     def unlisted_reason(self) -> str:
-        """The reason why the blob stores have not been listed yet, if it is known."""
+        """The reason why the blob stores have not been listed yet, if it is known; empty if they have."""
+        if self.is_listed:
+            return ""
         if self.refresh_error:
             return self.refresh_error
         for url in () if self.spec is None else self.spec.fragment.stores:

@@ -13,7 +13,7 @@ from gazette.runtime.tasks import Pool, TaskScope
 if TYPE_CHECKING:
     from gazette.allocator.state import State
     from gazette.blobs.registry import BlobStores
-    from gazette.broker.pulse import Pulser
+    from gazette.broker.pulser import Pulser
     from gazette.broker.refresher import Refresher
     from gazette.client.rpc.channel import Channels
     from gazette.etcd.client import Etcd

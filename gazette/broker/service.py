@@ -38,7 +38,8 @@ from gazette.broker.http.json_gateway import json_routes
 from gazette.broker.key_space import broker_decoder, is_consistent, progress, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.pulse import Pulser, new_pulse
+from gazette.broker.pulse import new_pulse
+from gazette.broker.pulser import Pulser
 from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
@@ -261,7 +262,7 @@ class BrokerService:
                 clock,
                 self._replicas,
                 settings,
-                lambda replica, control: new_pulse(context, replica, control),
+                lambda journal, control: new_pulse(context, journal, control),
             ),
             scope=self._replicas,
         )

@@ -26,7 +26,7 @@ from gazette.broker.append.events import (
     SuspendControl,
 )
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
-from gazette.broker.pulse import Heartbeat, cause_of, problem_of
+from gazette.broker.pulser import Heartbeat, cause_of, problem_of
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.local_file import LocalDisk

@@ -29,7 +29,8 @@ from gazette.broker.context import BrokerContext
 from gazette.broker.key_space import broker_decoder, is_consistent, spec_of
 from gazette.broker.known_head import UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
-from gazette.broker.pulse import Pulser, new_pulse
+from gazette.broker.pulse import new_pulse
+from gazette.broker.pulser import Pulser
 from gazette.broker.refresher import Refresher
 from gazette.broker.replica import Replica
 from gazette.broker.replica_context import Pools
@@ -225,7 +226,7 @@ class FixedBroker:
                 clock,
                 self.scope,
                 settings,
-                lambda replica, control: new_pulse(self.context, replica, control),
+                lambda journal, control: new_pulse(self.context, journal, control),
             ),
             scope=self.scope,
         )
