@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.runtime.clock import SystemClock
 from gazette.testing.clock import ManualClock
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 
-# Machines are shared: how long an example takes says nothing.
-settings.register_profile("gazette", deadline=None)
+# Machines are shared: how long an example takes says nothing, nor how long it takes to draw it.
+settings.register_profile("gazette", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gazette")
 
 

@@ -32,6 +32,7 @@ from gazette.history.source import OpenAccess
 from gazette.labels import CONTENT_TYPE, MESSAGE_UUID
 from gazette.message.uuid import ProducerId
 from gazette.message.uuid_place import DEFAULT_PLACE
+from gazette.protocol import postfix_template
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
@@ -99,6 +100,10 @@ class Selection:
         for name in self.journals:
             with within("journals"):
                 validate_journal_name(name)
+        with within(
+            "path_postfix_template"
+        ):  # One that is not supported would explain all fragments.
+            postfix_template.parse(self.path_postfix_template)
 
 
 class FragmentPlaces:

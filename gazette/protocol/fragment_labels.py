@@ -7,9 +7,8 @@ from urllib.parse import quote, unquote
 
 from gazette.errors import Invalid
 from gazette.labels import FOREIGN_FRAGMENTS, FORMER_POSTFIX
-from gazette.protocol import postfix_template
 from gazette.protocol.label_set import LabelSet
-from gazette.protocol.text.validation import within
+from gazette.protocol.text.go_template import is_complete
 
 _SAFE: Final = "/+-=._"
 _VALUE_BYTES_MAX: Final = 1024
@@ -26,8 +25,7 @@ def foreign_directories(labels: LabelSet) -> list[str]:
 
 
 def with_former_template(labels: LabelSet, template: str) -> LabelSet:
-    """Return the labels with a template kept in them. Raise ``Invalid`` if it is invalid or too long."""
-    postfix_template.parse(template)
+    """Return the labels with a template kept in them. Raise ``Invalid`` if it is too long."""
     return labels.with_added(FORMER_POSTFIX, _encoded(template, "PathPostfixTemplate"))
 
 
@@ -52,5 +50,6 @@ def _encoded(text: str, path: str) -> str:
 def validate_fragment_labels(labels: LabelSet) -> None:
     """Require that the labels about fragments can be understood."""
     for template in former_templates(labels):
-        with within(FORMER_POSTFIX):
-            postfix_template.parse(template)
+        # It may be one that only the original or an earlier version understands.
+        if not is_complete(template):
+            raise Invalid(f"unclosed action ({template})", path=FORMER_POSTFIX)

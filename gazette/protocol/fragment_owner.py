@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.errors import Invalid
 from gazette.labels import FOREIGN_FRAGMENTS, FORMER_POSTFIX
-from gazette.protocol import label_set, postfix_template
+from gazette.protocol import label_set
 from gazette.protocol.fragment_labels import (
     foreign_directories,
     former_templates,
@@ -32,6 +32,7 @@ from gazette.protocol.fragment_labels import (
 )
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.postfix_shape import PostfixShape, shape_of
+from gazette.protocol.text.go_template import is_complete
 
 if TYPE_CHECKING:
     from gazette.protocol.ids import JournalName
@@ -92,7 +93,7 @@ def _paths_to(path: str) -> list[str]:
 
 
 def _shapes(spec: JournalSpec) -> list[PostfixShape]:
-    """Return the shapes of the journal's templates. Leave out invalid ones: they have written nothing."""
+    """Return the shapes of the journal's templates. Leave out those that can have written nothing."""
     shapes = []
     for template in (spec.fragment.path_postfix_template, *former_templates(spec.labels)):
         try:
@@ -112,15 +113,6 @@ def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> L
     kept = LabelSet(tuple(one for one in former.labels.labels if one.name in about_fragments))
     labels = label_set.union(labels, kept)
     before = former.fragment.path_postfix_template
-    if before in ("", template) or not _is_template(before):
+    if before in ("", template) or not is_complete(before):
         return labels
     return with_former_template(labels, before)
-
-
-def _is_template(text: str) -> bool:
-    """Return True if a template can be read here. Another version may have applied one that cannot."""
-    try:
-        postfix_template.parse(text)
-    except Invalid:
-        return False
-    return True

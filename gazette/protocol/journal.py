@@ -17,8 +17,7 @@ from gazette.protocol.label_set import EMPTY_LABELS, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.postfix_template import PostfixContext, codec_data, label_data
 from gazette.protocol.text import duration
-from gazette.protocol.text.go_format import NamedInt
-from gazette.protocol.text.go_template import Struct
+from gazette.protocol.text.go_template import NamedInt, Struct
 from gazette.protocol.text.validation import within
 
 REPLICATION_MAX: Final = 5

@@ -2,7 +2,8 @@
 
 A shape never refuses a path that its template can write. It is exact for literal text, for parts of times
 and for numbers. Registers, labels, variables and results of functions may be any text, of several
-components. Both sides of a condition are possible. What a loop writes may be any text.
+components. Both sides of a condition are possible. A template that is not understood here may have written
+any path elsewhere: the original has more of Go's language, and so had earlier versions.
 
 A path is matched in time proportional to its length and to the template's: the author of a template is
 not trusted.
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
 
+from gazette.errors import Invalid
 from gazette.protocol.fragment import Codec
 from gazette.protocol.ids import JournalName
 from gazette.protocol.text import go_template, go_time
-from gazette.protocol.text.go_template_syntax import Control, Jump, Node, Operand, Pipeline
+from gazette.protocol.text.go_template import Chain, Condition, Expression, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,13 @@ class PostfixShape:
 
 @lru_cache(maxsize=256)
 def shape_of(template: str, journal: JournalName) -> PostfixShape:
-    """Return the shape of a template. Raise ``Invalid`` if it is no template."""
-    return PostfixShape(tuple(_Shaper(journal).sequence(go_template.parse(template).nodes)))
+    """Return the shape of a template. Raise ``Invalid`` if it can have written nothing."""
+    try:
+        return PostfixShape(_Shaper(journal).sequence(go_template.parse(template).nodes))
+    except Invalid:
+        if not go_template.is_complete(template):
+            raise
+        return PostfixShape(_ANY)
 
 
 _State: TypeAlias = tuple[int, bool]
@@ -148,59 +155,35 @@ class _Shaper:
             case str():
                 # A component "." is left out of a path.
                 return _ANY if "./" in f"{node}/" else (node,)
-            case Pipeline(variables=()):
-                return self._value(node)
-            case Pipeline():
-                return ()  # It sets variables, and writes nothing.
-            case Control():
-                return self._control(node)
-        return _ANY
+            case Condition():
+                return self._condition(node)
+        return self._value(node)
 
-    def _control(self, node: Control) -> Sequence[Part]:
-        if node.keyword == "range" or _jumps(node.body) or _jumps(node.otherwise):
-            return _ANY
+    def _condition(self, node: Condition) -> Sequence[Part]:
         otherwise = tuple(self.sequence(node.otherwise))
         knew, self._knows_dot = self._knows_dot, self._knows_dot and node.keyword == "if"
         body = tuple(self.sequence(node.body))
         self._knows_dot = knew
         return (Choice((body, otherwise)),)
 
-    def _value(self, pipeline: Pipeline) -> Sequence[Part]:
+    def _value(self, node: Expression) -> Sequence[Part]:
         """Return the shape of what an action writes."""
-        if len(pipeline.commands) != 1:
+        if not isinstance(node, Chain) or not (node.is_rooted or self._knows_dot):
             return _ANY
-        first, *arguments = pipeline.commands[0].operands
-        if not self._is_data(first):
-            return _ANY
-        names = [name for name in first.fields if name not in _STRUCTS]
-        match names, arguments:
-            case ["FirstAppendTime", *names], _:
+        names = [name for name in node.names if name not in _STRUCTS]
+        match names, node.arguments:
+            case ["FirstAppendTime", *names], arguments:
                 return _part_of_time(names, arguments)
-            case ["Name" | "Journal"], []:
+            case ["Name" | "Journal"], ():
                 return (self._journal,)
-            case ["CompressionCodec"], []:
+            case ["CompressionCodec"], ():
                 return (Choice(tuple((codec.name,) for codec in Codec)),)
-            case [name], [] if name in _NUMBERS:
+            case [name], () if name in _NUMBERS:
                 return _NUMBER
         return _ANY
 
-    def _is_data(self, operand: Operand) -> bool:
-        """Return True if the fields of ``operand`` are looked up in the data of the template."""
-        if operand.kind == "variable":
-            return bool(operand.value == "$")
-        return operand.kind == "dot" and self._knows_dot
 
-
-def _jumps(nodes: Sequence[Node]) -> bool:
-    """Return True if ``break`` or ``continue`` may end the text early."""
-    return any(
-        isinstance(node, Jump)
-        or (isinstance(node, Control) and (_jumps(node.body) or _jumps(node.otherwise)))
-        for node in nodes
-    )
-
-
-def _part_of_time(names: Sequence[str], arguments: Sequence[Operand]) -> Sequence[Part]:
+def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Part]:
     *zones, name = names or [""]
     if not all(zone == "UTC" for zone in zones):
         return _ANY  # Elsewhere, the local zone of a broker may be another one.
@@ -208,17 +191,12 @@ def _part_of_time(names: Sequence[str], arguments: Sequence[Operand]) -> Sequenc
         if name in _NUMBERS_OF_TIME:
             return _NUMBER
         return (_choice(go_time.MONTHS),) if name == "Month" else _ANY
-    layout = arguments[0]
-    if name != "Format" or len(arguments) > 1 or not _is_text(layout):
+    if name != "Format" or len(arguments) > 1:
         return _ANY
     parts: list[Part] = []
-    for is_element, text in go_time.elements(layout.value):
+    for is_element, text in go_time.elements(arguments[0]):
         parts += _element(text) if is_element else (text,)
     return parts
-
-
-def _is_text(operand: Operand) -> bool:
-    return operand.kind == "constant" and not operand.fields and type(operand.value) is str
 
 
 def _element(element: str) -> Sequence[Part]:

@@ -1,6 +1,6 @@
 """Templates of the path postfix under which a journal's fragments are stored.
 
-They are templates of Go's text/template (`go_template`):
+They are templates of Go's text/template, as far as `go_template` has it:
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}
@@ -20,8 +20,7 @@ from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import NAME_BYTES_MAX, validate_path_component
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.text import go_template
-from gazette.protocol.text.go_format import NamedInt
-from gazette.protocol.text.go_template import Struct, Template
+from gazette.protocol.text.go_template import NamedInt, Struct, Template
 from gazette.protocol.text.go_time import format_go_time, utc
 
 _FIELDS: Final = (
@@ -121,13 +120,6 @@ def _fragment(fragment: Fragment) -> Struct:
 
 def label_data(labels: LabelSet) -> Struct:
     """Return labels as templates see them."""
-
-    def value_of(name: str) -> str:
-        return labels.value_of(_string(name)) or ""
-
-    def values_of(name: str) -> list[str]:
-        return list(labels.values_of(_string(name)))
-
     return Struct(
         {
             "Labels": lambda: [
@@ -141,7 +133,10 @@ def label_data(labels: LabelSet) -> Struct:
                 for one in labels.labels
             ]
         },
-        {"ValueOf": value_of, "ValuesOf": values_of},
+        {
+            "ValueOf": lambda name: labels.value_of(name) or "",
+            "ValuesOf": lambda name: list(labels.values_of(name)),
+        },
     )
 
 
@@ -155,7 +150,7 @@ def _time(seconds: float | None) -> Struct:
 
     weekday = format_go_time("Monday", seconds)
     methods: dict[str, Callable[..., Any]] = {
-        "Format": lambda layout: format_go_time(_string(layout), seconds),
+        "Format": lambda layout: format_go_time(layout, seconds),
         "UTC": _method(lambda: _time(seconds)),
         "Local": _method(lambda: _time(seconds)),
         "Unix": scaled(1),
@@ -187,12 +182,6 @@ def _method(get: Callable[[], Any]) -> Callable[[], Any]:
     Like any Python function, it raises ``TypeError`` if it is called with one.
     """
     return lambda: get()
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected string; found {value}")
-    return value
 
 
 def codec_data(codec: Codec) -> NamedInt:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gazette.allocator.model import item_key
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
@@ -179,6 +180,29 @@ async def test_a_changed_template_stays_known(etcd: Etcd, tmp_path: Path) -> Non
         await until_served(broker)
         assert await read(broker) == b"by day" + HOUR.encode() + b"plain" + HOUR.encode()
         await broker.client.append(AppendParams(JOURNAL), b"on")
+
+
+async def test_a_template_that_only_the_original_understands_keeps_its_fragments(
+    broker: BrokerFixture, etcd: Etcd
+) -> None:
+    """It is put to etcd, as by a broker of the original. Apply refuses it, and keeps it when replaced."""
+    template = '{{ printf "%04d" .Spool.FirstAppendTime.Year }}'
+    write(broker.file_root, b"of a year", 0, "2025")
+    await broker.create(spec_of())
+    await refused(broker)
+    key = item_key(broker.service.settings.root, JOURNAL)
+    spec = spec_of(template=template)
+    await etcd.put(key, spec.to_pb().SerializeToString())
+    await until_served(broker)
+    assert await read(broker) == b"of a year"
+    with raises(GazetteError, says="printf"):
+        await change(broker, spec)
+    await change(broker, spec_of(template=DAY))
+    labels = (await broker.client.get_journal(JOURNAL)).spec.labels
+    assert former_templates(labels) == [template]
+    await change(broker, spec_of(template=HOUR, labels=labels))
+    await until_served(broker)
+    assert await read(broker) == b"of a year"
 
 
 async def test_a_template_that_no_label_can_keep_is_not_changed(broker: BrokerFixture) -> None:

@@ -274,8 +274,8 @@ async def test_unexplained_fragments_are_decided(
     assert "known" in (await gazctl.ok(*decide, "--foreign", ".")).out
     rows = (await gazctl.ok("journals", "fragments", "-l", "name=a/dated")).rows
     assert [row[1:3] for row in rows] == [["0", "3"]]
-    result = await gazctl(*decide, "--former-template", "{{ .Bogus")
-    assert result.code != 0
+    for template in ("{{ .Bogus", "{{ range .Labels }}x{{ end }}"):
+        assert (await gazctl(*decide, "--former-template", template)).code != 0
 
 
 async def test_problems_of_journals_are_listed(

@@ -224,6 +224,8 @@ def test_fragments_that_nothing_explains_are_not_passed_over(tmp_path: Path) -> 
     for template in ("", day, "old"):
         with raises(Invalid, "begin", "end", journal=JOURNAL, store=STORE):
             taken(tmp_path, path_postfix_template=template)
+    with raises(Invalid, path="path_postfix_template"):
+        taken(tmp_path, path_postfix_template="{{ range .Labels }}old{{ end }}")
     both = f"{{{{ if true }}}}{day}{{{{ else }}}}old{{{{ end }}}}"
     access, snapshot = taken(tmp_path, path_postfix_template=both)
     assert words(access, fold_locally(access, snapshot)) == ["a", "b", "c"]

@@ -12,6 +12,7 @@ from gazette.gazctl.flags import DecideFragmentsFlags
 from gazette.gazctl.io.output import Table
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.list import list_journals
+from gazette.protocol import postfix_template
 from gazette.protocol.fragment_labels import with_foreign_directory, with_former_template
 from gazette.protocol.journal import JournalSpec
 
@@ -62,6 +63,7 @@ def decided(spec: JournalSpec, flags: DecideFragmentsFlags) -> JournalSpec:
     """Return the specification with the decisions in its labels. Raise ``Invalid``."""
     labels = spec.labels
     if flags.former_template:
+        postfix_template.parse(flags.former_template)  # Any other would explain all fragments.
         labels = with_former_template(labels, flags.former_template)
     for directory in flags.foreign:
         labels = with_foreign_directory(labels, directory)

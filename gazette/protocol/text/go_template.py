@@ -1,29 +1,51 @@
-"""The language of Go's text/template, as far as path postfixes use it: `parse`, and
-`Template.execute`. Pure.
+"""The part of Go's text/template that path postfixes use: `parse`, and `Template.execute`. Pure.
 
-Pipelines, functions, variables and control structures are executed. The author of a template is not
-trusted: steps and output are bounded.
+It has text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``, ``not``,
+``eq`` and ``ne``. What Go has beyond is refused by name: no template writes another text here than there.
 
-Data are Python values: None, bool, int, float, str, list, and `Struct`. Templates see nothing else
-of Python. The language is described at pkg.go.dev/text/template.
+Data are Python values: None, bool, int, str, list, and `Struct`. Templates see nothing else of Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import quote_plus
+from typing import Any, Final, Self, TypeAlias
 
 from gazette.errors import Invalid
-from gazette.protocol.text import go_template_syntax
-from gazette.protocol.text.go_format import go_text, sprint, sprintf
-from gazette.protocol.text.go_template_syntax import Command, Control, Jump, Node, Operand, Pipeline
 
-STEPS_MAX: Final = 10_000
-"""Operands and actions that one execution evaluates."""
-OUTPUT_MAX: Final = 1 << 16
-"""Characters that one execution writes, and that one value may have."""
+DEPTH_MAX: Final = 50
+
+_SPACE: Final = " \t\r\n"
+_BEGIN: Final = re.compile(r"{{(-[ \t\r\n])?")
+_COMMENT: Final = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/([ \t\r\n]-)?}}")
+_TOKEN: Final = re.compile(
+    r"""[ \t\r\n]*(?:(?P<end>(?:(?<=[ \t\r\n])-)?}})
+      | (?P<open>\()
+      | (?P<close>\)(?=[ \t\r\n)]|}}))
+      | (?:(?P<string>"(?:[^"\\\n]|\\["\\])*"|`[^`\r]*`)
+        | (?P<number>0|-?[1-9][0-9]{0,17})
+        | (?P<chain>\$?(?:\.[A-Za-z_][A-Za-z0-9_]*)+|[.$])
+        | (?P<name>[A-Za-z_][A-Za-z0-9_]*))(?=[ \t\r\n)]|}}))""",
+    re.VERBOSE,
+)
+_FUNCTIONS: Final = {"and": (1, 64), "or": (1, 64), "not": (1, 1), "eq": (2, 64), "ne": (2, 2)}
+"""The least and the greatest number of arguments of each function."""
+
+
+class NamedInt(int):
+    """An integer of a Go type that is written as a name, such as a month, a codec, or a duration."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> Self:
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Struct:
@@ -40,18 +62,40 @@ class Struct:
         self.methods = methods
         self.text = text
 
-    def __str__(self) -> str:
-        if self.text is None:
-            raise Invalid("a struct cannot be written: name one of its fields")
-        return self.text()
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: str | int | bool
 
 
-class _Broken(Exception):
-    """``break`` or ``continue``, on its way to its ``range``."""
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Fields that are looked up in the data of the template (``$``) or in the value of a ``with``."""
 
-    def __init__(self, keyword: str) -> None:
-        super().__init__(keyword)
-        self.keyword = keyword
+    is_rooted: bool
+    names: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    """Arguments of the last one, a method. Go takes no names for them: those are of types of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    function: str
+    arguments: tuple[Expression, ...]
+
+
+Expression: TypeAlias = "Constant | Chain | FunctionCall"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    keyword: str
+    value: Expression
+    body: tuple[Node, ...]
+    otherwise: tuple[Node, ...]
+
+
+Node: TypeAlias = "str | Expression | Condition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,183 +104,242 @@ class Template:
 
     nodes: tuple[Node, ...] = field(repr=False)
 
-    def execute(self, dot: Struct) -> str:
-        """Return what the template writes. Raise ``Invalid`` as Go's would fail, and beyond its bounds."""
-        run = _Run(dot)
-        run.nodes(self.nodes, dot)
-        return "".join(run.written)
+    def execute(self, data: Struct) -> str:
+        """Return what the template writes. Raise ``Invalid`` as Go's would fail."""
+        return "".join(_written(self.nodes, data, data))
 
 
 def parse(text: str) -> Template:
-    """Read a template. Raise ``Invalid`` at what Go's parser refuses, and at definitions of templates."""
-    return Template(go_template_syntax.parse(text, _FUNCTIONS))
+    """Read a template. Raise ``Invalid`` at what Go's parser refuses, and at what is not supported here."""
+    return Template(_Parser(text).all())
 
 
-class _Run:
-    """One execution."""
+def is_complete(text: str) -> bool:
+    """Return True unless an action of a template has no end: no process can have used such a one."""
+    return text.count("{{") <= text.count("}}")
 
-    def __init__(self, dot: Struct) -> None:
-        self.written: list[str] = []
-        self._size = 0
-        self._steps = 0
-        self._variables: list[tuple[str, Any]] = [("$", dot)]
 
-    def nodes(self, nodes: Sequence[Node], dot: Any) -> None:
-        for node in nodes:
-            self._step()
-            match node:
-                case str():
-                    self._write(node)
-                case Pipeline():
-                    value = self._pipeline(node, dot)
-                    if not node.variables:
-                        self._write(go_text(value))
-                case Control():
-                    self._control(node, dot)
-                case Jump(keyword):
-                    raise _Broken(keyword)
+class _Parser:
+    """Reads one template, action by action."""
 
-    def _step(self) -> None:
-        self._steps += 1
-        if self._steps > STEPS_MAX:
-            raise Invalid(f"the template takes more than {STEPS_MAX} steps")
+    def __init__(self, text: str) -> None:
+        self._pieces = _pieces(text)
+        self._tokens: list[tuple[str, str]] = []
+        """Tokens of the present action: kind and text, in reverse."""
+        self._action = ""
+        self._depth = 0
 
-    def _write(self, text: str) -> None:
-        self._size += len(text)
-        if self._size > OUTPUT_MAX:
-            raise Invalid(f"the template writes more than {OUTPUT_MAX} characters")
-        self.written.append(text)
+    def all(self) -> tuple[Node, ...]:
+        nodes, keyword = self._body()
+        if keyword:
+            raise self._fail(f"unexpected {keyword}")
+        return nodes
 
-    def _control(self, node: Control, dot: Any) -> None:
-        scope = len(self._variables)
-        if node.keyword == "range":
-            self._range(node, dot)
-        else:
-            value = self._pipeline(node.pipeline, dot)
-            if is_true(value):
-                self.nodes(node.body, value if node.keyword == "with" else dot)
+    def _fail(self, problem: str) -> Invalid:
+        return Invalid(f"{problem} ({self._action})")
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise self._fail("nested too deeply")
+
+    def _body(self) -> tuple[tuple[Node, ...], str]:
+        """Return the nodes up to an ``end`` or ``else``, whose tokens are left, or to the end of the text."""
+        nodes: list[Node] = []
+        for literal, action, tokens in self._pieces:
+            if literal:
+                nodes.append(literal)
+            if tokens is None:
+                continue
+            self._action, self._tokens = action, tokens[::-1]
+            keyword = self._keyword("end", "else", "if", "with")
+            if keyword == "end":
+                self._end()
+            if keyword in ("end", "else"):
+                return tuple(nodes), keyword
+            nodes.append(self._condition(keyword) if keyword else self._whole())
+        return tuple(nodes), ""
+
+    def _condition(self, keyword: str) -> Condition:
+        self._deeper()
+        opening, value = self._action, self._whole()
+        body, ended = self._body()
+        otherwise: tuple[Node, ...] = ()
+        if ended == "else":
+            if self._keyword(keyword):
+                # `{{else if}}` needs no `{{end}}` of its own.
+                otherwise, ended = (self._condition(keyword),), "end"
             else:
-                self.nodes(node.otherwise, dot)
-        del self._variables[scope:]
+                self._end()
+                otherwise, ended = self._body()
+        if ended != "end":
+            self._action = opening
+            raise self._fail("unexpected else" if ended else f"{keyword} without end")
+        self._depth -= 1
+        return Condition(keyword, value, body, otherwise)
 
-    def _range(self, node: Control, dot: Any) -> None:
-        pipeline = node.pipeline
-        value = self._pipeline(Pipeline((), False, pipeline.commands), dot)
-        if isinstance(value, bool) or not isinstance(value, list | int | None):
-            raise Invalid(f"range can't iterate over {_kind(value)}")
-        items = range(max(value, 0)) if isinstance(value, int) else value or ()
-        scope = len(self._variables)
-        names = pipeline.variables
-        if pipeline.declares:
-            self._variables += [(name, None) for name in names]
-        inner = len(self._variables)
-        for index, item in enumerate(items):
-            self._step()
-            for name, given in zip(
-                names, (index, item)[-len(names) :] if names else (), strict=True
-            ):
-                self._set(name, given)
-            try:
-                self.nodes(node.body, item)
-            except _Broken as broken:
-                if broken.keyword == "break":
-                    break
-            finally:
-                del self._variables[inner:]
-        del self._variables[scope:]
-        if not len(items):
-            self.nodes(node.otherwise, dot)
+    def _keyword(self, *words: str) -> str:
+        if self._tokens and self._tokens[-1] in [("name", word) for word in words]:
+            return self._tokens.pop()[1]
+        return ""
 
-    def _set(self, name: str, value: Any) -> None:
-        at = max(at for at, (known, _) in enumerate(self._variables) if known == name)
-        self._variables[at] = (name, value)
+    def _end(self) -> None:
+        if self._tokens:
+            raise self._fail(f"unexpected {self._tokens[-1][1]}")
 
-    def _pipeline(self, pipeline: Pipeline, dot: Any) -> Any:
-        value: tuple[Any, ...] = ()
-        for command in pipeline.commands:
-            value = (self._command(command, dot, value),)
-        for name in pipeline.variables:
-            if pipeline.declares:
-                self._variables.append((name, value[0]))
-            else:
-                self._set(name, value[0])
-        return value[0]
-
-    def _command(self, command: Command, dot: Any, final: tuple[Any, ...]) -> Any:
-        """Return the value of a command. ``final`` is the value of its predecessor in the pipeline,
-        if any."""
-        first, *rest = command.operands
-        if first.kind == "name":
-            return self._call(first.value, rest, dot, final)
-        if first.fields:
-            arguments = [self._operand(one, dot) for one in rest]
-            return self._field_chain(first, dot, [*arguments, *final])
-        if rest or final:
-            raise Invalid("can't give an argument to what is no function")
-        if first.kind == "constant" and first.value is None:
-            raise Invalid("nil is not a command")
-        return self._operand(first, dot)
-
-    def _operand(self, operand: Operand, dot: Any) -> Any:
-        self._step()
-        if operand.kind == "name":
-            return self._call(operand.value, (), dot, ())
-        if operand.fields:
-            return self._field_chain(operand, dot, [])
-        match operand.kind:
-            case "constant":
-                return operand.value
-            case "variable":
-                return next(v for n, v in reversed(self._variables) if n == operand.value)
-            case "pipeline":
-                return self._pipeline(operand.value, dot)
-        return dot
-
-    def _field_chain(self, operand: Operand, dot: Any, arguments: list[Any]) -> Any:
-        value = self._operand(Operand(operand.kind, operand.value), dot)
-        *inner, last = operand.fields
-        for name in inner:
-            value = _field(value, name, [])
-        return _field(value, last, arguments)
-
-    def _call(self, name: str, rest: Sequence[Operand], dot: Any, final: tuple[Any, ...]) -> Any:
-        if name in ("and", "or"):
-            return self._shortcut(name, rest, dot, final)
-        arguments = [*(self._operand(one, dot) for one in rest), *final]
-        try:
-            value = _FUNCTIONS[name](*arguments)
-        except (TypeError, ValueError, OverflowError, IndexError) as error:
-            raise Invalid(f"error calling {name}: {error}") from error
-        if isinstance(value, str) and len(value) > OUTPUT_MAX:
-            raise Invalid(f"{name} gives more than {OUTPUT_MAX} characters")
+    def _whole(self) -> Expression:
+        value = self._command()
+        self._end()
         return value
 
-    def _shortcut(
-        self, name: str, rest: Sequence[Operand], dot: Any, final: tuple[Any, ...]
-    ) -> Any:
-        if not rest and not final:
-            raise Invalid(f"wrong number of args for {name}: want at least 1 got 0")
-        value: Any = None
-        for one in rest:
-            value = self._operand(one, dot)
-            if is_true(value) == (name == "or"):
+    def _command(self) -> Expression:
+        """Return a value, or what a function or a method makes of values."""
+        kind, text = self._tokens[-1] if self._tokens else ("", "")
+        if kind == "name" and text in _FUNCTIONS:
+            self._tokens.pop()
+            arguments = self._arguments()
+            least, most = _FUNCTIONS[text]
+            if not least <= len(arguments) <= most:
+                raise self._fail(f"wrong number of args for {text}: {len(arguments)}")
+            return FunctionCall(text, arguments)
+        value = self._operand()
+        arguments = self._arguments()
+        if not arguments:
+            return value
+        if not isinstance(value, Chain) or not value.names or kind == "open":
+            raise self._fail("can't give an argument to what is no function")
+        texts = tuple(
+            one.value
+            for one in arguments
+            if isinstance(one, Constant) and isinstance(one.value, str)
+        )
+        if len(texts) != len(arguments):
+            raise self._fail("only a constant text is supported as an argument of a method")
+        return Chain(value.is_rooted, value.names, texts)
+
+    def _arguments(self) -> tuple[Expression, ...]:
+        arguments: list[Expression] = []
+        while self._tokens and self._tokens[-1][0] != "close":
+            arguments.append(self._operand())
+        return tuple(arguments)
+
+    def _operand(self) -> Expression:
+        if not self._tokens:
+            raise self._fail("missing value")
+        kind, text = self._tokens.pop()
+        match kind:
+            case "open":
+                self._deeper()
+                value = self._command()
+                if not self._tokens:
+                    raise self._fail("unclosed left parenthesis")
+                self._tokens.pop()
+                self._depth -= 1
                 return value
-        return final[0] if final else value
+            case "string" if text[0] == "`":
+                return Constant(text[1:-1])
+            case "string":
+                return Constant(re.sub(r"\\(.)", r"\1", text[1:-1]))
+            case "number":
+                return Constant(int(text))
+            case "chain":
+                return Chain(text[0] == "$", tuple(filter(None, text.strip("$").split("."))))
+            case "name" if text in ("true", "false"):
+                return Constant(text == "true")
+        raise self._fail(f"{text} is not supported in a path postfix template")
 
 
-def _field(value: Any, name: str, arguments: list[Any]) -> Any:
-    if value is None:
-        raise Invalid(f"nil pointer evaluating .{name}")
-    found = getattr(value, "go_methods", None) if not isinstance(value, Struct) else value.methods
-    if found is not None and (method := found.get(name)) is not None:
-        try:
-            return method(*arguments)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(f"error calling {name}: {error}") from error
-    if isinstance(value, Struct) and (get := value.fields.get(name)) is not None:
-        if arguments:
-            raise Invalid(f"{name} has arguments but cannot be invoked as function")
-        return get()
+def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]]:
+    """Yield each piece of literal text, with the action that follows it as text and as tokens.
+
+    A comment has None for tokens.
+    """
+    position, trim = 0, False
+    while begin := _BEGIN.search(text, position):
+        literal = text[position : begin.start()]
+        literal = literal.lstrip(_SPACE) if trim else literal
+        literal = literal.rstrip(_SPACE) if begin.group(1) else literal
+        if comment := _COMMENT.match(text, begin.end()):
+            position, trim = comment.end(), comment.group(1) is not None
+            yield literal, "", None
+            continue
+        tokens: list[tuple[str, str]] = []
+        position = begin.end()
+        while (token := _TOKEN.match(text, position)) and token.lastgroup != "end":
+            kind = str(token.lastgroup)
+            tokens.append((kind, token[kind]))
+            position = token.end()
+        if token is None:
+            rest, closed, _ = text[position:].partition("}}")
+            problem = f"{rest.strip()} is not supported" if closed else "unclosed action"
+            raise Invalid(f"{problem} in a path postfix template ({text[begin.start() :]})")
+        position, trim = token.end(), token["end"].startswith("-")
+        yield literal, text[begin.start() : position], tokens
+    literal = text[position:]
+    yield literal.lstrip(_SPACE) if trim else literal, "", None
+
+
+def _written(nodes: Sequence[Node], root: Struct, dot: Any) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case str():
+                yield node
+            case Condition(keyword, condition, body, otherwise):
+                value = _value(condition, root, dot)
+                if is_true(value):
+                    yield from _written(body, root, value if keyword == "with" else dot)
+                else:
+                    yield from _written(otherwise, root, dot)
+            case _:
+                yield _text(_value(node, root, dot))
+
+
+def _value(expression: Expression, root: Struct, dot: Any) -> Any:
+    match expression:
+        case Constant(value):
+            return value
+        case FunctionCall(function, arguments):
+            return _called(function, (_value(one, root, dot) for one in arguments))
+        case Chain(is_rooted, names, arguments):
+            found = root if is_rooted else dot
+            for at, name in enumerate(names, 1):
+                found = _field(found, name, arguments if at == len(names) else ())
+            return found
+
+
+def _called(function: str, arguments: Iterator[Any]) -> Any:
+    """Return the result of a function. It evaluates no more arguments than it needs, as in Go."""
+    if function in ("and", "or"):
+        for value in arguments:
+            if is_true(value) == (function == "or"):
+                return value
+        return value
+    first = next(arguments)
+    if function == "not":
+        return not is_true(first)
+    # All are evaluated, but those behind an equal one are not compared.
+    is_equal = any(_is_equal(first, other) for other in list(arguments))
+    return is_equal == (function == "eq")
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    kinds = [_kind(one), _kind(other)]
+    if kinds[0] != kinds[1] or kinds[0] not in ("a bool", "an int", "a string"):
+        raise Invalid(f"incompatible types for comparison: {kinds[0]} and {kinds[1]}")
+    return bool(one == other)
+
+
+def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
+    if isinstance(value, Struct):
+        if (method := value.methods.get(name)) is not None:
+            try:
+                return method(*arguments)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise Invalid(f"error calling {name}: {error}") from error
+        if (get := value.fields.get(name)) is not None:
+            if arguments:
+                raise Invalid(f"{name} has arguments but cannot be invoked as function")
+            return get()
     raise Invalid(f"can't evaluate field {name} in {_kind(value)}")
 
 
@@ -246,128 +349,23 @@ def is_true(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "nil"
-        case bool():
-            return "a bool"
-        case int():
-            return "an int"
-        case float():
-            return "a float64"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-    return "a struct"
-
-
-def _comparable(one: Any, other: Any) -> None:
-    kinds = (_kind(one), _kind(other))
-    if kinds[0] != kinds[1] or kinds[0] in ("a list", "a struct"):
-        raise ValueError(f"incompatible types for comparison: {kinds[0]} and {kinds[1]}")
-
-
-def _equal(one: Any, *others: Any) -> bool:
-    if not others:
-        raise ValueError("missing argument for comparison")
-    for other in others:
-        if one is None or other is None:
-            same = one is None and other is None
-        else:
-            _comparable(one, other)
-            same = one == other
-        if same:
-            return True
-    return False
-
-
-def _less(one: Any, other: Any) -> bool:
-    _comparable(one, other)
-    if one is None or isinstance(one, bool):
-        raise ValueError("invalid type for comparison")
-    return bool(one < other)
-
-
-def _length(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, list):
-        return len(value)
-    raise TypeError(f"len of {_kind(value)}")
-
-
-def _place(place: Any, end: int) -> int:
-    if isinstance(place, bool) or not isinstance(place, int):
-        raise TypeError(f"cannot index with {_kind(place)}")
-    if not 0 <= place <= end:
-        raise ValueError(f"index out of range: {place}")
-    return place
-
-
-def _index(value: Any, *places: Any) -> Any:
-    for place in places:
-        if isinstance(value, str):
-            octets = value.encode()
-            value = octets[_place(place, len(octets) - 1)]
-        elif isinstance(value, list):
-            value = value[_place(place, len(value) - 1)]
-        else:
-            raise TypeError(f"can't index {_kind(value)}")
-    return value
-
-
-def _slice(value: Any, *places: Any) -> Any:
-    if isinstance(value, str):
-        held: Any = value.encode()
-    elif isinstance(value, list):
-        held = value
-    else:
-        raise TypeError(f"can't slice {_kind(value)}")
-    if len(places) > 2:
-        raise ValueError("too many slice indexes")
-    low = _place(places[0], len(held)) if places else 0
-    high = _place(places[1], len(held)) if len(places) > 1 else len(held)
-    if low > high:
-        raise ValueError(f"invalid slice index: {low} > {high}")
-    part = held[low:high]
-    return part.decode("utf-8", "replace") if isinstance(part, bytes) else part
-
-
-_HTML: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;", "\0": "\ufffd"}
-_JS: Final = {
-    "\\": "\\\\", "'": "\\'", '"': '\\"', "<": "\\u003C", ">": "\\u003E", "&": "\\u0026", "=": "\\u003D",
-}  # fmt: skip
-
-
-def _escaped(table: Mapping[str, str], text: str) -> str:
-    return "".join(table.get(char, char) for char in text)
-
-
-def _js(*values: Any) -> str:
-    return "".join(
-        f"\\u{ord(char):04X}" if ord(char) < 0x20 else _JS.get(char, char)
-        for char in sprint(*values)
+    kinds = (
+        (bool, "a bool"),
+        (int, "an int"),
+        (str, "a string"),
+        (list, "a list"),
+        (Struct, "a struct"),
     )
+    return next((name for kind, name in kinds if isinstance(value, kind)), "nil")
 
 
-_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "and": lambda: None,
-    "or": lambda: None,
-    "not": lambda value: not is_true(value),
-    "len": _length,
-    "index": _index,
-    "slice": _slice,
-    "print": sprint,
-    "println": lambda *values: " ".join(map(go_text, values)) + "\n",
-    "printf": sprintf,
-    "html": lambda *values: _escaped(_HTML, sprint(*values)),
-    "js": _js,
-    "urlquery": lambda *values: quote_plus(sprint(*values), safe="~"),
-    "eq": _equal,
-    "ne": lambda one, other: not _equal(one, other),
-    "lt": _less,
-    "le": lambda one, other: _less(one, other) or _equal(one, other),
-    "gt": lambda one, other: not (_less(one, other) or _equal(one, other)),
-    "ge": lambda one, other: not _less(one, other),
-}
+def _text(value: Any) -> str:
+    """Return a value as ``%v`` writes it. Raise ``Invalid`` for one that no path has."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str() | int():
+            return str(value)
+        case Struct(text=text) if text is not None:
+            return text()
+    raise Invalid(f"{_kind(value)} cannot be written: name one of its fields")

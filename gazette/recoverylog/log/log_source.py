@@ -19,6 +19,7 @@ from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.listing import list_into
 from gazette.fragment.unexplained import Unexplained, facts_of, problem_of
+from gazette.protocol import postfix_template
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.ids import JournalName, Offset
@@ -74,8 +75,9 @@ class StoredLogs:
         threads: int = 4,
     ) -> None:
         """Open logs with the given ``path_postfix_template``. ``nested`` are journals below the
-        logs.
+        logs. Raise ``Invalid`` for a template that is not supported.
         """
+        postfix_template.parse(path_postfix_template)
         self._stores = tuple(stores)
         self._template = path_postfix_template
         self._nested = nested
