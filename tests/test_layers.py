@@ -18,12 +18,11 @@ TABLES = "gazette.lazy"
 """The module that imports others of the package by name: those of its callers' tables."""
 IMPORTERS_OF_USERS = {
     "gazette.backfill.definition": "the module of a backfill",
-    "gazette.dev.postgres": "the package of a PostgreSQL for tests",
     "gazette.gazctl.declared_output": "the module of --declared",
     "gazette.history.columns": "the module of a message class",
     "gazette.run.target": "the module of an application",
 }
-"""Modules that import by name what a user names, or the package of others: neither is of this package."""
+"""Modules that import by name what a user names, which is no module of this package."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import pytest
 from gazette.backfill.build import Attempt, ShardTask, build_state, run_task
 from gazette.backfill.definition import Backfill
 from gazette.backfill.local import LocalRunner
-from gazette.dev.postgres import PostgresServer
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, Unavailable
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import armed
@@ -29,6 +28,7 @@ from tests.backfill.apps import (
 from tests.backfill.cluster import GAMMA, Cluster, history, line, shard_settings, source
 from tests.backfill.test_drive import expected
 from tests.facts import raises
+from tools.soak.postgres import PostgresServer
 
 PREFIX = "/gazette/consumers/test"
 SOURCES = {"shard-one": "words/part-000", "shard-two": "words/part-001"}

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from gazette.dev.postgres import PostgresServer
+from tools.soak.postgres import PostgresServer
 
 _NUMBERS = count(1)
 

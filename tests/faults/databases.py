@@ -8,13 +8,13 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from gazette.dev.postgres import PostgresServer
 from gazette.stores.sql.store import (
     create_checkpoint_table,
     create_engine,
     create_timer_table,
 )
 from tests.faults.fold_app import SQL_TABLE, SQL_URL_ENV
+from tools.soak.postgres import PostgresServer
 
 
 def prepare(url: str) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gazette.dev.postgres import PostgresServer
 from gazette.errors import GazetteError
 from gazette.runtime.tasks import TaskScope
 from tests.faults.databases import prepare
 from tests.faults.fold_app import SQL_URL_ENV
 from tests.faults.fold_cluster import FoldCluster, report, shard_of
+from tools.soak.postgres import PostgresServer
 
 REPEATS = int(os.environ.get("GAZETTE_REPEATS", "10"))
 SHARD = shard_of("postgres")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gazette.consumer.application import Store
-from gazette.dev.postgres import PostgresServer
 from gazette.runtime.failpoints import armed
 from gazette.testing.remote_store_tests import RemoteStoreTests
 from tools.simulation.remote_store import RemoteDatabase, RemoteStore
+from tools.soak.postgres import PostgresServer
 
 sa = pytest.importorskip("sqlalchemy")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gazette.consumer.timers.timer import BEFORE_ALL, TimeDomain, TimerRow, TimerTable
-from gazette.dev.postgres import PostgresServer
 from gazette.errors import Corrupt, Invalid, NotAllowed
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.stores.json_file import JSONFileStore
@@ -19,6 +18,7 @@ from gazette.stores.sqlite.store import SQLiteStore
 from tests.facts import raises
 from tests.stores.timer_stores import KINDS, SHARD, Named, Open, opened, recorded
 from tools.simulation.remote_store import RemoteDatabase, RemoteStore
+from tools.soak.postgres import PostgresServer
 
 KEYS = ("a", "b", "ab", "é", "\U0001f600", "z\0z", "x" * 1024)
 TIMES = (-(10**15), -1, 0, 1, 5, 6, 10**15, 10**15 + 1)

@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Protocol
 
-from gazette.dev.postgres import PostgresServer
 from gazette.errors import NotFound
+from tools.soak.postgres import PostgresServer
 
 
 class Database(Protocol):
