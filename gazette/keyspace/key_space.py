@@ -25,8 +25,12 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _APPLY_DELAY_S = 0.030
-_STEP_SHARE = 0.2
-"""Share of the event loop's time that steps take, as long as they wait no longer than the next bound."""
+_VISIT_SHARE = 0.2
+"""Share of the event loop's time that visits of all keys take, as long as steps wait no longer than the next
+bound.
+"""
+_VISITS_PER_CHANGE = 100
+"""Keys that can be visited in the time that one change takes: observers may make a replica for it."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _BACKOFFS_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
@@ -193,24 +197,28 @@ class KeySpace:
                     await arrived.put(response)
 
         async def apply() -> None:
-            step_s = 0.0
+            visit_s = 0.0
             while True:
                 batch.append(await arrived.get())
                 if self.apply_delay_s > 0:
-                    # Events come in bursts. One step for a whole burst costs as much as for one event:
-                    # it visits all keys. Where those are many, it comes less often.
-                    delay_s = min(step_s / _STEP_SHARE, _APPLY_DELAY_MAX_S)
+                    # Events come in bursts. Each step visits all keys, for a whole burst or for one event.
+                    # Where keys are many, steps come less often.
+                    delay_s = min(visit_s / _VISIT_SHARE, _APPLY_DELAY_MAX_S)
                     await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
                 begun = etcd.clock.monotonic()
-                step()
-                step_s = etcd.clock.monotonic() - begun
+                changes = step()
+                visits = len(self.key_values) + 1
+                share = visits / (visits + _VISITS_PER_CHANGE * changes)
+                visit_s = share * (etcd.clock.monotonic() - begun)
 
-        def step() -> None:
+        def step() -> int:
+            """Apply what has arrived. Return the number of events."""
             while not arrived.empty():
                 batch.append(arrived.get_nowait())
             responses = batch.copy()
             batch.clear()
             self.apply(responses)
+            return sum(len(response.events) for response in responses)
 
         try:
             async with TaskScope(f"watch of {self.root}") as scope:

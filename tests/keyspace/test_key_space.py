@@ -95,9 +95,9 @@ CREATED = WatchResponse(header(50), created=True)
 LOST = Unavailable("lost")
 
 
-async def started(script: Script, *, delay: float = 0.0) -> KeySpace:
+async def started(script: Script, *, delay: float = 0.0, **kvs: int) -> KeySpace:
     ks = KeySpace(ROOT, decode, apply_delay_s=delay)
-    script.loads.insert(0, loaded(10))
+    script.loads.insert(0, loaded(10, **kvs))
     await ks.load(cast("Etcd", script))
     return ks
 
@@ -119,14 +119,17 @@ async def test_responses_within_the_delay_are_one_step() -> None:
         scope.cancel()
 
 
-@pytest.mark.parametrize(("took_s", "waits_s"), [(0.001, 0.03), (0.05, 0.25), (7.0, 1.0)])
-async def test_a_step_that_takes_long_is_followed_by_a_longer_delay(
-    took_s: float, waits_s: float
+@pytest.mark.parametrize(
+    ("keys", "took_s", "waits_s"),
+    [(898, 0.001, 0.03), (898, 0.05, 0.225), (898, 7.0, 1.0), (0, 0.2, 0.03)],
+)
+async def test_a_step_whose_visits_take_long_is_followed_by_a_longer_delay(
+    keys: int, took_s: float, waits_s: float
 ) -> None:
-    """So the steps of a large cluster take a fifth of the loop's time."""
+    """So the visits of a large cluster's keys take a fifth of the loop's time. Changes take what they take."""
     more = asyncio.Event()
     script = Script([CREATED, put("a", 1, 11), more, put("b", 2, 12)])
-    ks = await started(script, delay=0.03)
+    ks = await started(script, delay=0.03, **{f"key-{n:03}": n for n in range(keys)})
     ks.observers.append(lambda: script.clock.advance(took_s))
     async with TaskScope("test") as scope:
         scope.daemon(ks.watch(cast("Etcd", script)), name="watch")
