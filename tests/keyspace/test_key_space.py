@@ -126,7 +126,7 @@ async def test_responses_within_the_delay_are_one_step() -> None:
 async def test_a_step_whose_visits_take_long_is_followed_by_a_longer_delay(
     keys: int, took_s: float, waits_s: float
 ) -> None:
-    """So the visits of a large cluster's keys take a fifth of the loop's time. Changes take what they need."""
+    """So the visits of a large cluster's keys take a fifth of the loop's time. Changes take their time."""
     more = asyncio.Event()
     script = Script([CREATED, put("a", 1, 11), more, put("b", 2, 12)])
     ks = await started(script, delay=0.03, **{f"key-{n:03}": n for n in range(keys)})
