@@ -700,6 +700,7 @@ async def test_broken_pipeline_does_not_keep_spools(tmp_path: Path) -> None:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await until(lambda: cluster.consistent(JOURNAL))
         replica = cluster["a"].replica(JOURNAL)
+        await until(lambda: replica.index.first_refreshed)
         replica.stop_daemons()  # No pulse, either.
         pipeline = await replica.pipeline.take()
         assert pipeline is not None

@@ -68,6 +68,8 @@ async def test_a_read_of_a_store_that_cannot_be_listed_ends_with_the_reason(
     await broker.client.apply_journals(
         [JournalChange(upsert=journal_spec("a/journal", stores=(MISSING,)))]
     )
+    while not (await broker.client.get_journal("a/journal")).route.members:
+        await breathe()  # Until a broker serves it, that is the reason.
     result = await gazctl("journals", "read", "-l", "name=a/journal", "--timeout", "6s")
     assert result.code == 1
     # Once while it waits, once at its end.
