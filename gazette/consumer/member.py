@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, cast
 
@@ -43,7 +44,7 @@ from gazette.consumer.query.http_queries import HttpQueries, error_answer
 from gazette.consumer.query.keyed_shard import one_reader
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_router import QueryRouter, RunningQueries
-from gazette.consumer.query.shard_route import BoundShardRoute, routes_of
+from gazette.consumer.query.shard_route import ShardRoute, routes_of
 from gazette.consumer.resolver import Resolver
 from gazette.consumer.service import ConsumerService
 from gazette.consumer.settings import ConsumerSettings
@@ -198,23 +199,25 @@ class ConsumerMember:
     def add_route(
         self,
         path: str,
-        endpoint: Callable[..., Any] | BoundShardRoute,
+        endpoint: Callable[..., Any] | ShardRoute,
         methods: Iterable[str] = ("GET",),
     ) -> None:
         """See `ConsumerService.add_route`."""
         methods = list(methods)
-        if isinstance(endpoint, BoundShardRoute):
-            if endpoint.by_key:
+        if isinstance(endpoint, ShardRoute):
+            if endpoint.key is not None:
                 self._keyed_partitions()  # It lists them from now on, so that no query has to wait.
+            # As a part of a path, a key may be empty.
+            parameter = endpoint.key if isinstance(endpoint.key, str) else ""
             answer = self._http_queries.add(path, endpoint, methods)
-            self._routes.append(RawPathRoute(path, answer, methods, endpoint.key_parameter))
+            self._routes.append(RawPathRoute(path, answer, methods, parameter))
             return
         self._routes.append(HttpRoute(path, endpoint, methods=methods))
 
     def add_routes(self, instance: Any) -> None:
         """See `ConsumerService.add_routes`."""
         for route in routes_of(instance):
-            self.add_route(route.options.path, route, route.options.methods)
+            self.add_route(route.path, route, route.methods)
 
     def config(self, group: type[T]) -> T:
         """See `ConsumerService.config`."""
@@ -277,27 +280,21 @@ class ConsumerMember:
         timeout_s: float | None = None,
     ) -> QueryResult[T]:
         """See `ShardCaller.ask_shard`."""
-        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
-        begun = self.clock.monotonic()
-        await self._await_start(seconds)
+        left_s = await self._await_start(timeout_s)
         if self._queries_running.ended:
             raise self._queries_running.leaving(shard=query.shard)
         router = QueryRouter(
             self._running.resolver, self.peers, self._queries, self.clock, self._queries_running
         )
-        left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
         return await router.ask(query, serve, proxy, left_s)
 
     async def shard_of_key(
         self, key: Any, *, claims: Claims = EVERYTHING, timeout_s: float | None = None
     ) -> str:
         """See `ShardCaller.shard_of_key`."""
-        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
-        begun = self.clock.monotonic()
         partitions = self._keyed_partitions()
         encoded = self.application.key_encoding().encode(key)
-        await self._await_start(seconds)
-        left_s = max(0.0, seconds - (self.clock.monotonic() - begun))
+        left_s = await self._await_start(timeout_s)
         try:
             async with timeout(left_s) as deadline:
                 with self._queries_running.query(deadline):
@@ -306,7 +303,7 @@ class ConsumerMember:
             if self._queries_running.ended:
                 raise self._queries_running.leaving() from None
             raise Unavailable(
-                f"no broker has listed the partitions of keys within {seconds:g} s",
+                f"no broker has listed the partitions of keys within {left_s:.3g} s",
                 hint="Check that brokers run at --broker.address.",
             ) from error
         journal = modulo_mapping(partitions, lambda one: one)(encoded).journal
@@ -314,7 +311,7 @@ class ConsumerMember:
 
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """See `ShardCaller.all_shards`."""
-        await self._await_start(self.settings.query_timeout_s if timeout_s is None else timeout_s)
+        await self._await_start(timeout_s)
         return self.resolver.shards(LabelSelector())
 
     def _keyed_partitions(self) -> PartitionWatch:
@@ -327,16 +324,17 @@ class ConsumerMember:
             )
         return self.partitions(selector)
 
-    async def _await_start(self, timeout_s: float) -> None:
-        if self._started.is_set():
-            return
-        try:
-            async with timeout(timeout_s):
-                await first_of(self._started, self.stopping, self._failed)
-        except TimeoutError as error:
-            raise Unavailable(f"the consumer is {self._phase}") from error
+    async def _await_start(self, timeout_s: float | None) -> float:
+        """Return the seconds that are left once the member knows its cluster."""
+        seconds = self.settings.query_timeout_s if timeout_s is None else timeout_s
+        begun = self.clock.monotonic()
         if not self._started.is_set():
-            raise Unavailable(f"the consumer is {self._phase}")
+            with suppress(TimeoutError):
+                async with timeout(seconds):
+                    await first_of(self._started, self.stopping, self._failed)
+            if not self._started.is_set():
+                raise Unavailable(f"the consumer is {self._phase}")
+        return max(0.0, seconds - (self.clock.monotonic() - begun))
 
     @property
     def query_timeout_s(self) -> float:

@@ -12,7 +12,7 @@ from gazette.auth import Claims
 from gazette.client.append.service import AppendService
 from gazette.client.client import Client
 from gazette.consumer.query.shard_caller import ShardCaller
-from gazette.consumer.query.shard_route import BoundShardRoute
+from gazette.consumer.query.shard_route import ShardRoute
 from gazette.consumer.settings import ConsumerSettings
 from gazette.message.mapping import PartitionWatch
 from gazette.message.publisher import Publisher
@@ -71,7 +71,7 @@ class ConsumerService(ShardCaller, Protocol):
     def add_route(
         self,
         path: str,
-        endpoint: Callable[..., Any] | BoundShardRoute,
+        endpoint: Callable[..., Any] | ShardRoute,
         methods: Iterable[str] = ("GET",),
     ) -> None:
         """Serve an HTTP route; call it in ``Application.initialize``.

@@ -21,7 +21,7 @@ import msgspec
 from gazette.config.schema import exit_with
 from gazette.consumer.callbacks import require_callbacks
 from gazette.consumer.member import ConsumerMember
-from gazette.consumer.query.shard_route import BoundShardRoute
+from gazette.consumer.query.shard_route import ShardRoute
 from gazette.declare.declaration import Declaration, declaration_of
 from gazette.errors import Invalid
 from gazette.run.samples import MessageSample, samples_of
@@ -55,7 +55,7 @@ class NotingMember(ConsumerMember):
     def add_route(
         self,
         path: str,
-        endpoint: Callable[..., Any] | BoundShardRoute,
+        endpoint: Callable[..., Any] | ShardRoute,
         methods: Iterable[str] = ("GET",),
     ) -> None:
         """See `ConsumerService.add_route`."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gazette.config.schema import Schema
 from gazette.consumer.application import Application
-from gazette.consumer.query.shard_route import BoundShardRoute, routes_of
+from gazette.consumer.query.shard_route import ShardRoute, routes_of
 from gazette.errors import Bug, NotAllowed
 from gazette.message.mapping import Partitions
 from gazette.message.publisher import Publisher
@@ -76,7 +76,7 @@ class DrivenService:
     def add_route(
         self,
         path: str,
-        endpoint: Callable[..., Any] | BoundShardRoute,
+        endpoint: Callable[..., Any] | ShardRoute,
         methods: Iterable[str] = ("GET",),
     ) -> None:
         """Record a route in ``routes``."""
@@ -85,7 +85,7 @@ class DrivenService:
     def add_routes(self, instance: Any) -> None:
         """Record the routes of an object whose decorators give them a path."""
         for route in routes_of(instance):
-            self.add_route(route.options.path, route, route.options.methods)
+            self.add_route(route.path, route, route.methods)
 
     def config(self, group: type[T]) -> T:
         """Return the settings of one of the application's ``config_groups``."""

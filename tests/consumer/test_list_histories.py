@@ -11,7 +11,7 @@ from typing import Any, Final
 from gazette import ListPage, ShardRequest, gather_route, list_route
 from gazette.consumer.query.query import EVERYTHING, QueryResult, ShardQuery
 from gazette.consumer.query.query_codec import result_headers
-from gazette.consumer.query.shard_route import BoundShardRoute
+from gazette.consumer.query.shard_route import ShardRoute
 from gazette.protocol.shard import ShardSource, ShardSpec
 from gazette.testing.clock import ManualClock
 from tests.fuzzing import seeds
@@ -111,7 +111,7 @@ def wanted(rng: random.Random, shards: Shards) -> tuple[dict[str, int], float | 
     return offsets, rng.choice((None, 0.0, 3.0, 60.0))
 
 
-async def ask(shards: Shards, route: BoundShardRoute, want: Any, **query: str) -> tuple[Any, float]:
+async def ask(shards: Shards, route: ShardRoute, want: Any, **query: str) -> tuple[Any, float]:
     offsets, max_staleness_s = want
     values = {"gazette-read-through": ",".join(f"{one}={at}" for one, at in offsets.items())}
     if max_staleness_s is not None:

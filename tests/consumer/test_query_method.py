@@ -9,6 +9,7 @@ import pytest
 
 from gazette.consumer.callbacks import ApplicationFailed
 from gazette.consumer.query.all_shards import gather_route, list_route
+from gazette.consumer.query.http_queries import HttpQueries
 from gazette.consumer.query.query_method import query_method
 from gazette.consumer.query.shard_route import shard_route
 from gazette.consumer.query.shard_rpc import shard_rpc
@@ -68,3 +69,20 @@ def test_errors_of_our_tree_and_returned_coroutines() -> None:
         query_method(missing, ("self", "store", "request"))(None, None, None)
     with raises(ApplicationFailed, says="lazy returned a coroutine, which nothing runs"):
         query_method(lazy, ("self", "store", "request"))(None, None, None)
+
+
+class Api:
+    @shard_route("/a")
+    def count(self, store: Any, request: Any) -> int:
+        """Count."""
+        return 1
+
+
+def test_a_route_of_a_class_is_no_route_of_an_object() -> None:
+    queries = HttpQueries(None)  # type: ignore[arg-type]
+    with raises(Invalid, path="add_route"):
+        queries.add("/a", Api.count, ["GET"])
+    api = Api()
+    queries.add("/a", api.count, ["GET"])
+    assert api.count.instance is api
+    assert api.count.__doc__ == "Count."

@@ -28,7 +28,7 @@ from gazette.consumer.query.query import QueryResult
 from gazette.consumer.query.query_method import answering
 from gazette.consumer.query.shard_caller import Question
 from gazette.consumer.query.shard_route import (
-    Answer,
+    AskShards,
     HttpAnswer,
     ShardRequest,
     ShardRoute,
@@ -142,7 +142,7 @@ def list_route(
     return route.decorate("page")
 
 
-def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> Answer:
+def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards:
     """Return the function that has all shards answer, and makes one answer of theirs.
 
     ``collect`` returns an empty collection for the answers to a request, or raises ``Invalid``.

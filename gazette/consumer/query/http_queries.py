@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from gazette.consumer.query.query import QueryResult
 from gazette.consumer.query.query_codec import result_headers, values_of
 from gazette.consumer.query.shard_caller import ShardCaller, answer_call, caller_of
-from gazette.consumer.query.shard_route import METHOD, BoundShardRoute, HttpAnswer, ShardRequest
+from gazette.consumer.query.shard_route import METHOD, HttpAnswer, ShardRequest, ShardRoute
 from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.net.http_requests import (
     Refusal,
@@ -35,12 +35,18 @@ class HttpQueries:
 
     def __init__(self, service: ShardCaller) -> None:
         self._service = service
-        self._routes: dict[tuple[str, str], BoundShardRoute] = {}
+        self._routes: dict[tuple[str, str], ShardRoute] = {}
 
     def add(
-        self, path: str, route: BoundShardRoute, methods: Iterable[str]
+        self, path: str, route: ShardRoute, methods: Iterable[str]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if another route is there."""
+        if route.instance is None:
+            raise Invalid(
+                f"the route at {path} is a method of a class, and not of an object",
+                path="add_route",
+                hint="Pass api.count, and not Api.count.",
+            )
         for method in _with_head(methods):
             if (path, method) in self._routes:
                 raise Invalid(
@@ -58,7 +64,7 @@ class HttpQueries:
         return endpoint
 
     async def _answer(
-        self, path: str, route: BoundShardRoute, request: Request
+        self, path: str, route: ShardRoute, request: Request
     ) -> QueryResult[HttpAnswer]:
         service = self._service
         check_headers(request)

@@ -20,8 +20,14 @@ def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: Labe
     shards = [
         one.id for one in readers if not one.disable and covered.matches(one.labels_with_id())
     ]
+    # A caller of some shards only does not learn which partition it is, either.
+    if not shards and covered != EVERYTHING:
+        raise NotFound("no shard that the token covers has the messages of this key")
     if not shards:
-        raise _no_reader(journal, covered)
+        raise NotFound(
+            f"no shard reads {journal}, which has the messages of this key",
+            hint="Apply specifications of shards, and enable them.",
+        )
     if len(shards) > 1:
         raise Invalid(
             f"{len(shards)} shards read {journal}, which has the messages of this key: "
@@ -30,13 +36,3 @@ def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: Labe
             hint="Let the request name the shard.",
         )
     return shards[0]
-
-
-def _no_reader(journal: JournalName, covered: LabelSelector) -> NotFound:
-    # A caller of some shards only does not learn which partition it is, either.
-    if covered != EVERYTHING:
-        return NotFound("no shard that the token covers has the messages of this key")
-    return NotFound(
-        f"no shard reads {journal}, which has the messages of this key",
-        hint="Apply specifications of shards, and enable them.",
-    )

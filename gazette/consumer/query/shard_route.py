@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias
 
 import grpc.aio
 import msgspec
@@ -74,7 +74,7 @@ ShardOf: TypeAlias = Callable[[ShardRequest], str]
 """Function that returns the id of the shard to ask."""
 KeyOf: TypeAlias = str | Callable[[ShardRequest], Any]
 """Name of a parameter of the path or the query, or function that returns the key."""
-Answer: TypeAlias = Callable[[Question[HttpAnswer]], Awaitable[QueryResult[HttpAnswer]]]
+AskShards: TypeAlias = Callable[[Question[HttpAnswer]], Awaitable[QueryResult[HttpAnswer]]]
 """Function that finds the shards of a request, and has them answer."""
 Reply: TypeAlias = Callable[[Callable[..., Any], Any, ShardRequest], HttpAnswer]
 """Function that encodes what a shard answers: ``reply(method, store, request)``, on a thread."""
@@ -109,13 +109,13 @@ def shard_route(
     of_key = partial(key_of, key) if isinstance(key, str) else key
     find = find_by("shard_route", of_key, shard, shard_of)
 
-    async def answer(asked: Question[HttpAnswer]) -> QueryResult[HttpAnswer]:
+    async def ask_shards(asked: Question[HttpAnswer]) -> QueryResult[HttpAnswer]:
         return await asked.ask(of_shard(asked.query, await find(asked)))
 
     def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
         return encoded(method(store, request), request.route)
 
-    route = ShardRoute(checked_path(path), methods, capability, timeout_s, answer, reply, key)
+    route = ShardRoute(checked_path(path), methods, capability, timeout_s, ask_shards, reply, key)
     return route.decorate("request")
 
 
@@ -138,9 +138,9 @@ def checked_path(path: object) -> str:
     return path
 
 
-@dataclass(slots=True)
+@dataclass
 class ShardRoute:
-    """A descriptor for one method of a class, made by a decorator of routes."""
+    """A route made by a decorator: a descriptor of a class, and with ``instance`` that of one object."""
 
     path: str
     """Path that the decorator gives; empty if ``add_route`` does."""
@@ -148,38 +148,23 @@ class ShardRoute:
     capability: int
     """Capability that the token of a caller needs."""
     timeout_s: float | None
-    answer: Answer
+    ask_shards: AskShards
     reply: Reply
     key: KeyOf | None = None
+    """What says by keys of messages which shard is asked. As a name, it is of a parameter."""
     method: Callable[..., Any] = lambda *_: None
+    instance: Any = None
 
     def decorate(self, parameter: str) -> Callable[[Callable[[Any, Any, Any], Any]], ShardRoute]:
         """Return the decorator. A method of a class gets ``(self, store, parameter)``."""
-        parameters = ("self", "store", parameter)
-        return lambda method: replace(
-            self, methods=tuple(self.methods), method=query_method(method, parameters)
-        )
+        names, methods = ("self", "store", parameter), tuple(self.methods)
+        return lambda method: replace(self, methods=methods, method=query_method(method, names))
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> ShardRoute: ...
-    @overload
-    def __get__(self, instance: Any, owner: type) -> BoundShardRoute: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else BoundShardRoute(self, instance)
+    def __post_init__(self) -> None:
+        self.__doc__ = self.method.__doc__
 
-
-class BoundShardRoute:
-    """A route of one object: one shard answers its requests, or all of them."""
-
-    def __init__(self, route: ShardRoute, instance: Any) -> None:
-        self.options = route
-        self._method = partial(route.method, instance)
-        self.capability = route.capability
-        self.timeout_s = route.timeout_s
-        self.by_key = route.key is not None
-        """True if keys of messages say which shard is asked."""
-        self.key_parameter = route.key if isinstance(route.key, str) else ""
-        """Parameter that is the key. Empty without one. In a path, it may be empty."""
+    def __get__(self, instance: Any, owner: type) -> ShardRoute:
+        return self if instance is None else replace(self, instance=instance)
 
     async def answer(
         self, service: ShardCaller, request: ShardRequest, values: Values, claims: Claims
@@ -188,12 +173,12 @@ class BoundShardRoute:
         asked = Question(service, self, request, query_of(values, claims))
         if request.shard:  # Another member has found the shard, and passes the request on.
             return await asked.ask(of_shard(asked.query, request.shard))
-        return await self.options.answer(asked)
+        return await self.ask_shards(asked)
 
     def serve(self, store: Any, request: ShardRequest, query: ShardQuery) -> HttpAnswer:
         """Return what a shard answers. Called on a thread."""
         request = msgspec.structs.replace(request, shard=query.shard)
-        return self.options.reply(self._method, store, request)
+        return self.reply(partial(self.method, self.instance), store, request)
 
     def send(
         self, channel: grpc.aio.Channel, request: ShardRequest, query: ShardQuery, own: Any
@@ -208,12 +193,12 @@ class BoundShardRoute:
         return msgspec.msgpack.decode(response, type=HttpAnswer)
 
 
-def routes_of(instance: Any) -> list[BoundShardRoute]:
+def routes_of(instance: Any) -> list[ShardRoute]:
     """Return the methods of an object whose decorators give them a path, by name."""
     kind = type(instance)
     names = [name for name in dir(kind) if isinstance(getattr(kind, name, None), ShardRoute)]
-    bound: list[BoundShardRoute] = [getattr(instance, name) for name in names]
-    return [route for route in bound if route.options.path]
+    bound: list[ShardRoute] = [getattr(instance, name) for name in names]
+    return [route for route in bound if route.path]
 
 
 def encoded(value: Any, route: str) -> HttpAnswer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
 
@@ -80,7 +80,7 @@ def shard_rpc(
 
 @dataclass
 class ShardRpc(Generic[RequestT, ResponseT]):
-    """A descriptor for one method of a class, made by ``@shard_rpc``."""
+    """A method made by ``@shard_rpc``: a descriptor of a class, and with ``instance`` of one servicer."""
 
     method: Callable[[Any, Any, RequestT], ResponseT]
     stub: Callable[[Any], Any]
@@ -88,6 +88,7 @@ class ShardRpc(Generic[RequestT, ResponseT]):
     capability: int
     timeout_s: float | None
     name: str
+    instance: Any = None
 
     def __post_init__(self) -> None:
         self.__doc__ = self.method.__doc__
@@ -95,40 +96,26 @@ class ShardRpc(Generic[RequestT, ResponseT]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> ShardRpc[RequestT, ResponseT]: ...
-    @overload
-    def __get__(self, instance: Any, owner: type) -> BoundShardRpc[RequestT, ResponseT]: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else BoundShardRpc(self, instance)
-
-
-class BoundShardRpc(Generic[RequestT, ResponseT]):
-    """The method of one servicer."""
-
-    def __init__(self, rpc: ShardRpc[RequestT, ResponseT], instance: Any) -> None:
-        self._rpc = rpc
-        self._instance = instance
-        self.capability = rpc.capability
-        self.timeout_s = rpc.timeout_s
+    def __get__(self, instance: Any, owner: type) -> ShardRpc[RequestT, ResponseT]:
+        return self if instance is None else replace(self, instance=instance)
 
     def admit(self, path: str, metadata: Any) -> None:
         """Look at the head of a call. Raise ``NotAllowed`` as the call itself would."""
         del path
-        if getattr(self._instance, "service", None) is not None:  # The call itself says so.
-            caller_of(self._instance.service, metadata, self.capability)
+        if getattr(self.instance, "service", None) is not None:  # The call itself says so.
+            caller_of(self.instance.service, metadata, self.capability)
 
     async def __call__(self, request: RequestT, context: Any) -> ResponseT:
         """Answer a call."""
 
         async def answer(metadata: Any) -> QueryResult[ResponseT]:
-            service = service_of(self._instance)
+            service = service_of(self.instance)
             claims = caller_of(service, metadata, self.capability)
             query = query_of(values_of(metadata), claims)
             if query.header is None:
                 query = replace(query, header=_header_of(request))
             asked = Question(service, self, request, query)
-            return await asked.ask(of_shard(query, await self._rpc.find(asked)))
+            return await asked.ask(of_shard(query, await self.find(asked)))
 
         return await answer_call(context, answer)
 
@@ -143,15 +130,15 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
     ) -> QueryResult[ResponseT]:
         """Have a shard answer a request of this process. Raise as `QueryRouter.ask` does."""
         query = ShardQuery(shard or "", read_through or {}, max_staleness_s, None, claims)
-        asked = Question(service_of(self._instance), self, request, query)
+        asked = Question(service_of(self.instance), self, request, query)
         if shard is None:
-            query = replace(query, shard=await self._rpc.find(asked))
+            query = replace(query, shard=await self.find(asked))
         return await asked.ask(query)
 
     def serve(self, store: Any, request: RequestT, query: ShardQuery) -> ResponseT:
         """Return what a shard answers. Called on a thread."""
         del query
-        return self._rpc.method(self._instance, store, request)
+        return self.method(self.instance, store, request)
 
     def send(self, channel: grpc.aio.Channel, request: Any, query: ShardQuery, own: Any) -> Any:
         """Begin the call that passes a query on."""
@@ -160,7 +147,7 @@ class BoundShardRpc(Generic[RequestT, ResponseT]):
             copy.CopyFrom(request)
             copy.header.CopyFrom(query.header.to_pb())
             request = copy
-        return getattr(self._rpc.stub(channel), self._rpc.name)(request, metadata=own)
+        return getattr(self.stub(channel), self.name)(request, metadata=own)
 
     def decode(self, response: ResponseT) -> ResponseT:
         """Return the answer of another member, which the stub has decoded."""
