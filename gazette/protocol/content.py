@@ -7,10 +7,8 @@ other message, and every content message that is not in its plain form, takes th
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from gazette.protocol.fragment import Fragment
 from gazette.protocol.pb import broker_pb2
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -131,40 +129,6 @@ def decode_read(data: bytes) -> Content | broker_pb2.ReadResponse:
     except IndexError:
         pass  # The generated code below decodes the message, and names what is wrong with it.
     return broker_pb2.ReadResponse.FromString(data)
-
-
-def append_commit(commit: Fragment) -> bytes:
-    """Return the wire form of an AppendResponse with that commit and nothing else.
-
-    A commit is in no store. So it has neither a backing store nor a time of modification.
-    """
-    digest = commit.sum  # Its parts are big-endian in the digest, and little-endian in a message.
-    # Fields 1 to 5 of a Fragment: journal, begin, end, sum with three parts, and codec.
-    fields = b"".join(
-        (
-            _journal_field(commit.journal),
-            b"\x10",
-            _varint(commit.begin),
-            b"\x18",
-            _varint(commit.end),
-            b"\x22\x17\x09",
-            digest[7::-1],
-            b"\x11",
-            digest[15:7:-1],
-            b"\x1d",
-            digest[:15:-1],
-            b"\x28",
-            _varint(commit.codec),
-        )
-    )
-    return b"".join((b"\x1a", _varint(len(fields)), fields))
-
-
-@lru_cache(maxsize=1 << 10)
-def _journal_field(journal: str) -> bytes:
-    """Return field 1 of a Fragment."""
-    name = journal.encode()
-    return b"".join((b"\x0a", _varint(len(name)), name))
 
 
 def _varint(value: int) -> bytes:

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from gazette.protocol.content import (
     COMMIT,
     Content,
-    append_commit,
     append_content,
     decode_read,
     encode_append,
 )
-from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.pb import broker_pb2
 
 contents = st.binary(min_size=1, max_size=300) | st.integers(1, 40_000).map(lambda n: b"x" * n)
@@ -35,21 +33,6 @@ def test_the_commit_is_the_empty_message() -> None:
     assert encode_append(opening) == encode_append(opening.SerializeToString())
     with pytest.raises(AssertionError):
         append_content(b"")
-
-
-@given(
-    commit=st.builds(
-        Fragment,
-        journal=st.text(max_size=5) | st.just("a/journal/of/" + "long" * 40),
-        begin=offsets,
-        end=offsets,
-        sum=st.binary(min_size=20, max_size=20) | st.just(bytes(20)),
-        codec=st.sampled_from(Codec),
-    )
-)
-def test_a_commit_is_decoded_by_the_generated_code(commit: Fragment) -> None:
-    decoded = broker_pb2.AppendResponse.FromString(append_commit(commit))
-    assert decoded == broker_pb2.AppendResponse(commit=commit.to_pb())
 
 
 @given(offset=offsets, content=contents)

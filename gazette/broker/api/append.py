@@ -43,7 +43,6 @@ from gazette.protocol.append_session import SessionAppend, created_of, introduct
 from gazette.protocol.content import (
     COMMIT,
     AppendMessage,
-    append_commit,
     append_content,
     decode_append,
 )
@@ -492,7 +491,8 @@ def _encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
     encode = _kept_rest if usual else _rest
     response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
     if ended.commit is not None and ended.status is Status.OK:
-        response += append_commit(ended.commit)
+        commit = broker_pb2.AppendResponse(commit=ended.commit.to_pb())
+        response += commit.SerializeToString()
     return response
 
 
