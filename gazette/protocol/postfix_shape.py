@@ -208,8 +208,10 @@ def _element(element: str) -> Sequence[Part]:
     words = go_time.words_of(element)
     if words:
         return (_choice(words),)
+    if element == "_2006":  # It has no padding: the line is one of the text.
+        return "_", _WIDTHS["2006"]
     padding = element.count("_")
-    digits = Digits(1, 3) if padding and element != "_2006" else _WIDTHS[element.strip("_")]
+    digits = Digits(1, 3) if padding else _WIDTHS[element]
     return (Choice(tuple((" " * count,) for count in range(3))), digits) if padding else (digits,)
 
 

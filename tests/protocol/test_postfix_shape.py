@@ -82,6 +82,7 @@ def test_a_shape_matches_what_its_template_writes(template: str, context: Postfi
         (DAY, "deleted/journal", False),
         (DAY.replace("/", "-"), "2025-06-01", True),
         ('{{ .Spool.FirstAppendTime.Format "Jan-02" }}', "Jun-01", True),
+        ('{{ .Spool.FirstAppendTime.Format "_2006" }}', "_2025", True),
         ('{{ .Spool.FirstAppendTime.Format "Jan-02" }}', "Jux-01", False),
         ("{{ if .Name }}one{{ else }}two/{{ .Spool.Begin }}{{ end }}", "two/12", True),
         ("{{ if .Name }}one{{ else }}two/{{ .Spool.Begin }}{{ end }}", "two/x", False),

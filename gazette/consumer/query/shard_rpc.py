@@ -112,8 +112,8 @@ class ShardRpc(Generic[RequestT, ResponseT]):
             service = service_of(self.instance)
             claims = caller_of(service, metadata, self.capability)
             query = query_of(values_of(metadata), claims)
-            if query.header is None:
-                query = replace(query, header=_header_of(request))
+            if query.header is None and (header := _header_of(request)) is not None:
+                query = replace(query, header=header)
             asked = Question(service, self, request, query)
             return await asked.ask(of_shard(query, await self.find(asked)))
 
