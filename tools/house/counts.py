@@ -1,0 +1,171 @@
+"""The counts of a source tree: lines by room, sizes, and what is over the limits."""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import subprocess
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tools.house.budget import ARGUMENTS_MAX, FIELDS_MAX, FILE_MAX, FUNCTION_MAX
+
+_GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
+_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of one or more files, by kind."""
+
+    files: int = 0
+    all: int = 0
+    code: int = 0
+    docstrings: int = 0
+    comments: int = 0
+    blank: int = 0
+
+    def __add__(self, other: Lines) -> Lines:
+        return Lines(
+            self.files + other.files,
+            self.all + other.all,
+            self.code + other.code,
+            self.docstrings + other.docstrings,
+            self.comments + other.comments,
+            self.blank + other.blank,
+        )
+
+    @classmethod
+    def of(cls, source: str, tree: ast.Module) -> Lines:
+        lines, docs = source.splitlines(), _docstring_lines(tree)
+        comments = {
+            token.start[0]
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT and lines[token.start[0] - 1].lstrip().startswith("#")
+        }
+        blank = sum(1 for n, line in enumerate(lines, 1) if not line.strip() and n not in docs)
+        code = len(lines) - len(docs) - len(comments) - blank
+        return cls(1, len(lines), code, len(docs), len(comments), blank)
+
+
+@dataclass(slots=True)
+class House:
+    """Everything that was counted. Places are texts such as ``gazette/a/b.py:7 Name``."""
+
+    rooms: dict[str, Lines] = field(default_factory=lambda: defaultdict(Lines))
+    files: list[tuple[int, str]] = field(default_factory=list)
+    functions: list[tuple[int, str]] = field(default_factory=list)
+    wide_classes: list[tuple[int, str]] = field(default_factory=list)
+    long_constructors: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def long_files(self) -> list[tuple[int, str]]:
+        return [one for one in self.files if one[0] > FILE_MAX]
+
+    def show(self) -> Iterator[str]:
+        """Yield the lines of a report."""
+        yield f"{'room':16}{'files':>7}{'lines':>8}{'code':>8}{'docs':>7}{'comment':>8}{'blank':>7}"
+        ordered = sorted(self.rooms.items(), key=lambda room: -room[1].all)
+        for name, lines in [*ordered, ("total", sum(self.rooms.values(), Lines()))]:
+            yield (
+                f"{name:16}{lines.files:7}{lines.all:8}{lines.code:8}{lines.docstrings:7}"
+                f"{lines.comments:8}{lines.blank:7}"
+            )
+        sizes, spans = sorted(size for size, _ in self.files), sorted(n for n, _ in self.functions)
+        yield f"files: median {statistics.median(sizes):.0f}; " + _worst(
+            f"over {FILE_MAX} lines", self.long_files
+        )
+        long = [one for one in self.functions if one[0] > FUNCTION_MAX]
+        yield (
+            f"functions: {len(spans)}, median {statistics.median(spans):.0f}, "
+            f"p90 {spans[int(len(spans) * 0.9)]}; " + _worst(f"over {FUNCTION_MAX} lines", long)
+        )
+        yield _worst(f"classes with more than {FIELDS_MAX} fields", self.wide_classes)
+        title = f"constructors with more than {ARGUMENTS_MAX} arguments"
+        yield _worst(title, self.long_constructors)
+
+
+def count(root: Path, package: str = "gazette") -> House:
+    """Count the files of ``package`` that git knows below ``root``, without generated ones."""
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", package], capture_output=True, text=True, check=True
+    )
+    house = House()
+    for name in listed.stdout.split():
+        if name.endswith(".py") and not name.endswith(_GENERATED) and (root / name).exists():
+            _add(house, name, (root / name).read_text())
+    return house
+
+
+def room_of(name: str) -> str:
+    """Return the room of a file: its folder in the package, or ``(root)``."""
+    parts = name.split("/")
+    return f"{parts[1]}/" if len(parts) > 2 else "(root)"
+
+
+def over(rooms: Mapping[str, Lines], budget: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each room that has more lines than the budget, or is not in it."""
+    return [
+        f"{name} has {lines.all} lines; its budget in tools/house/budget.py is {budget.get(name, 0)}"
+        for name, lines in sorted(rooms.items())
+        if lines.all > budget.get(name, 0)
+    ]
+
+
+def _add(house: House, name: str, source: str) -> None:
+    tree = ast.parse(source)
+    lines = Lines.of(source, tree)
+    house.rooms[room_of(name)] += lines
+    house.files.append((lines.all, name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            place = f"{name}:{node.lineno} {node.name}"
+            house.functions.append(((node.end_lineno or node.lineno) - node.lineno + 1, place))
+            arguments = len(node.args.args) + len(node.args.kwonlyargs) - 1
+            if node.name == "__init__" and arguments > ARGUMENTS_MAX:
+                house.long_constructors.append((arguments, place))
+        elif isinstance(node, ast.ClassDef) and (fields := len(_fields(node))) > FIELDS_MAX:
+            house.wide_classes.append((fields, f"{name}:{node.lineno} {node.name}"))
+
+
+def _fields(node: ast.ClassDef) -> set[str]:
+    """Return the fields of a class: those that it declares, and those that its methods set."""
+    found = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    for each in ast.walk(node):
+        if isinstance(each, ast.Assign | ast.AnnAssign):
+            for target in each.targets if isinstance(each, ast.Assign) else [each.target]:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                ):
+                    found.add(target.attr)
+    return found
+
+
+def _docstring_lines(tree: ast.Module) -> set[int]:
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                lines |= set(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return lines
+
+
+def _worst(title: str, found: list[tuple[int, str]]) -> str:
+    worst = "; ".join(f"{n} {place}" for n, place in sorted(found, reverse=True)[:_SHOWN])
+    return f"{title}: {len(found)}" + (f"; worst: {worst}" if worst else "")
