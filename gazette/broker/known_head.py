@@ -158,6 +158,7 @@ class KnownHead:
         self._context = context
         self._journal = journal
         self._key = head_key(context.settings.root, journal)
+        self._item_key = item_key(context.settings.root, journal)
         self._head = Head(life)
         self._mod_revision: Revision = 0
         self.loaded = False
@@ -223,7 +224,7 @@ class KnownHead:
         """Read the head from etcd. With ``lives`` also read if the journal still exists.
 
         Raise as ``Etcd.txn``, and ``Conflict`` for an unknown value or if the journal is known to be deleted.
-        Nothing depends on the head of a journal that was deleted meanwhile: a later one has another life.
+        Each write requires that the journal exists, so most reads need not.
         """
         context, life = self._context, self._head.life
         if lives:
@@ -399,8 +400,11 @@ class KnownHead:
             if begin is not None and begin < self._head.offset:
                 return False
             head = change(self._head)
-            unchanged = Compare.mod_revision(self._key, "=", self._mod_revision)
-            result = await self._context.etcd.txn([unchanged], [Op.put(self._key, head.encode())])
+            compares = [
+                Compare.mod_revision(self._key, "=", self._mod_revision),
+                Compare.create_revision(self._item_key, "=", head.life),
+            ]
+            result = await self._context.etcd.txn(compares, [Op.put(self._key, head.encode())])
             if result.succeeded:
                 self._head, self._mod_revision = head, result.header.revision
                 return True

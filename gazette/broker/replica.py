@@ -109,6 +109,8 @@ class Replica:
         self.closings = Closings(context, self.head, self.index)
         self._upload_gate = UploadGate(context.persister, life, self.head.note)
         self.others = OtherFollowers()
+        self._seems_new = False
+        """Nothing is known to have been appended, so no listing is due soon."""
         self._gathering: set[asyncio.Future[None]] = set()
         """The last turns of pipelines that were torn down and still wait for answers."""
         spool = Spool(
@@ -236,10 +238,18 @@ class Replica:
         if not self.leads:
             self._upload_gate.lead(end, registers, tenure)
             self.index.show(end)
+            self._note_end(end)
 
     def follow(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
         """Record that this replica has the bytes that its primary proposed. See ``UploadGate.confirm``."""
         self._upload_gate.confirm(fragment, reassigned, tenure)
+        self._note_end(fragment.begin)
+
+    def _note_end(self, end: Offset) -> None:
+        """List soon if the journal reaches ``end``, and seemed to be new: a former owner may upload that."""
+        if end and self._seems_new:
+            self._seems_new = False
+            self.list_again()
 
     def has_unagreed(self, fragment: Fragment) -> bool:
         """Return True if peers may lack the end of ``fragment``, the spool of this primary.
@@ -407,8 +417,9 @@ class Replica:
         that nothing was appended to had no such owner. Readers wait also if the index has a hole. Until the
         first success appends wait for it.
         """
-        is_new = self.is_listed and not self.index.end_offset and not self.head.offset
-        interval_s = math.inf if is_new else soon_s
+        ends = (self.index.end_offset, self.head.offset, self._upload_gate.end or 0)
+        self._seems_new = self.is_listed and not any(ends)
+        interval_s = math.inf if self._seems_new else soon_s
         spec = self.spec
         if spec is not None:
             interval_s = min(interval_s, spec.fragment.refresh_interval_ns / _SECOND_NS)

@@ -24,10 +24,11 @@ from gazette.errors import Conflict, Unavailable
 from gazette.etcd.client import Etcd
 from gazette.fragment.cover_set import CoverSet
 from gazette.fragment.set_aside import SetAside
-from gazette.protocol.fragment import Codec, Fragment
+from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import logged, raises
@@ -454,6 +455,32 @@ async def test_a_primary_that_has_not_appended_yet_does_not_begin_late(
     await cluster["c"].context.resolver.wait_torn_down(10.0)
     await until(lambda: len(stored(tmp_path)) == 2)
     assert stored(tmp_path)[1].name == name_of(5, b"of c")
+
+
+async def test_no_head_is_written_for_a_journal_that_was_deleted(cluster: FixedCluster) -> None:
+    """The primary does not know it yet."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    await until(lambda: cluster.consistent(JOURNAL))
+    cluster["a"].lagging = []
+    cluster.etcd.change({}, [item_key(ROOT, JOURNAL)])
+    outcome = await append(cluster["a"], b"late")
+    assert outcome.ending is Ending.FAILED
+    assert isinstance(outcome.error, Conflict)
+    assert known(cluster) is None
+
+
+async def test_a_journal_that_seemed_new_is_listed_once_its_end_is_known(
+    cluster: FixedCluster, tmp_path: Path
+) -> None:
+    """Its former owner was a broker of the original, which writes no known heads."""
+    cluster.create(journal_spec(JOURNAL), "a")
+    replica = cluster["a"].replica(JOURNAL)
+    await append(cluster["a"])  # It has begun, which lists the store.
+    directory = tmp_path / "root" / "fragments" / JOURNAL
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name_of(0, b"former")).write_bytes(b"former")
+    replica.follow(Fragment(JOURNAL, 6, 6, ZERO_SUM, Codec.NONE), Latch(), 1)
+    await until(lambda: replica.index.end_offset == 6)
 
 
 async def test_a_head_stays_closed_until_a_primary_answers(

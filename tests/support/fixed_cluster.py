@@ -130,7 +130,7 @@ class MemoryEtcd:
             raise Unavailable("etcd is away")
         holds = all(self._holds(compare) for compare in compares)
         puts = {op.key.decode(): op.value for op in success if isinstance(op, PutOp)}
-        if puts and any(_is_watched(compare.key) for compare in compares):
+        if any(_is_watched(key.encode()) for key in puts):
             self.transactions.append(holds)
         if not holds:
             return TxnResult(self.header(), False, ())

@@ -106,8 +106,10 @@ class ReplicateApi:
                 resolve = partial(self._resolve, at.journal, claims, header)
                 watch = _RouteWatch(context, scope, stream, header.route, resolve)
                 watch.follow(at)
-                await stream.serve(proposal)
-                watch.end()
+                try:
+                    await stream.serve(proposal)
+                finally:
+                    watch.end()
                 scope.cancel()
         finally:
             await _give_back(replica, local)
