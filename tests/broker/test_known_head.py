@@ -27,6 +27,7 @@ from gazette.fragment.set_aside import SetAside
 from gazette.protocol.fragment import ZERO_SUM, Codec, Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.status import Status
+from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope
@@ -473,7 +474,9 @@ async def test_a_journal_that_seemed_new_is_listed_once_its_end_is_known(
     cluster: FixedCluster, tmp_path: Path
 ) -> None:
     """Its former owner was a broker of the original, which writes no known heads."""
-    cluster.create(journal_spec(JOURNAL), "a")
+    spec = journal_spec(JOURNAL)
+    fragment = replace(spec.fragment, refresh_interval_ns=duration.HOUR)
+    cluster.create(replace(spec, fragment=fragment), "a")
     replica = cluster["a"].replica(JOURNAL)
     await append(cluster["a"])  # It has begun, which lists the store.
     directory = tmp_path / "root" / "fragments" / JOURNAL
