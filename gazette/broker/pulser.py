@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from gazette.broker.append.events import Ending, Outcome, SuspendControl
 from gazette.errors import Broken, Closed, GazetteError, Unavailable
 from gazette.protocol.status import Status
-from gazette.runtime.agenda import Agenda, Allowance
+from gazette.runtime.agenda import Agenda, Allowance, Slots
 from gazette.runtime.clock import Clock
 from gazette.runtime.latch import Latch
 from gazette.runtime.tasks import TaskScope, sleep_unless
@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 FIRST_PER_S: Final = 20.0
 """First fragments that pulses complete in a second. Each is an upload."""
-_PER_TURN: Final = 100
-"""Pulses that begin before the event loop has another turn."""
+_AT_A_TIME: Final = 32
+_PATIENCE_S: Final = 0.25
+"""Seconds after which a pulse that is under way does not keep others from beginning."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
 _IDLE_S: Final = 3600.0
@@ -138,13 +139,14 @@ class _Entry:
     """The pulse that is under way."""
     has_first: bool = False
     """Its first fragment is to be completed."""
+    slot: int = 0
 
 
 class Pulser:
     """Begins the pulses of all replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
     ``new_pulse`` returns the pulse of a journal; None if this broker does not lead the journal now. A replica
-    has one pulse at a time. The tasks belong to ``scope``.
+    has one pulse at a time. A burst of pulses begins a few at a time. The tasks belong to ``scope``.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class Pulser:
         self._due: Agenda[_Entry] = Agenda()
         self._first: deque[_Entry] = deque()
         self._allowance = Allowance(FIRST_PER_S, clock.monotonic())
+        self._slots = Slots(_AT_A_TIME, _PATIENCE_S, clock.monotonic())
         self._changed = asyncio.Event()
 
     def add(self, replica: Pulsed) -> None:
@@ -204,10 +207,7 @@ class Pulser:
         while True:
             self._changed.clear()
             next_s = self._begin_due(self._clock.monotonic())
-            if next_s:
-                await sleep_unless(self._clock, next_s, self._changed)
-            else:
-                await self._clock.sleep(0.0)
+            await sleep_unless(self._clock, next_s, self._changed)
 
     def _wake(self, entry: _Entry) -> None:
         entry.is_tick = False
@@ -216,18 +216,24 @@ class Pulser:
         self._changed.set()
 
     def _begin_due(self, now: float) -> float:
-        """Begin what is due, up to a bound. Return the seconds until the next look."""
-        for _ in range(_PER_TURN):
-            if (entry := self._due.take(now)) is None:
-                break
-            self._begin(entry)
-        else:
-            return 0.0
+        """Begin what is due, as far as it may. Return the seconds until the next look."""
+        while self._begin_next(now):
+            pass
         while self._first and self._allowance.take(now):
             self._complete(self._first.popleft())
-        first = self._due.first()
-        next_s = _IDLE_S if first is None else first.due_at - now
-        return max(min(next_s, self._allowance.next_s) if self._first else next_s, _TICK_S)
+        waits = [_IDLE_S]
+        if (first := self._due.first()) is not None:
+            waits.append(first.due_at - now if first.due_at > now else self._slots.next_s(now))
+        if self._first:
+            waits.append(self._allowance.next_s)
+        return max(min(waits), _TICK_S)
+
+    def _begin_next(self, now: float) -> bool:
+        """Begin the pulse that is due first, if one is and may begin now."""
+        while self._slots.are_free(now) and (entry := self._due.take(now)) is not None:
+            if self._begin(entry):
+                return True
+        return False
 
     def _queue_first(self, entry: _Entry) -> None:
         self._first.append(entry)
@@ -239,21 +245,23 @@ class Pulser:
             entry.is_tick = False
             self._begin(entry)
 
-    def _begin(self, entry: _Entry) -> None:
+    def _begin(self, entry: _Entry) -> bool:
         if entry.pulse is not None or self._scope.is_stopping:
-            return  # The end of a pulse looks if the route has changed.
+            return False  # The end of a pulse looks if the route has changed.
         if entry.is_tick:
             entry.heartbeat.on_timer()
         pulse = self._new_pulse(entry.replica.journal, entry.heartbeat.control)
         if pulse is None:
-            return  # Until the route changes.
+            return False  # Until the route changes.
         entry.pulse, entry.has_first = pulse, False
+        entry.slot = self._slots.take()
         task = self._scope.spawn(pulse.run(), name=f"pulse {entry.replica.journal}")
         timer = asyncio.get_running_loop().call_later(
             self._settings.pulse_timeout_s, self._too_long, entry.replica, pulse
         )
         task.add_done_callback(lambda _: timer.cancel())
         task.add_done_callback(partial(self._ended, entry, pulse))
+        return True
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:
         reason = f": {replica.unlisted_reason}" if replica.unlisted_reason else ""
@@ -262,6 +270,12 @@ class Pulser:
 
     def _ended(self, entry: _Entry, pulse: Pulse, task: asyncio.Task[Outcome]) -> None:
         entry.pulse = None
+        self._slots.free(entry.slot)
+        self._settle(entry, pulse, task)
+        self._begin_next(self._clock.monotonic())
+
+    def _settle(self, entry: _Entry, pulse: Pulse, task: asyncio.Task[Outcome]) -> None:
+        """Look at the outcome of a pulse, and schedule the next one."""
         if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
             return
         if task.cancelled() or task.exception() is not None:

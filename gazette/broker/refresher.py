@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from gazette.runtime.agenda import Agenda, Allowance
+from gazette.runtime.agenda import Agenda, Allowance, Slots
 from gazette.runtime.clock import Clock
 from gazette.runtime.tasks import TaskScope, sleep_unless
 from gazette.runtime.timeouts import timeout
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 AGAIN_PER_S: Final = 100.0
 """Repeated listings that begin in a second. First listings are not counted: appends wait for them."""
+_AT_A_TIME: Final = 32
+_PATIENCE_S: Final = 0.25
+"""Seconds after which a listing that is under way does not keep first ones from beginning."""
 _TICK_S: Final = 0.05
 _IDLE_S: Final = 3600.0
 _SOON_S: Final = 1.0
@@ -56,6 +59,7 @@ class _Entry:
     soon_s: float = _SOON_S
     due_at: float = 0.0
     task: asyncio.Task[None] | None = None
+    slot: int = 0
 
 
 class Refresher:
@@ -72,13 +76,15 @@ class Refresher:
         self._first: Agenda[_Entry] = Agenda()
         self._again: Agenda[_Entry] = Agenda()
         self._allowance = Allowance(AGAIN_PER_S, clock.monotonic())
+        self._slots = Slots(_AT_A_TIME, _PATIENCE_S, clock.monotonic())
         self._waiting: dict[ActiveStore, set[_Entry]] = {}
         self._changed = asyncio.Event()
 
     def add(self, replica: Refreshed) -> None:
         """List the stores of a replica now, and then at its intervals, until ``remove``."""
         entry = self._entries[replica] = _Entry(replica)
-        self._begin(entry)
+        self._first.push(entry, self._clock.monotonic())
+        self._changed.set()
 
     def remove(self, replica: Refreshed) -> None:
         """Give up the listing of a replica, and list for it no more. May be repeated."""
@@ -115,24 +121,38 @@ class Refresher:
 
     def _begin_due(self, now: float) -> float:
         """Begin what is due, as far as it may. Return the seconds until the next look."""
-        while (entry := self._first.take(now)) is not None:
-            self._begin(entry)
+        while self._begin_first(now):
+            pass
         while (again := self._again.first()) is not None and again.due_at <= now:
             if not self._allowance.take(now):
                 return _TICK_S
             self._again.take(now)
             self._begin(again)
-        nexts = (self._first.first(), again)
-        due_at = min((one.due_at for one in nexts if one is not None), default=now + _IDLE_S)
-        return max(due_at - now, _TICK_S)
+        waits = [_IDLE_S]
+        if (first := self._first.first()) is not None:
+            waits.append(first.due_at - now if first.due_at > now else self._slots.next_s(now))
+        if again is not None:
+            waits.append(again.due_at - now)
+        return max(min(waits), _TICK_S)
+
+    def _begin_first(self, now: float) -> bool:
+        """Begin the first listing that is due, if one is and may begin now."""
+        entry = self._first.take(now) if self._slots.are_free(now) else None
+        if entry is not None:
+            self._begin(entry)
+        return entry is not None
 
     def _begin(self, entry: _Entry) -> None:
         entry.due_at = math.inf
+        entry.slot = self._slots.take()
         entry.task = self._scope.spawn(entry.replica.refresh(), name="refresh")
         entry.task.add_done_callback(partial(self._ended, entry))
 
     def _ended(self, entry: _Entry, task: asyncio.Task[None]) -> None:
         entry.task = None
+        self._slots.free(entry.slot)
+        if not self._scope.is_stopping:
+            self._begin_first(self._clock.monotonic())
         if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
             return
         if task.cancelled():

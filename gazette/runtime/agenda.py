@@ -1,4 +1,4 @@
-"""Things to do, by the time at which they are due, and how many of them a second."""
+"""Things to do, by the time at which they are due, how many of them a second, and how many at a time."""
 
 from __future__ import annotations
 
@@ -68,3 +68,38 @@ class Allowance:
     def next_s(self) -> float:
         """The seconds from the last ``take`` on, after which one more thing may be done."""
         return max(1 - self._left, 0.0) / self._per_s
+
+
+class Slots:
+    """Permits ``count`` short things at a time. Those that take longer than ``patience_s`` count no more.
+
+    So a burst does not fill the event loop, and things that hang do not stop the others.
+    """
+
+    def __init__(self, count: int, patience_s: float, now: float) -> None:
+        self._count = count
+        self._patience_s = patience_s
+        self._round = 0
+        """Slots are taken in rounds of ``patience_s``. Those of former rounds count no more."""
+        self._begun_at = now
+        self._taken = 0
+
+    def are_free(self, now: float) -> bool:
+        """Return True if one more thing may begin at ``now``."""
+        if now - self._begun_at >= self._patience_s:
+            self._round, self._begun_at, self._taken = self._round + 1, now, 0
+        return self._taken < self._count
+
+    def take(self) -> int:
+        """Count one more thing. Return the slot, to be given back to ``free``."""
+        self._taken += 1
+        return self._round
+
+    def free(self, slot: int) -> None:
+        """Count one thing less."""
+        if slot == self._round:
+            self._taken -= 1
+
+    def next_s(self, now: float) -> float:
+        """The seconds from ``now`` on, after which slots are free even if nothing ends."""
+        return max(self._begun_at + self._patience_s - now, 0.0)

@@ -186,6 +186,25 @@ async def test_first_fragments_are_completed_at_once_up_to_a_bound(
     assert [len(one.at) for one in many[:100]] == [2] * 99 + [1]
 
 
+async def test_a_burst_begins_some_pulses_at_a_time_and_those_that_hang_stop_no_others(
+    pulser: Pulser, clock: ManualClock, replicas: dict[str, Pulsing]
+) -> None:
+    many = list(replicas.values())
+    for replica in many:
+        replica.hangs = True
+        pulser.add(replica)
+    await settle()
+    begun = sum(len(one.at) for one in many)
+    assert 1 <= begun < len(many) / 2
+    # Case: one that ends makes room for the next.
+    next(one for one in many if one.at).beats[0].end()
+    await settle()
+    assert sum(len(one.at) for one in many) == begun + 1
+    # Case: the others do not wait for long.
+    await pass_time(clock, 1.5)
+    assert [len(one.at) for one in many] == [1] * len(many)
+
+
 async def test_journals_at_rest_have_no_tasks_but_one_for_each_stream(
     cluster: FixedCluster,
 ) -> None:

@@ -102,6 +102,21 @@ async def test_repeated_listings_are_bounded_and_each_gets_its_turn(
     assert max(counts) - min(counts) <= 1
 
 
+async def test_a_burst_begins_some_listings_at_a_time_and_those_that_hang_stop_no_others(
+    refresher: Refresher, clock: ManualClock
+) -> None:
+    replicas = [Listed(clock) for _ in range(100)]
+    for replica in replicas:
+        replica.hangs, replica.is_listed = True, False
+        refresher.add(replica)
+    await settle()
+    begun = sum(len(one.at) for one in replicas)
+    assert 1 <= begun < 50
+    # Case: the others do not wait for long.
+    await pass_time(clock, 1.5)
+    assert [len(one.at) for one in replicas] == [1] * 100
+
+
 async def test_a_journal_that_was_never_listed_does_not_wait_for_others(
     refresher: Refresher, clock: ManualClock
 ) -> None:
