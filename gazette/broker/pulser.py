@@ -272,7 +272,8 @@ class Pulser:
         entry.pulse = None
         self._slots.free(entry.slot)
         self._settle(entry, pulse, task)
-        self._begin_next(self._clock.monotonic())
+        if not task.cancelled():
+            self._begin_next(self._clock.monotonic())
 
     def _settle(self, entry: _Entry, pulse: Pulse, task: asyncio.Task[Outcome]) -> None:
         """Look at the outcome of a pulse, and schedule the next one."""

@@ -151,7 +151,7 @@ class Refresher:
     def _ended(self, entry: _Entry, task: asyncio.Task[None]) -> None:
         entry.task = None
         self._slots.free(entry.slot)
-        if not self._scope.is_stopping:
+        if not task.cancelled() and not self._scope.is_stopping:
             self._begin_first(self._clock.monotonic())
         if self._entries.get(entry.replica) is not entry or self._scope.is_stopping:
             return

@@ -101,5 +101,5 @@ class Slots:
             self._taken -= 1
 
     def next_s(self, now: float) -> float:
-        """The seconds from ``now`` on, after which slots are free even if nothing ends."""
+        """Return the seconds from ``now`` on, after which slots are free even if nothing ends."""
         return max(self._begun_at + self._patience_s - now, 0.0)
