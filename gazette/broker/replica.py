@@ -247,7 +247,7 @@ class Replica:
 
     def _note_end(self, end: Offset) -> None:
         """List soon if the journal reaches ``end``, and seemed to be new: a former owner may upload that."""
-        if end and self._seems_new:
+        if self._seems_new and end > self.index.end_offset:
             self._seems_new = False
             self.list_again()
 
