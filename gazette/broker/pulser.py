@@ -197,9 +197,8 @@ class Pulser:
         entry = self._entries.get(replica)
         if entry is not None and not entry.has_first:
             entry.has_first = True
-            if (
-                entry.pulse is None
-            ):  # Else one more follows it: it may have looked before the commit.
+            # A pulse that is under way may have looked before the commit. Then one more follows it.
+            if entry.pulse is None:
                 self._queue_first(entry)
 
     async def run(self) -> NoReturn:
