@@ -27,7 +27,7 @@ class Holed:
     journal: JournalName
     lost: tuple[tuple[Offset, Offset], ...]
     head: Offset
-    """Where the journal goes on once it is confirmed."""
+    """The offset at which the journal goes on once it is confirmed."""
 
     async def confirm(self) -> None:
         """Do as ``gazctl journals reset-head`` does."""

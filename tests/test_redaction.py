@@ -86,7 +86,7 @@ def printed(option: Option, text: str, source: str, directory: Path) -> str:
 def test_a_secret_in_a_setting_is_not_printed(
     form: str, option: Option, secret: str, source: str, tmp_path: Path
 ) -> None:
-    """Of any setting that takes text, ours or an application's, from anywhere."""
+    """The setting takes text. It is ours or an application's, and comes from anywhere."""
     # A value in a file has one line.
     texts = [
         FORMS[form](one).replace("\n", "?" if source == "file" else "\n") for one in (secret, "x")

@@ -217,6 +217,10 @@ class Resolver:
             await self._ks.wait_for_revision(revision)
         name = split_journal_meta(journal)[0]
         resolution = self._resolved(name, claims, may_proxy, require_primary)
+        if self._may_appear(resolution):
+            await in_task()
+            await self._ks.next_change()
+            resolution = self._resolved(name, claims, may_proxy, require_primary)
         if not resolution.awaits_assignment:
             return resolution
         await in_task()
@@ -239,7 +243,15 @@ class Resolver:
         if min_etcd_revision > self._ks.header.revision:
             return None
         resolution = self._resolved(split_journal_meta(journal)[0], claims, may_proxy, True)
-        return None if resolution.awaits_assignment else resolution
+        waits = resolution.awaits_assignment or self._may_appear(resolution)
+        return None if waits else resolution
+
+    def _may_appear(self, resolution: Resolution) -> bool:
+        """Return True if the journal is missing, and changes that have arrived from etcd may create it.
+
+        Another broker may have applied them, and said so to the caller. The next step comes within a second.
+        """
+        return resolution.status is Status.JOURNAL_NOT_FOUND and self._ks.has_pending
 
     def _check_proxy_header(self, header: Header) -> None:
         ours = self._ks.header.cluster_id

@@ -1,6 +1,6 @@
-"""What a support bundle shows of a cluster. Everything that is not known to be safe is cut.
+"""The parts of a cluster that a support bundle shows. Everything else is cut.
 
-Shown are, and nothing else:
+A bundle shows:
 
 - of specifications: numbers, durations, enumerations, and names of journals, shards and members. Of URLs, the
   scheme and the host. Of labels, the names and values that `gazette.labels` defines;

@@ -86,7 +86,7 @@ class JournalSnapshot:
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[LostBytes, ...] = ()
-    """What the journal has lost, if reading is to continue behind it. Always has confirmed losses."""
+    """The lost bytes behind which reading goes on. Losses that an operator has confirmed are always here."""
     life: JournalLife | None = None
     """The life of the journal, as its broker says. Stores and brokers of the original do not say it."""
     awaited: Awaited | None = None

@@ -331,7 +331,7 @@ async def _brokered(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What brokers say of a journal beside its fragments."""
+    """The facts that brokers know of a journal beside its fragments."""
 
     offset: Offset
     life: JournalLife | None

@@ -80,6 +80,8 @@ class KeySpace:
         """Revision up to which the mirror has all changes. The last change may be older."""
         self._attempt = 0
         self._steps = 0
+        self._pending = 0
+        """Number of responses with changes that have arrived, for the next step."""
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
 
@@ -90,6 +92,11 @@ class KeySpace:
         ``header``.
         """
         return max(self.header.revision, self._loaded_revision)
+
+    @property
+    def has_pending(self) -> bool:
+        """True if changes have arrived from etcd that the next step applies."""
+        return self._pending > 0
 
     def get(self, key: str) -> DecodedKeyValue | None:
         """Return the entry of exactly that key (which includes the root), or None."""
@@ -189,11 +196,13 @@ class KeySpace:
         # The queue is bounded. When it is full, gRPC slows etcd down.
         arrived: asyncio.Queue[WatchResponse] = asyncio.Queue(_PENDING_RESPONSES_MAX)
         batch: list[WatchResponse] = []
+        self._pending = 0
 
         async def receive() -> None:
             stream = etcd.watch(self._prefix, start_revision=self._resume_revision)
             async with aclosing(stream):
                 async for response in stream:
+                    self._pending += bool(response.events)
                     await arrived.put(response)
 
         async def apply() -> None:
@@ -217,6 +226,7 @@ class KeySpace:
                 batch.append(arrived.get_nowait())
             responses = batch.copy()
             batch.clear()
+            self._pending -= sum(bool(response.events) for response in responses)
             self.apply(responses)
             return sum(len(response.events) for response in responses)
 

@@ -12,9 +12,9 @@ _FREEZE_AFTER: Final = 250
 class LongLived:
     """Counts things that live long, such as the replicas of a broker, and freezes them from time to time.
 
-    A full collection visits every object that is not frozen, and the event loop stands still meanwhile: 2.7 s
-    for 10,000 journals. Objects that are frozen are still freed when their last reference goes. So such a
-    thing must not refer to itself once it has ended.
+    A full collection visits every object that is not frozen, and the event loop stands still meanwhile: for
+    seconds, with 10,000 journals. Objects that are frozen are still freed when their last reference goes.
+    So such a thing must not refer to itself once it has ended.
     """
 
     def __init__(self) -> None:

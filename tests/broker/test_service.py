@@ -21,7 +21,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from gazette.allocator.model import member_key
+from gazette.allocator.model import item_key, member_key
 from gazette.auth import Capability, Claims
 from gazette.blobs.file import FileStore
 from gazette.broker.main import serve
@@ -719,3 +719,21 @@ def test_settings_that_cannot_be_right_are_refused() -> None:
     with pytest.raises(GazetteError):
         BrokerSettings(min_append_rate=-1)
     assert replace(BrokerSettings(), zone="b").zone == "b"
+
+
+async def test_a_broker_with_changes_in_hand_does_not_say_that_a_journal_is_missing(
+    etcd: Etcd, tmp_path: Path
+) -> None:
+    """Another broker has applied it, and its caller comes here at once."""
+    async with await BrokerFixture.start(etcd, tmp_path, watch_delay_s=0.3) as broker:
+        context = broker.service.context
+        spec = journal_spec(JOURNAL).to_pb().SerializeToString()
+        await etcd.put(item_key(context.settings.root, JOURNAL), spec)
+        while context.state.item(JOURNAL) is None and not context.key_space.has_pending:
+            await SystemClock().sleep(0)
+        outcome = await broker.client.append(AppendParams(JOURNAL), b"content")
+        assert outcome.commit.end == 7
+        # Case: one that does not exist is missing, also while other changes are in hand.
+        await etcd.put(item_key(context.settings.root, "b/journal"), b"no specification")
+        with raises(GazetteError, status="JOURNAL_NOT_FOUND"):
+            await broker.client.append(AppendParams("c/journal"), b"content")

@@ -1,4 +1,4 @@
-"""What a support bundle shows: no secret, wherever it is, and the names and messages that support needs."""
+"""A support bundle shows no secret, wherever it is. It shows the names and messages that support needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def filled(kind: type[Message], text: str, depth: int = 0) -> Any:
 def test_a_secret_in_a_specification_is_not_shown(
     kind: type[Message], secret: str, form: Callable[[str], str]
 ) -> None:
-    """Of any field but names: labels, stores, templates, errors, and fields that a later version adds."""
+    """It is in any field but a name: a label, store, template, error, or a field of a later version."""
     shown = Shown()
     text = shown.specifications(filled(kind, form(secret)))
     require_absent(secret, text, Shown().specifications(filled(kind, form("x"))))

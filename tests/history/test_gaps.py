@@ -1,4 +1,4 @@
-"""Where readers of stored history stop, and go on, beside the index of a broker."""
+"""Readers of stored history stop and go on where the index of a broker does."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ BEYOND = re.compile(
     r"\b(?:range|break|continue|define|printf?|println|len|index|slice|html|js|urlquery|lt|le|gt|ge|nil)\b"
     r"|\$\w|\||\)\.|'|\\[^\"\\]|[0-9][.0-9a-z_]*[.a-z_][0-9]|\b0[0-9]|\+[0-9]"
 )
-"""What Go has beyond: loops, variables, pipes, other functions, and other constants."""
+"""Text of Go's templates that is refused: loops, variables, pipes, other functions and constants."""
 NO_PATH = {
     "{{ . }}",
     "{{ $ }}",

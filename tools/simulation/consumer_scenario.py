@@ -232,6 +232,7 @@ class ConsumerScenario:
     def run(self) -> None:
         world = self.world
         main = self.node.spawn(self._main(), "scenario")
+        main.add_done_callback(lambda _: world.loop.stop())
         ended = world.run(until=36_000.0)
         if not main.done():
             world.violated("nothing is left to wait for" if not ended else "the run does not end")

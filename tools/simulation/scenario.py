@@ -182,6 +182,7 @@ class Scenario:
     def run(self) -> None:
         world = self.world
         main = self.node.spawn(self._main(), "scenario")
+        main.add_done_callback(lambda _: world.loop.stop())
         ended = world.loop.run(until=6_000.0)
         if not main.done():
             world.violated("nothing is left to wait for" if not ended else "the run does not end")

@@ -36,7 +36,6 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_apply_request, validate_list_request
 from gazette.protocol.status import Status
-from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
@@ -266,15 +265,12 @@ class ListApplyApi:
                         await call.abort(
                             grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {name}"
                         )
-                # Before the replicas of these journals list their stores, which takes longer.
-                looks = left_overs(self._context.blob_stores, self._new_journals(request))
-                async with TaskScope("apply") as scope:
-                    looking = scope.spawn(looks, name="left-over fragments")
-                    response = await self._apply(request)
-                    outcome.status = Status(response.status)
-                    if outcome.status is Status.OK and (notes := await looking):
-                        call.set_trailing_metadata(notes)
-                    scope.cancel()
+                new = self._new_journals(request)
+                response = await self._apply(request)
+                outcome.status = Status(response.status)
+                if outcome.status is Status.OK and new:
+                    # Meanwhile other brokers learn of the journals, too.
+                    call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
                 return response
         raise AssertionError("unreachable: the call was aborted")
 

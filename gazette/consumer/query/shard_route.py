@@ -151,7 +151,7 @@ class ShardRoute:
     ask_shards: AskShards
     reply: Reply
     key: KeyOf | None = None
-    """What says by keys of messages which shard is asked. As a name, it is of a parameter."""
+    """The key whose shard is asked: a function of the request, or the name of a path parameter."""
     method: Callable[..., Any] = lambda *_: None
     instance: Any = None
 

@@ -1,7 +1,7 @@
 """The part of Go's text/template that path postfixes use: `parse`, and `Template.execute`. Pure.
 
 It has text, fields and methods, constants, ``if``, ``with``, and the functions ``and``, ``or``, ``not``,
-``eq`` and ``ne``. What Go has beyond is refused by name: no template writes another text here than there.
+``eq`` and ``ne``. Everything else of Go is refused by name. So a template writes what it writes there.
 
 Data are Python values: None, bool, int, str, list, and `Struct`. Templates see nothing else of Python.
 """
