@@ -219,7 +219,9 @@ class Resolver:
         resolution = self._resolved(name, claims, may_proxy, require_primary)
         if self._may_appear(resolution):
             await in_task()
-            await self._ks.next_change()
+            with suppress(TimeoutError):
+                async with timeout(self._assignment_wait_s):
+                    await self._ks.next_change()
             resolution = self._resolved(name, claims, may_proxy, require_primary)
         if not resolution.awaits_assignment:
             return resolution
