@@ -151,5 +151,10 @@ def progress(assignment: DecodedKV) -> tuple[int, ...]:
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
     """Return True if the primary has synchronized exactly these replicas: all of a journal's, or none."""
     del item, assignment
+    return are_in_step(assignments)
+
+
+def are_in_step(assignments: Sequence[DecodedKV]) -> bool:
+    """Return True if each assignment of a journal has the route that all of them make."""
     route = route_of(assignments)
     return all(kv.decoded.value.equivalent(route) for kv in assignments)

@@ -2,7 +2,8 @@
 
 Brokers can neither join nor leave a journal until its primary has synchronized with them, and clients may not
 append for days. So a primary pulses: at its start, after each change of the route, and on a timer. Pulses
-also roll spools that are due to be flushed, and suspend idle journals.
+also roll spools that are due to be flushed, and suspend idle journals. Most are left out
+while a replica rests.
 
 One daemon begins the pulses of all journals. So a journal that rests has no task.
 """
@@ -39,6 +40,8 @@ _PATIENCE_S: Final = 0.25
 """Seconds after which a pulse that is under way does not keep others from beginning."""
 _RETRY_MIN_S: Final = 1.0
 _TICK_S: Final = 0.05
+_LEFT_OUT: Final = 9
+"""Pulses in a row that the timer may leave out, because the replica rests. The next one asks the peers."""
 _IDLE_S: Final = 3600.0
 _EXPECTED: Final = frozenset(
     {
@@ -53,14 +56,15 @@ _EXPECTED: Final = frozenset(
 
 
 class Heartbeat:
-    """The time of the next pulse, and its control. ``idle_ticks`` counts timer
-    pulses since the route last changed.
+    """The time of the next pulse, and its control. ``idle_ticks`` counts times that the timer was due since
+    the route last changed.
     """
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
         self._interval_s = interval_s
         self._suspend_after = suspend_after
         self._retry_s = _RETRY_MIN_S
+        self._left_out = 0
         self.idle_ticks = 0
 
     @property
@@ -73,8 +77,12 @@ class Heartbeat:
         self.idle_ticks = 0
         self._retry_s = _RETRY_MIN_S
 
-    def on_timer(self) -> None:
+    def on_timer(self, *, rests: bool) -> bool:
+        """Count that the timer was due. Return True if the pulse may be left out, as the replica rests."""
         self.idle_ticks += 1
+        may = rests and self._left_out < _LEFT_OUT and self.control is SuspendControl.NO_RESUME
+        self._left_out = self._left_out + 1 if may else 0
+        return may
 
     def next_s(self, *, succeeded: bool) -> float:
         """Return the seconds until the next pulse: soon after a failure, and later after each further one."""
@@ -101,6 +109,16 @@ class Pulsed(Protocol):
 
     @property
     def journal(self) -> JournalName: ...
+    @property
+    def in_step(self) -> bool:
+        """Whether the peers of the present route are connected, and etcd has that they are in step."""
+        ...
+
+    @property
+    def rests(self) -> bool:
+        """Whether a pulse would find nothing to do: it is in step, and has no bytes to flush."""
+        ...
+
     @property
     def unlisted_reason(self) -> str:
         """The reason why the blob stores have not been listed yet; empty if they have."""
@@ -247,8 +265,10 @@ class Pulser:
     def _begin(self, entry: _Entry) -> bool:
         if entry.pulse is not None or self._scope.is_stopping:
             return False  # The end of a pulse looks if the route has changed.
-        if entry.is_tick:
-            entry.heartbeat.on_timer()
+        if self._is_needless(entry):
+            entry.is_tick = True
+            self._due.push(entry, self._clock.monotonic() + self._settings.pulse_interval_s)
+            return False
         pulse = self._new_pulse(entry.replica.journal, entry.heartbeat.control)
         if pulse is None:
             return False  # Until the route changes.
@@ -261,6 +281,12 @@ class Pulser:
         task.add_done_callback(lambda _: timer.cancel())
         task.add_done_callback(partial(self._ended, entry, pulse))
         return True
+
+    def _is_needless(self, entry: _Entry) -> bool:
+        if entry.is_tick:
+            return entry.heartbeat.on_timer(rests=entry.replica.rests)
+        # An append may have come first, and has brought the peers in step.
+        return not entry.has_first and entry.replica.in_step
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:
         reason = f": {replica.unlisted_reason}" if replica.unlisted_reason else ""

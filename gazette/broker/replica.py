@@ -13,13 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gazette.allocator.model import item_key
+from gazette.allocator.routes import route_of
 from gazette.broker.append.flow_control import RateBalance
 from gazette.broker.append.line import Line
 from gazette.broker.append.sessions import SessionLedger
 from gazette.broker.closings import Closings
 from gazette.broker.deleted_journals import deleted_below
 from gazette.broker.head_readers import HeadReaders
-from gazette.broker.key_space import local_id_of, spec_of
+from gazette.broker.key_space import are_in_step, local_id_of, spec_of
 from gazette.broker.known_head import KnownHead
 from gazette.broker.replication.other_followers import Incarnation, OtherFollowers
 from gazette.broker.replication.pipeline import Pipeline, roll_back
@@ -311,6 +312,22 @@ class Replica:
     def route_changed(self) -> None:
         """Pulse now: the journal has another route, or other stores."""
         self._context.pulser.route_changed(self)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the peers of the present route are connected, and etcd has that they are in step."""
+        pipeline = self.pipeline.free
+        if pipeline is None or not pipeline.usable(self._context.clock.monotonic()):
+            return False
+        assignments = self._context.state.assignments_of(self.journal)
+        return pipeline.route.equivalent(route_of(assignments)) and are_in_step(assignments)
+
+    @property
+    def rests(self) -> bool:
+        """Whether a pulse would find nothing to do: this replica is in step, and has no bytes to flush."""
+        pipeline = self.pipeline.free
+        empty = pipeline is not None and not pipeline.spool.fragment.length
+        return empty and self.in_step and not self.problem
 
     def stop_daemons(self) -> None:
         """Begin neither a pulse nor a listing from now on. End those that run."""

@@ -62,6 +62,11 @@ class Mutex(Generic[T]):
     def idle(self) -> bool:
         return bool(self._free)
 
+    @property
+    def free(self) -> T | None:
+        """The object; None while it is taken."""
+        return self._free[0] if self._free else None
+
     def close(self) -> None:
         """Refuse present and future waiters; the current holder keeps what it holds."""
         self._closed = True

@@ -55,6 +55,7 @@ class Pulsing:
         self.journal = journal
         self.unlisted_reason = ""
         self.leads = True
+        self.in_step = self.rests = False
         self.hangs = False
         self.outcome = OK
         self.beats: list[Beat] = []
@@ -110,6 +111,47 @@ async def test_a_primary_pulses_at_its_start_after_each_change_and_at_intervals(
     await settle()
     await pass_time(clock, 8, 0.5)
     assert [round(at - begun) for at in replica.at[-4:]] == [130, 131, 133, 137]
+
+
+async def test_most_pulses_of_a_replica_at_rest_are_left_out(
+    pulser: Pulser, clock: ManualClock, replicas: dict[str, Pulsing]
+) -> None:
+    replica = replicas["a/journal"]
+    pulser.add(replica)
+    await settle()
+    replica.rests = replica.in_step = True
+    await pass_time(clock, 90, 0.5)
+    assert len(replica.at) == 1
+    # Case: the pulse that may suspend an idle journal is not left out.
+    await pass_time(clock, 60, 0.5)
+    assert replica.controls[1:] == [SuspendControl.IF_FLUSHED]
+    # Case: an append has brought the peers of a new route in step before the pulse.
+    pulser.route_changed(replica)
+    await settle()
+    assert len(replica.at) == 2
+    # Case: it did not complete the first fragment.
+    pulser.first_committed(replica)
+    await settle()
+    assert len(replica.at) == 3
+    # Case: it has bytes now, or a peer has gone.
+    replica.rests = False
+    await pass_time(clock, 61, 0.5)
+    assert len(replica.at) == 4
+
+
+async def test_the_peers_of_a_replica_at_rest_are_asked_from_time_to_time(
+    clock: ManualClock, replicas: dict[str, Pulsing]
+) -> None:
+    replica, begun = replicas["a/journal"], clock.monotonic()
+    async with TaskScope("test") as scope:
+        pulser = Pulser(clock, scope, BrokerSettings(), lambda _, control: replica.pulse(control))
+        scope.daemon(pulser.run(), name="pulser")
+        pulser.add(replica)
+        await settle()
+        replica.rests = replica.in_step = True
+        await pass_time(clock, 1210, 1.0)
+        scope.cancel()
+    assert [round(at - begun) for at in replica.at] == [0, 600, 1200]
 
 
 async def test_a_follower_pulses_once_it_leads(
@@ -217,6 +259,27 @@ async def test_journals_at_rest_have_no_tasks_but_one_for_each_stream(
         await until(partial(cluster.consistent, journal))
         assert (await append(cluster["a"], journal=journal)).ending is Ending.COMMITTED
     await until(lambda: len(asyncio.all_tasks()) <= before + 2 * len(journals))
+
+
+async def test_a_primary_rests_while_its_peers_are_in_step_and_all_bytes_are_flushed(
+    cluster: FixedCluster,
+) -> None:
+    cluster.create(journal_spec("rests", replication=3), "a", "b", "c")
+    replica = cluster["a"].replica("rests")
+    await until(lambda: replica.rests)
+    assert cluster.consistent("rests")
+    assert not cluster["b"].replica("rests").in_step
+    # Case: the pulse that follows the first append completes its fragment.
+    assert (await append(cluster["a"], b"x", journal="rests")).ending is Ending.COMMITTED
+    assert not replica.rests
+    await until(lambda: replica.rests)
+    # Case: those of a later append wait to be flushed.
+    assert (await append(cluster["a"], b"y", journal="rests")).ending is Ending.COMMITTED
+    await until(lambda: replica.in_step)
+    assert not replica.rests
+    # Case: a peer has gone.
+    await cluster["c"].stop()
+    await until(lambda: not replica.in_step)
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_heartbeat() -> None:
     controls = []
     for _ in range(3):
         controls.append(heartbeat.control)
-        heartbeat.on_timer()
+        assert not heartbeat.on_timer(rests=False)
     assert controls == [
         SuspendControl.NO_RESUME,
         SuspendControl.NO_RESUME,

@@ -11,6 +11,7 @@ for good, unless brokers that had it were lost.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -23,6 +24,8 @@ LifeKey: TypeAlias = "tuple[str, int]"
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 _NAME_BYTES: Final = 25
 """So many bytes of an append are of no other one."""
+_HEAD: Final = re.compile(rb"<(\d+):(?:[^<]*<\1:)*")
+"""The number of an append, which its bytes repeat."""
 _SHOWN_BEFORE_S: Final = 60.0
 """How long before a reader is given bytes a broker that had them may have been lost."""
 UPLOAD_S: Final = 60.0
@@ -80,7 +83,8 @@ def _check_life(
             known,
             () if piece.final else gone,
         )
-        yield from _vanished(history, life, piece, [one for one in kept if one not in known])
+        later = [one for one in kept if _known_at(one) > piece.time]
+        yield from _vanished(history, life, piece, later)
     for fragment in stored:
         # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
         stays = fragment.removed is None and fragment.by not in history.killed
@@ -371,23 +375,31 @@ def _late_copies(
         if append.session and append.payload:
             ends[append.session].append(append)
     runs = _assembled(finals)
+    heads = [{head[1]: head.end() for head in _HEAD.finditer(content)} for _, content in runs]
     for append in history.appends:
         if append.journal != life.journal or append.batch is None or not append.payload:
             continue
         end = append.batch[1]
-        later = [
-            one.end
-            for one in ends[append.session]
-            if one.number > append.number and one.begin is not None and one.begin >= end
-        ]
-        if not later:
+        later = min(
+            (
+                one.end
+                for one in ends[append.session]
+                if one.number > append.number and one.begin is not None and one.begin >= end
+            ),
+            default=None,
+        )
+        if later is None:
             continue
-        for begin, content in runs:
-            at = content.find(append.payload, max(0, min(later) - begin))
-            if at >= 0 and begin + at >= min(later):
+        head = _HEAD.match(append.payload)
+        for (begin, content), last in zip(runs, heads, strict=True):
+            start = max(0, later - begin)
+            if head is not None and last.get(head[1], 0) <= start:
+                continue
+            at = content.find(append.payload, start)
+            if at >= 0 and begin + at >= later:
                 yield (
                     f"{life.journal} has a late copy of {_name(append)} at {begin + at}, behind a later "
-                    f"append of its session, which ends at {min(later)}"
+                    f"append of its session, which ends at {later}"
                 )
 
 
