@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from gazette.client.journals import list_journals
+from gazette.client.read.reader import Reader, ReadParams
 from gazette.etcd.pb import rpc_pb2
 from tools.simulation.checker import check
+from tools.simulation.loop import Node
 from tools.simulation.run import in_children, quiet
 from tools.simulation.scenario import Scenario
 
@@ -46,6 +48,24 @@ async def leader_is_stopped(scenario: Scenario) -> tuple[bool, bool]:
     await scenario.clock.sleep(10.0)
     history = scenario.world.history
     return process.name in history.evicted, process.name in history.lost_brokers
+
+
+async def reader_takes_late(scenario: Scenario) -> tuple[int, float]:
+    await scenario._append_often(2.0, scenario.plan.hosts)
+    (journal, *_), loop = scenario.plan.journals, scenario.world.loop
+    node, read, late_s = Node(loop, "late"), 0, 0.0
+
+    async def take() -> None:
+        nonlocal read, late_s
+        client = scenario._new_client(node)
+        async with Reader(client, ReadParams(journal, 0, block=True)) as reader:
+            await reader.open()
+            await scenario.clock.sleep(10.0)
+            read = len(await reader.read())
+            late_s = loop.now - scenario.world.network.taken["late"]
+
+    await node.spawn(take(), "take")
+    return read, late_s
 
 
 async def leader_is_held(scenario: Scenario) -> tuple[bool, bool]:
@@ -110,6 +130,12 @@ async def host_is_reached_again(scenario: Scenario) -> float:
         world.network.unblock(*link)
     await call
     return world.loop.now - begun
+
+
+def test_what_a_reader_takes_late_is_judged_by_when_it_had_arrived() -> None:
+    read, late_s = simulated(reader_takes_late)
+    assert read
+    assert 5.0 < late_s <= 10.0
 
 
 def test_a_connection_that_is_begun_in_a_partition_is_made_soon_after_it() -> None:

@@ -91,6 +91,8 @@ class Network:
         self._not_before: dict[tuple[str, str], float] = {}
         """When the last of the messages that a free link has caught up with arrives."""
         self._connections: dict[Connection, None] = {}
+        self.taken: dict[str, float] = {}
+        """By node: when the message of a read that it took last had arrived there. Streams are buffered."""
         self.on_error: Callable[[str], None] = lambda message: None
         """Called with what a handler raised that it must not raise."""
         self.on_call: Callable[[str, str, str, str], None] | None = None
@@ -222,6 +224,7 @@ class _Pipe:
         "_sent_at",
         "_unread",
         "_writers",
+        "arrivals",
         "arrived",
         "ended",
         "on_arrival",
@@ -237,6 +240,8 @@ class _Pipe:
         self._unread = 0
         self.arrived: deque[bytes] = deque()
         """Messages that were not taken yet."""
+        self.arrivals: deque[float] | None = None
+        """When each of them arrived, if that is asked for."""
         self.ended = False
         self.on_arrival: Callable[[], None] | None = None
         """Called when a message, or the end, has arrived."""
@@ -270,6 +275,8 @@ class _Pipe:
     def _arrive(self, message: bytes) -> None:
         if not self.ended:
             self.arrived.append(message)
+            if self.arrivals is not None:
+                self.arrivals.append(self._network.loop.now)
             self._wake_reader()
 
     def end(self) -> None:
@@ -293,6 +300,8 @@ class _Pipe:
 
     def clear(self) -> None:
         self.arrived.clear()
+        if self.arrivals is not None:
+            self.arrivals.clear()
 
     @property
     def empty(self) -> bool:
@@ -314,6 +323,8 @@ class _Pipe:
     def take(self) -> bytes:
         """Return the next message, which has arrived."""
         message = self.arrived.popleft()
+        if self.arrivals is not None:
+            self._network.taken[self.target.name] = self.arrivals.popleft()
         self._unread -= len(message) + _OVERHEAD
         if self._unread < self._network.window:
             self._writers.wake()
@@ -636,6 +647,8 @@ class SimCall:
         self._trailers: tuple[grpc.StatusCode, str] | None = None
         self.up: _Pipe | None = None
         self.down = _Pipe(network, channel.node)
+        if path.endswith("/Read"):
+            self.down.arrivals = deque()
         self.context: SimContext | None = None
 
     def begin(self, timeout: float | None, request: Any) -> None:

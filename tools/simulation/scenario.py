@@ -1058,8 +1058,9 @@ class Scenario:
     ) -> None:
         begin = reader.offset - len(content)
         self.world.loop.note(name, begin, len(content))
+        arrived = self.world.loop.now if final else self.world.network.taken[name]
         self.world.history.pieces.append(
-            Piece(name, self.world.loop.now, journal, revision, begin, content, final)
+            Piece(name, arrived, journal, revision, begin, content, final)
         )
 
     def _jumped(self, name: str, journal: str, reader: Reader, jump: OffsetJump) -> None:
