@@ -328,8 +328,15 @@ def test_bytes_that_a_reader_was_given_stay_unless_all_that_had_them_are_lost() 
     assert "which began later" in story.found()
     lost["d"] = 4.5
     assert story.found() == ""
+    # Case: the primary left in good order, without what a lost follower had given; or no follower was lost.
+    left = story.history.evicted
+    left["d"] = lost.pop("d")
+    assert story.found() == ""
+    lost.clear()
+    assert "which began later" in story.found()
+    lost["c"], left["d"] = 3.0, 5.5
+    assert "which began later" in story.found()
     # Case: an operator gave these offsets up.
-    del lost["d"]
     story.history.confirmed.append(Confirmed(story.history.lives[0], 4.0, 0))
     assert story.found() == ""
     story.read(b"aaaa", 0, final=False, time=7.0)

@@ -129,7 +129,8 @@ def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -
 
     A primary gives readers what all replicas have. So one lost broker is no reason for it, unless the journal
     had no other. A follower gives readers what it has. It may be lost together with its primary, and others
-    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up.
+    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up. A primary that
+    leaves in good order leaves out what not all replicas had acknowledged, as if it were lost.
     """
     end = piece.offset + len(piece.content)
     for append in later:
@@ -140,8 +141,10 @@ def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -
         if begin >= until or _same(append, begin, content):
             continue
         since = piece.time - _SHOWN_BEFORE_S
-        lost = sum(since <= when <= append.ended for when in history.lost_brokers.values())
-        if lost >= min(2, len(append.holders)) or any(
+        lost = {n for n, when in history.lost_brokers.items() if since <= when <= append.ended}
+        left = {n for n, when in history.evicted.items() if piece.time <= when <= append.ended}
+        gone = len(lost | left) if lost else 0
+        if gone >= min(2, len(append.holders)) or any(
             one.life is life and piece.time <= one.time <= append.ended for one in history.confirmed
         ):
             continue
