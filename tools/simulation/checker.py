@@ -129,8 +129,8 @@ def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -
 
     A primary gives readers what all replicas have. So one lost broker is no reason for it, unless the journal
     had no other. A follower gives readers what it has. It may be lost together with its primary, and others
-    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up. A primary that
-    leaves in good order leaves out what not all replicas had acknowledged, as if it were lost.
+    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up. A primary
+    that leaves in good order leaves out what not all replicas had acknowledged, as if it were lost.
     """
     end = piece.offset + len(piece.content)
     for append in later:
