@@ -15,16 +15,29 @@ from gazette.testing.remote_store_tests import RemoteStoreTests
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 MODULE = re.compile(r"`(gazette/[\w/]+\.py|gazette/[\w/]+/)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {
+        re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_modules_exist(page: Path) -> None:
     text = page.read_text()
-    for target, _ in LINK.findall(text):
+    for target, anchor in LINK.findall(text):
         if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            if anchor and linked.suffix == ".md" and linked.parent.name != "api":
+                assert anchor[1:] in anchors(linked), f"{page.name} links to {target}{anchor}"
     for module in MODULE.findall(text):
         assert (ROOT / module).exists(), f"{page.name} names {module}"
 
