@@ -178,6 +178,18 @@ def test_both_at_once_and_one_of_them_uninstalled(wheels: dict[str, Path], pytho
 
 
 @pytest.mark.long
+def test_a_file_of_requirements_may_name_the_directory_of_the_wheels(
+    wheels: dict[str, Path], python: Path, tmp_path: Path
+) -> None:
+    """As docs/installation.md says: a project without an index."""
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"--find-links {wheels[WHOLE].parent}\n{WHOLE}\n")
+    pip(python, "install", "--no-index", "--requirement", str(requirements))
+    assert distributions_in(python) == {WHOLE, CLIENT}
+    run(python, EVERYTHING)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Application", "open_publisher", "runconsumer"])
 def test_what_the_client_alone_lacks_is_named(
     wheels: dict[str, Path], python: Path, name: str

@@ -42,6 +42,13 @@ def test_links_and_modules_exist(page: Path) -> None:
         assert (ROOT / module).exists(), f"{page.name} names {module}"
 
 
+def test_one_page_says_how_to_install() -> None:
+    """The others link to docs/installation.md, so that one page changes with the place of the packages."""
+    others = [*PAGES, *(ROOT / "examples").rglob("*.ipynb"), *(ROOT / "deploy").rglob("*.md")]
+    named = [page for page in others if re.search(r"pip install[^`\n]*pygazette", page.read_text())]
+    assert named == [ROOT / "docs" / "installation.md"]
+
+
 def test_the_application_of_the_readme_is_the_tested_one() -> None:
     """It is `examples/first_application.py`, without its docstring."""
     readme = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

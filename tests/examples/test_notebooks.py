@@ -26,7 +26,7 @@ def named_installation(first_cell: str, directory: Path) -> Path:
 
     Of Jupyter it has the kernel only: the test runs the notebook in Jupyter's place.
     """
-    found = re.search(r"`pip install ([^`]+)`", first_cell)
+    found = re.search(r"It needs `([^`]+)`", first_cell)
     assert found is not None, "it names no installation"
     requirements = []
     for one in shlex.split(found[1]):
