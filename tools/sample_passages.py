@@ -1,6 +1,7 @@
-"""Print random docstrings, comments and messages of the code, for a reader to judge.
+"""Print random passages of code and pages, or random functions, for a reader to judge.
 
-Usage: ``python -m tools.sample_passages [--seed 14] [--count 60] [PATH ...]``. Rewrite each passage that
+Usage: ``python -m tools.sample_passages [--seed 14] [--count 60] [--functions] [PATH ...]``. Passages of code
+are docstrings, comments and messages; those of pages are paragraphs, items and rows. Rewrite each one that
 has to be read twice, and others like it.
 """
 
@@ -24,8 +25,11 @@ _MESSAGES: Final = {"debug", "info", "warning", "error", "exception", "fatal"}
 
 
 def passages(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line, kind and text of each passage of a module."""
+    """Yield line, kind and text of each passage of a module or of a page."""
     source = path.read_text()
+    if path.suffix == ".md":
+        yield from _paragraphs(source)
+        return
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and (text := _text(node.value)):
@@ -35,6 +39,27 @@ def passages(path: Path) -> Iterator[tuple[int, str, str]]:
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MESSAGES:
             yield node.lineno, "log", _arguments(node)
     yield from _comments(source)
+
+
+def functions(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield line, kind and source of each function of a module."""
+    source = path.read_text() if path.suffix == ".py" else ""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, "function", ast.get_source_segment(source, node) or ""
+
+
+def _paragraphs(page: str) -> Iterator[tuple[int, str, str]]:
+    """Yield paragraphs, items of lists, and rows of tables; neither headings nor code."""
+    page = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), page, flags=re.DOTALL)
+    begin, texts = 0, list[str]()
+    for number, line in enumerate([*page.splitlines(), ""], 1):
+        if texts and (not line.strip() or re.match(r"\s*(- |\d+\. |\|)", line)):
+            yield begin, "page", "\n".join(texts)
+            texts = []
+        if line.strip() and not line.startswith(("#", "    ", "<!--", "|--")):
+            begin = begin if texts else number
+            texts.append(line)
 
 
 def _comments(source: str) -> Iterator[tuple[int, str, str]]:
@@ -76,15 +101,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=14)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--functions", action="store_true")
     parser.add_argument("paths", nargs="*", type=Path, default=[Path("gazette")])
     args = parser.parse_args(argv)
+    find = functions if args.functions else passages
     found = [
-        (path, line, kind, re.sub(r"\s+", " ", text))
+        (path, line, kind, text if args.functions else re.sub(r"\s+", " ", text))
         for root in args.paths
-        for path in sorted(root.rglob("*.py"))
+        for path in sorted([*root.rglob("*.py"), *root.rglob("*.md")])
         if "/pb/" not in path.as_posix()
-        for line, kind, text in passages(path)
-        if len(text.split()) >= _WORDS_MIN and "noqa" not in text
+        for line, kind, text in find(path)
+        if len(text.split()) >= _WORDS_MIN and (args.functions or "noqa" not in text)
     ]
     chosen = random.Random(args.seed).sample(found, min(args.count, len(found)))
     for path, line, kind, text in sorted(chosen):
