@@ -6,9 +6,12 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tools.house.sources import parsed
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "api"
@@ -28,7 +31,7 @@ def exported_names(package: Path) -> Iterator[str]:
     """Yield the names in ``__all__`` of the packages below a directory."""
     for path in sorted(package.rglob("__init__.py")):
         module = ".".join(path.parent.relative_to(package.parent).parts)
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 yield from (f"{module}.{name}" for name in ast.literal_eval(node.value))
 
@@ -41,10 +44,17 @@ def imported_names(text: str) -> Iterator[str]:
                 yield from (f"{node.module}.{one.name}" for one in node.names)
 
 
-def public_names() -> set[str]:
+@cache
+def public_names() -> frozenset[str]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     named = {name for page in pages for name in imported_names(page.read_text())}
-    return {*exported_names(ROOT / "gazette"), *named} - LISTED_ELSEWHERE
+    return frozenset({*exported_names(ROOT / "gazette"), *named} - LISTED_ELSEWHERE)
+
+
+@cache
+def top_level(module: Path) -> frozenset[str]:
+    """Return the names of classes, functions, constants and imports of a module."""
+    return frozenset(_top_level(parsed(module.read_text())))
 
 
 def exists(name: str, root: Path = ROOT) -> bool:
@@ -55,7 +65,7 @@ def exists(name: str, root: Path = ROOT) -> bool:
     module = path.parent / "__init__.py"
     if not module.exists():
         module = path.parent.with_suffix(".py")
-    return module.exists() and path.name in set(_top_level(ast.parse(module.read_text())))
+    return module.exists() and path.name in top_level(module)
 
 
 def _top_level(tree: ast.Module) -> Iterator[str]:

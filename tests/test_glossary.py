@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tools.house.sources import sources
 
 ROOT = Path(__file__).parents[1]
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z][a-z0-9]*|[A-Z]+")
@@ -100,20 +104,17 @@ def read_glossary() -> Glossary:
     return Glossary(frozenset(terms), places, instead)
 
 
-def public_classes() -> list[Named]:
-    found = []
-    for path in sorted((ROOT / "gazette").rglob("*.py")):
-        below = path.relative_to(ROOT / "gazette").as_posix()
-        if "/pb/" not in f"/{below}":
-            found += [
-                Named(node.name, below)
-                for node in ast.parse(path.read_text()).body
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-            ]
-    return found
+@cache
+def public_classes() -> Sequence[Named]:
+    return [
+        Named(node.name, one.name.removeprefix("gazette/"))
+        for one in sources(ROOT, "gazette")
+        for node in one.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
 
 
-def problems(classes: list[Named], glossary: Glossary) -> list[str]:
+def problems(classes: Sequence[Named], glossary: Glossary) -> list[str]:
     """Return what is wrong with names: one line each, with what to do."""
     found = []
     sharing = defaultdict(list)

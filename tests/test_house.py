@@ -57,9 +57,10 @@ def test_a_transaction_keeps_to_its_budget() -> None:
 
 def test_lines_are_counted_by_kind(tmp_path: Path) -> None:
     source = '"""One.\n\nTwo."""\n\n# Why.\nx = 1  # not a line of its own\n\n\ndef f():\n    """Do."""\n'
+    quoted = 'y = """\n# no comment\n"""\n'
     package = tmp_path / "gazette" / "room"
     package.mkdir(parents=True)
-    (package / "a.py").write_text(source)
+    (package / "a.py").write_text(source + quoted)
     (package / "a_pb2.py").write_text("x = 1\n" * 99)
     wide = "".join(f"    field{n}: int\n" for n in range(budget.FIELDS_MAX + 1))
     (package / "b.py").write_text(f"class Wide:\n{wide}")
@@ -67,10 +68,10 @@ def test_lines_are_counted_by_kind(tmp_path: Path) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     house = count(tmp_path)
     lines = house.rooms["room/"]
-    assert lines == Lines(2, 10 + 14, 2 + 14, 4, 1, 3)
+    assert lines == Lines(2, 10 + 3 + 14, 2 + 3 + 14, 4, 1, 3)
     assert [n for n, _ in house.wide_classes] == [budget.FIELDS_MAX + 1]
     # Case: over its budget, or without one.
-    assert over(house.rooms, {"room/": 24}) == []
-    assert len(over(house.rooms, {"room/": 23})) == 1
+    assert over(house.rooms, {"room/": 27}) == []
+    assert len(over(house.rooms, {"room/": 26})) == 1
     assert len(over(house.rooms, {})) == 1
     assert list(house.show())

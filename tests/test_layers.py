@@ -5,17 +5,21 @@ from __future__ import annotations
 import ast
 import configparser
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import grimp
 import pytest
 
+from tools.house.sources import GENERATED, sources, within
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "gazette"
 TABLES = "gazette.lazy"
 """The module that imports others of the package by name: those of its callers' tables."""
+NAME = r"[\w.]+(:\w+)?"
 IMPORTERS_OF_USERS = {
     "gazette.backfill.definition": "the module of a backfill",
     "gazette.gazctl.declared_output": "the module of --declared",
@@ -39,16 +43,54 @@ class Edge:
         return f"{self.importer}:{self.line} imports {self.imported} {self.kind}"
 
 
-def module_paths(root: Path, package: str) -> dict[str, Path]:
-    """Return the files of the package's modules, by the names of the modules."""
-    paths = {}
-    for path in (root / package).rglob("*.py"):
-        parts = path.relative_to(root).with_suffix("").parts
-        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return paths
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """How a module imports others."""
+
+    statements: tuple[tuple[str, ast.Import | ast.ImportFrom], ...]
+    """Statements, each with the kind of its edges."""
+    names: tuple[tuple[int, str], ...]
+    """Lines with texts that may name a module, or something in one behind a colon."""
+    by_name: tuple[int, ...]
+    """Lines that use a function which imports a module by its name."""
+
+    @property
+    def has_table(self) -> bool:
+        """True if the module imports others by a table."""
+        return any(getattr(node, "module", None) == TABLES for _, node in self.statements)
 
 
-def imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, object]) -> list[str]:
+def imports_of(tree: ast.Module) -> Imports:
+    """Return the imports of a module, wherever they stand in it."""
+    nodes = [*ast.walk(tree)]
+    return Imports(
+        tuple(import_statements(tree, "at import")),
+        tuple(
+            (node.lineno, node.value)
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if re.fullmatch(NAME, node.value)
+        ),
+        tuple(imports_by_name(nodes)),
+    )
+
+
+def import_statements(
+    node: ast.AST, kind: str
+) -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
+    """Yield the imports within a node, with their kinds."""
+    for child in within(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield kind, child
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from import_statements(child, "in a function")
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from import_statements(child, "while type checking")
+        else:
+            yield from import_statements(child, kind)
+
+
+def imported(node: ast.Import | ast.ImportFrom, modules: Collection[str]) -> list[str]:
     """Return those of ``modules`` that a statement imports."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -59,49 +101,28 @@ def imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, object]) -
     return [name for name in dict.fromkeys(names) if name in modules]
 
 
-def named(tree: ast.AST, modules: Mapping[str, object], form: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines and the names of those of ``modules`` that texts of this form name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found = re.fullmatch(form, node.value)
-            if found and found[1] in modules:
-                yield node.lineno, found[1]
-
-
 def edges(
-    module: str, tree: ast.AST, modules: Mapping[str, object], tables: Iterable[ast.AST] = ()
+    module: str, one: Imports, modules: Collection[str], tables: Iterable[Imports] = ()
 ) -> Iterator[Edge]:
-    """Yield the imports of ``modules`` by one module, wherever they stand in it.
+    """Yield the imports of ``modules`` by one module.
 
     A module that imports others by name does so by a table: its own, or those of ``tables``.
     """
-    if any(isinstance(node, ast.ImportFrom) and node.module == TABLES for node in ast.walk(tree)):
-        listed = dict.fromkeys(
-            [
-                *named(tree, modules, r"([\w.]+)(?::\w+)?"),
-                *(one for table in tables for one in named(table, modules, r"([\w.]+):\w+")),
-            ]
+    if one.has_table:
+        own = (found for found in one.names if found[1].partition(":")[0] in modules)
+        others = (found for table in tables for found in table.names if ":" in found[1])
+        listed = ((line, name.partition(":")[0]) for line, name in (*own, *others))
+        yield from (
+            Edge(module, name, line, "in a table")
+            for line, name in dict.fromkeys(listed)
+            if name in modules
         )
-        yield from (Edge(module, name, line, "in a table") for line, name in listed)
-
-    def visit(node: ast.AST, kind: str) -> Iterator[Edge]:
-        for child in ast.iter_child_nodes(node):
-            inner = kind
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                inner = "in a function"
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                inner = "while type checking"
-            if isinstance(child, ast.Import | ast.ImportFrom):
-                names = imported(child, modules)
-                yield from (
-                    Edge(module, name, child.lineno, kind) for name in names if name != module
-                )
-            yield from visit(child, inner)
-
-    yield from visit(tree, "at import")
+    for kind, node in one.statements:
+        names = imported(node, modules)
+        yield from (Edge(module, name, node.lineno, kind) for name in names if name != module)
 
 
-def circular(graph: list[Edge]) -> list[Edge]:
+def circular(graph: Sequence[Edge]) -> list[Edge]:
     """Return the edges that are part of a circle: those inside a strongly connected component."""
     after: dict[str, set[str]] = {}
     for edge in graph:
@@ -117,16 +138,22 @@ def circular(graph: list[Edge]) -> list[Edge]:
     return [edge for edge in graph if edge.importer in reached.get(edge.imported, ())]
 
 
-def of_package() -> list[Edge]:
-    modules = module_paths(ROOT, PACKAGE)
-    trees = {module: ast.parse(path.read_text()) for module, path in sorted(modules.items())}
-    rooms: dict[str, list[ast.Module]] = {}
-    for module, tree in trees.items():
-        rooms.setdefault(room_of(module), []).append(tree)
+@cache
+def package() -> Mapping[str, Imports]:
+    """Return the imports of the modules of the package, by their names."""
+    found = sources(ROOT, PACKAGE, generated=True)
+    return {one.module: imports_of(one.tree) for one in found}
+
+
+@cache
+def of_package() -> Sequence[Edge]:
+    rooms: dict[str, list[Imports]] = {}
+    for module, one in package().items():
+        rooms.setdefault(room_of(module), []).append(one)
     return [
         edge
-        for module, tree in trees.items()
-        for edge in edges(module, tree, modules, rooms[room_of(module)])
+        for module, one in package().items()
+        for edge in edges(module, one, package(), rooms[room_of(module)])
     ]
 
 
@@ -173,15 +200,17 @@ def test_no_module_is_part_of_a_circle() -> None:
 def test_what_it_finds(texts: dict[str, str], found: list[str]) -> None:
     modules = {f"p.{name}": text for name, text in texts.items()}
     graph = [
-        edge for name, text in modules.items() for edge in edges(name, ast.parse(text), modules)
+        edge
+        for name, text in modules.items()
+        for edge in edges(name, imports_of(ast.parse(text)), modules)
     ]
     assert [str(edge) for edge in circular(graph)] == found
 
 
-def imports_by_name(tree: ast.AST) -> Iterator[int]:
+def imports_by_name(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Yield the lines that use a function which imports a module by its name."""
     functions = {"import_module", "__import__", "module_from_spec", "run_module", "resolve_name"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
         elif isinstance(node, ast.Name | ast.Attribute):
@@ -194,10 +223,7 @@ def imports_by_name(tree: ast.AST) -> Iterator[int]:
 
 def test_no_module_imports_another_one_by_name() -> None:
     """A circle through `import_module` is seen by no check of imports, and found by users."""
-    found = {
-        module: [*imports_by_name(ast.parse(path.read_text()))]
-        for module, path in module_paths(ROOT, PACKAGE).items()
-    }
+    found = {module: one.by_name for module, one in package().items()}
     importers = {module for module, lines in found.items() if lines}
     assert importers == {TABLES, *IMPORTERS_OF_USERS}, {
         module: found[module] for module in importers ^ {TABLES, *IMPORTERS_OF_USERS}
@@ -214,7 +240,7 @@ def test_no_module_imports_another_one_by_name() -> None:
     ],
 )
 def test_which_imports_by_name_it_finds(text: str, lines: list[int]) -> None:
-    assert [*imports_by_name(ast.parse(text))] == lines
+    assert [*imports_of(ast.parse(text)).by_name] == lines
 
 
 def layers() -> list[set[str]]:
@@ -253,9 +279,9 @@ def test_every_pure_module_is_in_the_contract() -> None:
     impure = (forbidden | {"threading", "logging", "importlib"}) & graph.modules
     impure |= set().union(*map(graph.find_downstream_modules, impure))
     modules = {
-        module
-        for module, path in module_paths(ROOT, PACKAGE).items()
-        if path.name != "__init__.py" and "_pb2" not in path.name
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for path in (ROOT / PACKAGE).rglob("*.py")
+        if path.name != "__init__.py" and not path.name.endswith(GENERATED)
     }
     assert listed <= modules
     missing = sorted(modules - impure - listed)

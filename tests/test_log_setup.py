@@ -19,6 +19,7 @@ import pytest
 from gazette.errors import Unavailable
 from gazette.runtime.log_limit import OncePerMinute
 from gazette.runtime.log_setup import LEVELS, setup
+from tools.house.sources import sources
 
 ROOT = Path(__file__).parent.parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
@@ -143,8 +144,8 @@ def test_log_calls_name_what_they_are_about() -> None:
     section = page[page.index("### Logs") :].partition("\n## ")[0]
     documented = set(re.findall(r"`([a-z_]+)`", section))
     calls = 0
-    for path in sorted((ROOT / "gazette").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for one in sources(ROOT, "gazette"):
+        for node in ast.walk(one.tree):
             if not (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
@@ -154,7 +155,7 @@ def test_log_calls_name_what_they_are_about() -> None:
             ):
                 continue
             calls += 1
-            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            where = f"{one.name}:{node.lineno}"
             values = node.args[2:] if node.func.attr == "log" else node.args[1:]
             for word in node.keywords:
                 if word.arg == "extra":  # Facts are in the message; a cause is not a fact.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.house.sources import sources
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gazette", "pyspark_gazette", "pyspark_gazette_state")
 RUN_CODE = {
@@ -62,9 +64,7 @@ def uses(tree: ast.AST) -> Iterator[str]:
 
 def test_only_named_modules_unpickle() -> None:
     found = {
-        str(path.relative_to(ROOT)): sorted(set(uses(ast.parse(path.read_text()))))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
+        one.name: sorted(set(uses(one.tree))) for one in sources(ROOT, *PACKAGES, generated=True)
     }
     assert {path: names for path, names in found.items() if names} == {
         path: [module] for path, (module, _) in ALLOWED.items()

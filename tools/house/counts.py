@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import io
 import statistics
 import subprocess
-import tokenize
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tools.house.budget import ARGUMENTS_MAX, FIELDS_MAX, FILE_MAX, FUNCTION_MAX
+from tools.house.sources import GENERATED, Source, source, within
 
-_GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
 _SHOWN: Final = 6
 
 
@@ -41,16 +39,19 @@ class Lines:
         )
 
     @classmethod
-    def of(cls, source: str, tree: ast.Module) -> Lines:
-        lines, docs = source.splitlines(), _docstring_lines(tree)
-        comments = {
-            token.start[0]
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT and lines[token.start[0] - 1].lstrip().startswith("#")
-        }
-        blank = sum(1 for n, line in enumerate(lines, 1) if not line.strip() and n not in docs)
-        code = len(lines) - len(docs) - len(comments) - blank
-        return cls(1, len(lines), code, len(docs), len(comments), blank)
+    def of(cls, text: str, nodes: Sequence[ast.AST]) -> Lines:
+        lines, docs, quoted = text.splitlines(), _docstring_lines(nodes), _quoted_lines(nodes)
+        kinds = Counter(
+            "docstrings"
+            if number in docs
+            else "blank"
+            if not (stripped := line.lstrip())
+            else "comments"
+            if stripped[0] == "#" and number not in quoted
+            else "code"
+            for number, line in enumerate(lines, 1)
+        )
+        return cls(1, len(lines), **kinds)
 
 
 @dataclass(slots=True)
@@ -97,8 +98,8 @@ def count(root: Path, package: str = "gazette") -> House:
     )
     house = House()
     for name in listed.stdout.split():
-        if name.endswith(".py") and not name.endswith(_GENERATED) and (root / name).exists():
-            _add(house, name, (root / name).read_text())
+        if name.endswith(".py") and not name.endswith(GENERATED) and (root / name).exists():
+            _add(house, source(root / name, root))
     return house
 
 
@@ -117,12 +118,12 @@ def over(rooms: Mapping[str, Lines], budget: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _add(house: House, name: str, source: str) -> None:
-    tree = ast.parse(source)
-    lines = Lines.of(source, tree)
+def _add(house: House, one: Source) -> None:
+    name, nodes = one.name, [*ast.walk(one.tree)]
+    lines = Lines.of(one.text, nodes)
     house.rooms[room_of(name)] += lines
     house.files.append((lines.all, name))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             place = f"{name}:{node.lineno} {node.name}"
             house.functions.append(((node.end_lineno or node.lineno) - node.lineno + 1, place))
@@ -140,7 +141,7 @@ def _fields(node: ast.ClassDef) -> set[str]:
         for each in node.body
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
-    for each in ast.walk(node):
+    for each in _statements(node):
         if isinstance(each, ast.Assign | ast.AnnAssign):
             for target in each.targets if isinstance(each, ast.Assign) else [each.target]:
                 if (
@@ -152,9 +153,15 @@ def _fields(node: ast.ClassDef) -> set[str]:
     return found
 
 
-def _docstring_lines(tree: ast.Module) -> set[int]:
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    for each in within(node):
+        yield each
+        yield from _statements(each)
+
+
+def _docstring_lines(nodes: Sequence[ast.AST]) -> set[int]:
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         for each in body if isinstance(body, list) else []:
             if (
@@ -163,6 +170,16 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
                 and isinstance(each.value.value, str)
             ):
                 lines |= set(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+    return lines
+
+
+def _quoted_lines(nodes: Sequence[ast.AST]) -> set[int]:
+    """Return the lines that begin inside of a text, or between two parts of one."""
+    lines: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            if isinstance(node, ast.JoinedStr) or isinstance(node.value, str | bytes):
+                lines |= set(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     return lines
 
 
