@@ -177,9 +177,8 @@ def _quoted_lines(nodes: Sequence[ast.AST]) -> set[int]:
     """Return the lines that begin inside of a text, or between two parts of one."""
     lines: set[int] = set()
     for node in nodes:
-        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
-            if isinstance(node, ast.JoinedStr) or isinstance(node.value, str | bytes):
-                lines |= set(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            lines |= set(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
     return lines
 
 
