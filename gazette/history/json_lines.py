@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -44,6 +45,10 @@ _ROOM_BYTES: Final = 1 << 20
 """Unit of the size of arrays, in bytes."""
 _DECLINED_MAX: Final = 4
 """Number of consecutive declined buffers after which the scanner stops trying."""
+
+_SAID_AFTER_S: Final = 2.0
+"""Seconds after which the log says that the pass is compiled. Code that is kept loads in less."""
+_COMMAND: Final = "python -m gazette.history.json_kernel"
 
 
 class Field(NamedTuple):
@@ -113,7 +118,7 @@ def kernel() -> ModuleType | None:
     """Return the compiled pass. Return None if it is not installed, or cannot be compiled.
 
     Without it, reading is slower, with the same result. The first call on a machine waits for the
-    compilation.
+    compilation, and the log says so.
     """
     try:
         from gazette.history import json_kernel
@@ -121,13 +126,36 @@ def kernel() -> ModuleType | None:
         # Numba is an optional extra, and does not support new releases of NumPy at once.
         LOGGER.info("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
-    LOGGER.debug("loading the scanner of JSON; its first use on a machine compiles it")
     try:
-        json_kernel.compile_ahead()
+        compile_aloud(json_kernel)
     except OSError as error:  # For example, the disk of its cache is full.
         LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
     return json_kernel
+
+
+def compile_aloud(kernel: Any, after_s: float = _SAID_AFTER_S) -> None:
+    """Compile the pass, unless its code is kept. If that takes longer than ``after_s``, say so meanwhile."""
+    ended = threading.Event()
+    threading.Thread(
+        target=_say_that_it_compiles, args=(kernel.scan, ended, after_s), daemon=True
+    ).start()
+    try:
+        kernel.compile_ahead()
+    finally:
+        ended.set()
+
+
+def _say_that_it_compiles(scan: Any, ended: threading.Event, after_s: float) -> None:
+    while not ended.wait(after_s):
+        if scan.stats.cache_misses:  # Else it loads, slowly.
+            # A warning, since programs that do not set up a log show no less.
+            LOGGER.warning(
+                "Numba compiles the pass over JSON, which takes a minute of a processor. "
+                "The code is kept in %(directory)s. To compile ahead: %(command)s",
+                {"directory": scan.stats.cache_path or "no directory", "command": _COMMAND},
+            )
+            return
 
 
 class LineScanner:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import numpy as np
@@ -569,6 +577,73 @@ def test_fields_that_are_nested_too_deeply_are_cut_as_text() -> None:
     assert decoded.fields is not None
     (found,) = FieldsBuilder(schema).arrays(decoded.fields).columns
     assert found.to_pylist() == [json.loads(value)]
+
+
+class Kernel:
+    """A pass that compiles, or loads what is kept, until its log has said so or it is let go."""
+
+    def __init__(self, kept: int, waits_for: threading.Event | None) -> None:
+        self.stats = SimpleNamespace(
+            cache_misses=Counter(scan=1 - kept) + Counter(), cache_path="/kept"
+        )
+        self.scan = self
+        self._waits_for = waits_for
+
+    def compile_ahead(self) -> None:
+        if self._waits_for is not None:
+            assert self._waits_for.wait(60)
+
+
+class Said(logging.Handler):
+    """The lines of the scanner's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.heard.set()
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    said = Said()
+    json_lines.LOGGER.addHandler(said)
+    yield said
+    json_lines.LOGGER.removeHandler(said)
+
+
+def test_the_log_says_that_the_pass_is_compiled_while_it_is(said: Said) -> None:
+    json_lines.compile_aloud(Kernel(kept=0, waits_for=said.heard), after_s=0.01)
+    (line,) = said.lines
+    assert "/kept" in line
+    assert "python -m gazette.history.json_kernel" in line
+
+
+def test_the_log_says_nothing_of_a_pass_that_is_kept_or_compiles_soon(said: Said) -> None:
+    loading = threading.Event()
+    threading.Timer(0.05, loading.set).start()  # The log has had its time to speak.
+    json_lines.compile_aloud(Kernel(kept=1, waits_for=loading), after_s=0.01)
+    json_lines.compile_aloud(Kernel(kept=0, waits_for=None), after_s=600.0)
+    assert said.lines == []
+
+
+def test_a_first_table_in_a_fresh_environment_says_what_it_waits_for(tmp_path: Path) -> None:
+    """In a process of its own that keeps no code yet. It ends as soon as it has said so."""
+    code = "from gazette.history.json_lines import LineScanner; LineScanner('uuid')"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as first:
+        assert first.stderr is not None
+        line = first.stderr.readline()
+        first.kill()
+    assert f"The code is kept in {tmp_path}" in line
+    assert line.endswith("To compile ahead: python -m gazette.history.json_kernel\n")
 
 
 def test_a_kernel_that_cannot_be_compiled_is_not_needed(

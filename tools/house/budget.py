@@ -46,7 +46,7 @@ ROOMS: Final[dict[str, int]] = {
     "etcd/": 2091,
     "fragment/": 3465,
     "gazctl/": 8319,
-    "history/": 7905,
+    "history/": 7933,
     "http2/": 3108,
     "keyspace/": 539,
     "message/": 8985,

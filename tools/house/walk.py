@@ -33,7 +33,8 @@ from gazette.testing.etcd import etcd_for_tests
 _ROOT: Final = f"{Path(gazette.__file__).parent}/"
 _BEFORE: Final = 30
 _COUNTED: Final = 10
-_WALKS: Final = 3
+_APPEND_WALKS: Final = 10
+_TRANSACTION_WALKS: Final = 3
 _CONTENT: Final = b"hello" * 20
 _SETTLE_S: Final = 1.0
 """Seconds that background work of a publish and its transaction gets."""
@@ -118,7 +119,7 @@ async def walk_append(replication: int) -> Walk:
             client, params = brokers[0].client, AppendParams("a/journal")
             for _ in range(_BEFORE):
                 await client.append(params, _CONTENT)
-            for _ in range(_WALKS):
+            for _ in range(_APPEND_WALKS):
                 profile.on = True
                 for _ in range(_COUNTED):
                     await client.append(params, _CONTENT)
@@ -143,7 +144,7 @@ async def walk_transaction() -> Walk:
                     await publisher.publish("a/source", _Word(word=f"x{n}"))
                 await member.read_to_heads("a-shard")
                 await clock.sleep(_SETTLE_S)
-                for _ in range(_WALKS):
+                for _ in range(_TRANSACTION_WALKS):
                     profile.on = True
                     await publisher.publish("a/source", _Word(word="y"))
                     await clock.sleep(_SETTLE_S)
