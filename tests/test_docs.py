@@ -38,11 +38,11 @@ def missing_targets(page: Path) -> Iterator[str]:
     for target, anchor in LINK.findall(text):
         if not target.startswith(("http://", "https://")):
             linked = page.parent / target if target else page
+            has_anchors = anchor and linked.suffix == ".md" and linked.parent.name != "api"
             if not linked.exists():
                 yield target
-            elif anchor and linked.suffix == ".md" and linked.parent.name != "api":
-                if anchor[1:] not in anchors(linked):
-                    yield f"{target}{anchor}"
+            elif has_anchors and anchor[1:] not in anchors(linked):
+                yield f"{target}{anchor}"
     yield from (module for module in MODULE.findall(text) if not (ROOT / module).exists())
 
 
