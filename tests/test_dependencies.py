@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from packaging.requirements import Requirement
@@ -140,18 +143,79 @@ def test_an_extra_that_is_missing_is_named(plain: Path, statement: str, extra: s
     assert f"pip install 'pygazette[{extra}]'" in done.stderr, done.stderr
 
 
-def test_the_pages_are_built_with_the_extra_docs_alone(tmp_path: Path) -> None:
-    """Neither Spark nor a database: not even this package."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the pages, built with the extra ``docs`` alone."""
     try:
         distributions = closure(EXTRAS["docs"])
     except importlib.metadata.PackageNotFoundError as missing:
         pytest.skip(f"{missing.name} is not installed: run `make docs`")
-    python = installation(tmp_path / "docs", distributions)
+    directory = tmp_path_factory.mktemp("docs")
+    python = installation(directory / "docs", distributions)
     command = ["-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
-    done = run(python, *command, "--site-dir", str(tmp_path / "site"))
+    done = run(python, *command, "--site-dir", str(directory / "site"))
     assert done.returncode == 0, done.stdout + done.stderr
-    reference = (tmp_path / "site" / "api" / "application" / "index.html").read_text()
+    return directory / "site"
+
+
+def test_the_pages_are_built_with_the_extra_docs_alone(site: Path) -> None:
+    """Neither Spark nor a database: not even this package."""
+    reference = (site / "api" / "application" / "index.html").read_text()
     assert 'id="gazette.Application.consume_message"' in reference
+
+
+class LoadedByPage(HTMLParser):
+    """What a browser loads with a page: scripts, styles, fonts and pictures, but no links to follow."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = re.findall(IN_STYLES, page)
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        followed = tag == "a" or attributes.get("rel") == "canonical"
+        for name in ("src", "srcset", "data", "poster", *(() if followed else ("href",))):
+            if address := attributes.get(name):
+                self.addresses.append(address)
+
+
+IN_STYLES = r"""(?:@import\s+(?:url\()?|url\()\s*["']?([^"')\s]+)"""
+
+
+def from_elsewhere(site: Path) -> Iterator[str]:
+    """Yield what pages and styles of a site load from another host."""
+    for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
+        text = path.read_text()
+        page = path.suffix == ".html"
+        addresses = LoadedByPage(text).addresses if page else re.findall(IN_STYLES, text)
+        yield from (
+            f"{path.relative_to(site)}: {address}"
+            for address in addresses
+            if urlsplit(address).netloc
+        )
+
+
+def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    assert [*from_elsewhere(site)] == []
+    assert (site / "pictures" / "cluster.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        ('<script src="https://cdn.example/a.js"></script>', ["https://cdn.example/a.js"]),
+        ('<link rel="stylesheet" href="//cdn.example/a.css">', ["//cdn.example/a.css"]),
+        ('<p><img alt="" src="http://cdn.example/a.png"></p>', ["http://cdn.example/a.png"]),
+        ("<style>@import url('https://cdn.example/f.css')</style>", ["https://cdn.example/f.css"]),
+        ('<a href="https://elsewhere.example/">a link to follow</a>', []),
+        ('<link rel="canonical" href="https://elsewhere.example/">', []),
+        ('<img alt="" src="../pictures/cluster.svg">', []),
+    ],
+)
+def test_a_planted_address_is_found(tmp_path: Path, planted: str, said: list[str]) -> None:
+    (tmp_path / "page.html").write_text(planted)
+    assert [*from_elsewhere(tmp_path)] == [f"page.html: {address}" for address in said]
 
 
 def test_the_client_depends_on_a_part_of_what_the_project_does() -> None:
