@@ -16,7 +16,10 @@ import pytest
 from gazette.testing.remote_store_tests import RemoteStoreTests
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 MODULE = re.compile(r"`(gazette/[\w/]+\.py|gazette/[\w/]+/)`")
 
@@ -62,7 +65,8 @@ def test_a_target_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 def test_one_page_says_how_to_install() -> None:
     """The others link to docs/installation.md, so that one page changes with the place of the packages."""
-    others = [*PAGES, *(ROOT / "examples").rglob("*.ipynb"), *(ROOT / "deploy").rglob("*.md")]
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    others = [*pages, *(ROOT / "examples").rglob("*.ipynb"), *(ROOT / "deploy").rglob("*.md")]
     named = [page for page in others if re.search(r"pip install[^`\n]*pygazette", page.read_text())]
     assert named == [ROOT / "docs" / "installation.md"]
 
