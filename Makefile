@@ -15,7 +15,7 @@ DOCS_STAMP := $(BIN)/.gazette-docs-installed
 WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: setup demo test test-long hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
+.PHONY: setup demo test test-long test-python test-python-short hostile constraints check fmt bench docs bench-spark faults faults-spark soak-stores fuzz-stores fuzz-spark fuzz-windows fuzz-timers fuzz-meaning timer-plants meaning-plants crash-matrix chaos chaos-plants soak sim sim-plants sim-consumers conformance cross-version protos clean
 
 setup: $(DEV_STAMP)
 
@@ -75,6 +75,23 @@ test: $(DEV_STAMP)
 # Tests that take more than a few seconds by their nature: at most 25 minutes. CI runs them after `make test`.
 test-long: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m 'long and not faults' $(PARALLEL) --timeout 600 $(ARGS)
+
+# `make test` on another Python, with the same packages: PYTHON=python3.13, or the path of one.
+PYTHON ?= python3.12
+PYTHONS := build/pythons
+OTHER_PYTHON = $(PYTHONS)/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+test-python:
+	$(PYTHON) -m venv $(OTHER_PYTHON)
+	VIRTUAL_ENV=$(CURDIR)/$(OTHER_PYTHON) $(MAKE) LOCKED=1 setup test
+
+# A plain installation there, and tests that need no more: less than a minute. CI runs it for each Python that it has.
+SHORT := tests/broker/test_append_fsm.py tests/protocol tests/test_codecs.py tests/message/test_sequencer.py tests/stores/test_sqlite.py
+test-python-short:
+	$(PYTHON) -m venv $(OTHER_PYTHON)-short
+	sed '/--hash/d; /^ *#/d; s/ *\\$$//' constraints.txt > $(OTHER_PYTHON)-short/versions.txt
+	$(OTHER_PYTHON)-short/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER_PYTHON)-short/versions.txt \
+	    -e . pytest pytest-asyncio pytest-timeout hypothesis
+	$(OTHER_PYTHON)-short/bin/python -m pytest -m 'not faults and not spark and not long' $(SHORT) $(ARGS)
 
 # Hostile input in every matrix: tokens, calls, HTTP, TLS, connections, stored fragments, texts. Prints its seed, and what was tried and
 # refused. `make test` has a short form. To repeat a run: HOSTILE_SEED=7. Then what others get of a broker
