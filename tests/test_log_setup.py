@@ -209,14 +209,14 @@ class Repeated:
         handler.emit = lambda record: self.written.append(  # type: ignore[method-assign]
             (record.getMessage(), getattr(record, "left_out", 0))
         )
-        self._handler = handler
+        self.handler = handler
         handler.addFilter(OncePerMinute(handler, later=self.timers))
 
     def log(self, at: float, message: str, cause: str = "pulse", name: str = "gazette.x") -> None:
         record = logging.makeLogRecord({"name": name, "msg": message, "created": at})
         if cause:
             record.cause = cause
-        self._handler.handle(record)
+        self.handler.handle(record)
 
     def take(self) -> list[tuple[str, int]]:
         written, self.written = self.written, []
@@ -265,7 +265,7 @@ def test_causes_do_not_pile_up() -> None:
     lines = Repeated()
     for index in range(3000):
         lines.log(float(index) / 1000, "x", f"cause {index}")
-    (filter_,) = lines._handler.filters
+    (filter_,) = lines.handler.filters
     assert isinstance(filter_, OncePerMinute)
     assert len(filter_._windows) <= 1000
 

@@ -20,6 +20,7 @@ from gazette.protocol.route import grpc_target
 from gazette.runtime.file_limit import ConnectionLimits
 from gazette.runtime.tasks import TaskScope
 from tests.support.instant_clock import breathe
+from tests.support.loop_time import LoopTime, turns
 from tests.test_server import Running, bound, certificates, plain_channel
 
 __all__ = ["certificates"]
@@ -61,12 +62,14 @@ async def test_first_bytes_may_come_one_by_one() -> None:
             writer.close()
 
 
-async def test_a_silent_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "FIRST_FRAMES_S", 0.05)
+async def test_a_silent_connection_is_ended() -> None:
+    time = LoopTime()
     async with Running(bound()) as running:
         for content in (b"", b"PR", b"PRI *"):
             reader, writer = await connect(running)
             writer.write(content)
+            await turns()
+            time.advance(server_connection.FIRST_FRAMES_S)
             received = await reader.read()
             assert b"HTTP/1.1" not in received
             writer.close()

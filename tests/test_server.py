@@ -52,6 +52,8 @@ from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.tasks import TaskScope
 from tests.facts import is_advised, logged, raises
 from tests.support.instant_clock import breathe
+from tests.support.loop_time import LoopTime, turns
+from tests.support.metrics import value_of
 
 SERVICE = "test.Echo"
 
@@ -592,10 +594,7 @@ async def test_connections_in_excess_of_the_limit_of_grpc_are_closed_at_once() -
 
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("part", [b"", b"GET / HTTP/1.1\r\nHost: te"])
-async def test_a_head_that_does_not_come_in_time_is_given_up(
-    used: bool, part: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_stopping, "HEAD_S", 0.05)
+async def test_a_head_that_does_not_come_in_time_is_given_up(used: bool, part: bytes) -> None:
     async with Running(bound()) as running:
         assert running.server._http is not None
         running.server._http._config.timeout_keep_alive = 0 if not part else 60
@@ -604,18 +603,24 @@ async def test_a_head_that_does_not_come_in_time_is_given_up(
             ask(writer, "/used")
             await answer(reader, b"/used")
         writer.write(part)
-        assert await reader.read() == (http_stopping._TOO_LATE if part else b"")
+        time = LoopTime()
+        await turns()
+        time.advance(http_stopping.HEAD_S)
+        answered = await reader.read()
+        assert answered.startswith(TOO_LATE) if part else not answered
         writer.close()
 
 
+TOO_LATE = b"HTTP/1.1 408 "
+"""The begin of the answer to what has not come in time."""
 POST = b"POST /body HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\nsome"
 
 
-async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_stopping, "BODY_S", 0.05)
-    gone = asyncio.Event()
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    time, asked, gone = LoopTime(), asyncio.Event(), asyncio.Event()
 
     async def read(request: Request) -> Response:
+        asked.set()
         try:
             return PlainTextResponse(await request.body())
         except ClientDisconnect:
@@ -627,15 +632,17 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
     server.start_http(scope, Starlette(routes=[Route("/body", read, methods=["POST"])]))
     reader, writer = await connected(server)
     writer.write(POST)
-    assert await reader.read() == http_stopping._TOO_LATE
+    await asked.wait()
+    time.advance(http_stopping.BODY_S)
+    assert (await reader.read()).startswith(TOO_LATE)
     await gone.wait()
     writer.close()
     # Case: one that does come is read, however long it takes: 96 pauses are longer than the bound together.
-    monkeypatch.setattr(http_stopping, "BODY_S", 0.9)
     reader, writer = await connected(server)
     writer.write(POST)
     for _ in range(96):
-        await SystemClock().sleep(0.01)
+        await turns()
+        time.advance(0.9 * http_stopping.BODY_S)
         writer.write(b"x")
     await answer(reader, b"some" + b"x" * 96)
     writer.close()
@@ -643,11 +650,9 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
     await scope.stop()
 
 
-async def test_a_client_that_is_answered_before_its_body_ended_is_closed_a_little_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_is_answered_before_its_body_ended_is_closed_a_little_later() -> None:
     """At once, and it might not see the answer."""
-    monkeypatch.setattr(http_stopping, "LINGER_S", 0.05)
+    time = LoopTime()
     server = bound()
     scope = TaskScope("test")
     server.start_http(scope, Starlette(routes=[Route("/body", path, methods=["POST"])]))
@@ -655,23 +660,26 @@ async def test_a_client_that_is_answered_before_its_body_ended_is_closed_a_littl
     writer.write(POST)
     await answer(reader, b"/body")
     writer.write(b"x")
+    time.advance(http_stopping.LINGER_S)
     assert await reader.read() == b""
     writer.close()
     # Case: the body ends in time, and the connection is used again.
-    monkeypatch.setattr(http_stopping, "LINGER_S", 60.0)
     reader, writer = await connected(server)
     writer.write(POST)
     await answer(reader, b"/body")
+    time.advance(0.9 * http_stopping.LINGER_S)
     writer.write(b"x" * 96 + POST)
     await answer(reader, b"/body")
+    time.advance(0.9 * http_stopping.LINGER_S)
+    await turns()
+    assert not reader.at_eof()
     writer.close()
     await server.stop(0.1)
     await scope.stop()
 
 
-async def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_stopping, "STALL_S", 0.05)
-    ended = asyncio.Event()
+async def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    time, ended = LoopTime(), asyncio.Event()
 
     async def endless(request: Request) -> Response:
         async def body() -> AsyncIterator[bytes]:
@@ -689,7 +697,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.Monkey
     server.start_http(scope, Starlette(routes=[Route("/endless", endless)]))
     sock = socket.create_connection(("127.0.0.1", int(server.http_endpoint.rpartition(":")[2])))
     sock.send(b"GET /endless HTTP/1.1\r\nHost: test\r\n\r\n")
-    await ended.wait()
+    await time.pass_until(ended.is_set, http_stopping.STALL_S / 10)
     sock.close()
     await server.stop(5.0)
     await scope.stop()
@@ -720,20 +728,20 @@ async def test_without_descriptors_one_line_is_logged_and_connections_wait(
 ) -> None:
     """asyncio's own server logs a traceback for each of its 2,048 attempts, each second."""
     monkeypatch.setattr(http_accept, "_RETRY_S", 0.01)
-    refused = HTTP_CONNECTIONS_REFUSED.labels("descriptors")._value
+    refused = HTTP_CONNECTIONS_REFUSED.labels("descriptors")
     async with Running(bound()) as running:
         port = int(running.server.http_endpoint.rpartition(":")[2])
         clients = [socket.socket() for _ in range(20)]
         free = os.dup(0)
         os.close(free)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        before = refused.get()
+        before = value_of(refused)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
             for client in clients:
                 client.setblocking(False)
                 client.connect_ex(("127.0.0.1", port))
-            while refused.get() < before + 3:
+            while value_of(refused) < before + 3:
                 await SystemClock().sleep(0.001)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -811,13 +819,13 @@ async def test_what_is_called_is_counted() -> None:
     def counts(method: str, kind: str) -> tuple[float, float, float]:
         labels = (kind, SERVICE, method)
         return (
-            GRPC_SERVER_STARTED.labels(*labels)._value.get(),
-            GRPC_SERVER_RECEIVED.labels(*labels)._value.get(),
-            GRPC_SERVER_SENT.labels(*labels)._value.get(),
+            value_of(GRPC_SERVER_STARTED.labels(*labels)),
+            value_of(GRPC_SERVER_RECEIVED.labels(*labels)),
+            value_of(GRPC_SERVER_SENT.labels(*labels)),
         )
 
     def handled(method: str, kind: str, code: str) -> float:
-        return float(GRPC_SERVER_HANDLED.labels(kind, SERVICE, method, code)._value.get())
+        return value_of(GRPC_SERVER_HANDLED.labels(kind, SERVICE, method, code))
 
     async with Running(bound()) as running:
         target, _ = grpc_target(running.server.endpoint)

@@ -23,6 +23,7 @@ from gazette.keyspace.key_space import KeySpace
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, Pool, TaskScope
 from tests.facts import is_advised, logged, raises
+from tests.support.metrics import value_of
 
 ROOT = "/root"
 
@@ -165,7 +166,7 @@ async def test_a_cluster_from_first_to_last_member(
 ) -> None:
     """Items are allocated, spread when a member joins, drained when members leave, and never lost."""
     await put_items(etcd, 60, 2)
-    added = metrics.ADDED._value.get()
+    added = value_of(metrics.ADDED)
     async with cluster(paper, etcd, pool, {"a#1": 200, "b#1": 200}) as processes:
         a1, b1 = processes["a#1"], processes["b#1"]
         # Case: initial allocation.
@@ -173,7 +174,7 @@ async def test_a_cluster_from_first_to_last_member(
         assert a1.state.is_leader()
         assert not b1.state.is_leader()
         assert loads(b1.state) == {"a#1": 60, "b#1": 60}
-        assert metrics.ADDED._value.get() - added == 120
+        assert value_of(metrics.ADDED) - added == 120
 
         # Case: a member joins.
         a2 = processes["a#2"] = PaperProcess(paper, etcd, "a#2", a1.scope)
@@ -182,7 +183,7 @@ async def test_a_cluster_from_first_to_last_member(
             lambda s: at_rest(2, 60)(s) and loads(s).get("a#2", 0) == loads(s)["a#1"]
         )
         assert loads(state) == {"a#1": 30, "a#2": 30, "b#1": 60}
-        assert metrics.ADDED._value.get() - added == 150
+        assert value_of(metrics.ADDED) - added == 150
 
         # Case: the leader drains itself, and leaves; the next one leads.
         async with asyncio.timeout(45):
@@ -224,7 +225,7 @@ async def test_a_converged_cluster_writes_nothing(
     await put_items(etcd, 5, 1)
     async with cluster(paper, recorded, pool, {"a#1": 9, "a#2": 9}) as processes:
         await processes["a#2"].until(at_rest(1, 5))
-        rounds = metrics.CONVERGE._value.get()
+        rounds = value_of(metrics.CONVERGE)
         written = len(recorded.txns)
         # Case: something unrelated changes; the leader looks, and does nothing.
         await etcd.put(f"{ROOT}/items/item-0000", b"1")
@@ -234,7 +235,7 @@ async def test_a_converged_cluster_writes_nothing(
         for process in processes.values():
             await process.ks.wait_for_revision(revision)
         async with asyncio.timeout(45):
-            while metrics.CONVERGE._value.get() == rounds:
+            while value_of(metrics.CONVERGE) == rounds:
                 await SystemClock().sleep(0)
         assert len(recorded.txns) == written
 

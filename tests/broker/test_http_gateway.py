@@ -35,6 +35,7 @@ from gazette.protocol.route import EMPTY_ROUTE, Route
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.support.replicas import replica_of
 
 JOURNAL = "a/journal"
 MAX = (1 << 63) - 1
@@ -91,7 +92,7 @@ async def test_puts_that_stall_are_answered_and_delay_no_other(
     head = b"PUT /a/journal HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     for index, (_, writer) in enumerate(stalled):
         writer.write(head + (b"a bit" if index % 2 else b""))
-    line = broker.service.context.resolver._held[JOURNAL].replica.line
+    line = replica_of(broker.service.context.resolver, JOURNAL).line
     while line.waiting < 20:
         await SystemClock().sleep(0.001)
     assert (await http.put(f"/{JOURNAL}", content=b"honest")).status_code == 204
@@ -117,7 +118,7 @@ async def test_puts_beyond_what_may_wait_are_refused_and_come_again(
 ) -> None:
     monkeypatch.setattr(append_line, "WAITING_MAX", 2)
     await broker.create(journal_spec(JOURNAL))
-    replica = broker.service.context.resolver._held[JOURNAL].replica
+    replica = replica_of(broker.service.context.resolver, JOURNAL)
     held = await replica.pipeline.take()
     waiting = [
         broker.service._servers.spawn(http.put(f"/{JOURNAL}", content=b"x"), name="put")

@@ -21,6 +21,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
 from tests.support.memory_store import MemoryStore
+from tests.support.replicas import replica_of
 
 HUNG, GOOD = "s3://hung/", "s3://good/"
 
@@ -118,7 +119,7 @@ async def test_a_store_that_hangs_stops_no_other(
     await broker.create(spec("good/one", GOOD))
     for content in (b"first,", b"second"):
         await append(broker, "good/one", content)
-    replica = broker.service.context.resolver._held["good/one"].replica
+    replica = replica_of(broker.service.context.resolver, "good/one")
     await until(lambda: replica.index.fragments()[0].backing_store)
     reader = broker.client.reader(ReadParams("good/one"))
     assert await reader.read(100) == b"first,"
@@ -155,7 +156,7 @@ async def test_a_store_that_hangs_is_unhealthy_with_the_reason_until_it_answers(
         await broker.create(spec("hung/one", HUNG))
         await append(broker, "hung/one", b"first,")
         await append(broker, "hung/one", b"second")
-        replica = broker.service.context.resolver._held["hung/one"].replica
+        replica = replica_of(broker.service.context.resolver, "hung/one")
         await until(lambda: replica.index.fragments()[0].backing_store)
         active = broker.service.context.blob_stores.get(HUNG)
         try:

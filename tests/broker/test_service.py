@@ -45,6 +45,7 @@ from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec, leases_of
 from gazette.testing.etcd import EtcdServer, etcd_for_tests
 from tests.facts import call_refused, logged, raises
+from tests.support.replicas import replica_of
 
 JOURNAL = "a/journal"
 
@@ -341,9 +342,8 @@ async def test_a_broker_whose_lease_is_lost_breaks_but_persists(etcd: Etcd, tmp_
     broker = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
-    session = broker.service._parts.membership.session  # type: ignore[union-attr]
-    assert session is not None
-    await session.lease.revoke()
+    (lease,) = await leases_of(etcd, "/gazette/cluster", "broker-one")
+    await lease.revoke()
     await broker.service.wait()
     with pytest.raises(GazetteError):
         await broker.stop()
@@ -396,7 +396,7 @@ async def test_a_broker_that_leaves_waits_for_spools_that_are_still_held(
     await broker.create(journal_spec(JOURNAL))
     await append(broker, b"content")
     context = broker.service.context
-    replica = context.resolver._held[JOURNAL].replica
+    replica = replica_of(context.resolver, JOURNAL)
     pipeline = await replica.pipeline.take()
     async with TaskScope("test") as scope:
         stopping = scope.spawn(broker.stop(), name="stop")
@@ -440,7 +440,7 @@ async def test_a_broker_that_wakes_up_after_its_lease_acknowledges_nothing(
     await append(broker, b"")
     # The first fragment is complete, and no pulse is under way. A pulse would meet the end of the
     # lease first, and break the pipeline.
-    broker.service.context.resolver._held[JOURNAL].replica.stop_daemons()
+    replica_of(broker.service.context.resolver, JOURNAL).stop_daemons()
     stub = broker.client.channels.journal(broker.endpoint)
     call: Any = stub.Append()
     await call.write(broker_pb2.AppendRequest(journal=JOURNAL))

@@ -53,12 +53,13 @@ class Bench:
         self.scope = TaskScope("bench")
         self.pool = BlockingPool("spools", 2)
         self.commits = Commits()
+        self.disk = LocalDisk(tmp_path)
         self.spool = Spool(
             "a/journal",
             self.commits,
             clock=SystemClock(),
             pool=self.pool,
-            disk=LocalDisk(tmp_path),
+            disk=self.disk,
             memory=SpoolMemory(self.pool, 0),
         )
         self.local = SpoolWriter(self.spool, self.scope, self.pool, primary=True)
@@ -145,8 +146,7 @@ async def test_failure_to_write_is_reported_by_what_follows(
     bench: Bench, tmp_path: Path, length: int
 ) -> None:
     """Everything pending is rolled back; the next append finds the spool as it was."""
-    assert isinstance(bench.spool._disk, LocalDisk)
-    bench.spool._disk.directory = tmp_path / "missing"
+    bench.disk.directory = tmp_path / "missing"
     bench.local.begin(None)
     await bench.local.content(bytes(length), 0)
     with raises(Unavailable, "directory", errno="ENOENT"):
@@ -155,7 +155,7 @@ async def test_failure_to_write_is_reported_by_what_follows(
     await bench.local.content(bytes(length), 0)
     with raises(Unavailable, "directory", errno="ENOENT"):
         await bench.local.propose(Proposal(bench.spool.fragment, EMPTY_LABELS))
-    bench.spool._disk.directory = tmp_path
+    bench.disk.directory = tmp_path
     bench.local.begin(None)
     await bench.local.content(b"x", 0)
     await bench.commit()

@@ -29,6 +29,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.support.replicas import replica_of
 from tools.bench.load import APPEND
 
 JOURNAL = "a/journal"
@@ -191,7 +192,7 @@ async def test_they_are_answered_as_one_after_the_other(
                 assert LabelSet.from_pb(response.registers) == registers
     wire.writer.close()
     for broker in brokers:
-        index = broker.service.context.resolver._held[JOURNAL].replica.index
+        index = replica_of(broker.service.context.resolver, JOURNAL).index
         assert index.end_offset == len(model.content)
         # The fragment of the first append may be in the store, and let go here.
         assert index.local
@@ -288,7 +289,7 @@ async def test_appends_that_wait_are_refused_by_a_broker_that_is_torn_down(
     broker = await BrokerFixture.start(etcd, tmp_path)
     await broker.create(journal_spec(JOURNAL))
     context = broker.service.context
-    replica = context.resolver._held[JOURNAL].replica
+    replica = replica_of(context.resolver, JOURNAL)
     held = await replica.pipeline.take()
     wire = await Wire.connect(broker)
     opening = broker_pb2.AppendRequest(journal=JOURNAL)
@@ -311,7 +312,7 @@ async def test_an_append_of_an_unknown_session_is_refused_before_it_waits(
     """Its client repeats it, with the ledger that it learns. Only then it waits, once."""
     async with await BrokerFixture.start(etcd, tmp_path) as broker:
         await broker.create(journal_spec(JOURNAL))
-        replica = broker.service.context.resolver._held[JOURNAL].replica
+        replica = replica_of(broker.service.context.resolver, JOURNAL)
         held = await replica.pipeline.take()
         wire = await Wire.connect(broker)
         opening = broker_pb2.AppendRequest(journal=JOURNAL)
@@ -339,7 +340,7 @@ async def test_the_lease_is_looked_at_again_right_before_the_answer(
     await broker.client.append(AppendParams(JOURNAL), b"before")
     wire = await Wire.connect(broker)
 
-    index = broker.service.context.resolver._held[JOURNAL].replica.index
+    index = replica_of(broker.service.context.resolver, JOURNAL).index
 
     class Ending:
         @property
@@ -362,7 +363,7 @@ async def test_a_wait_ends_with_the_caller_s_claims(etcd: Etcd, tmp_path: Path) 
     auth = KeyedAuth(SystemClock(), (b"k" * 32,))
     broker = await BrokerFixture.start(etcd, tmp_path, auth=auth)
     await broker.create(journal_spec(JOURNAL))
-    replica = broker.service.context.resolver._held[JOURNAL].replica
+    replica = replica_of(broker.service.context.resolver, JOURNAL)
     held = await replica.pipeline.take()
     wire = await Wire.connect(broker)
     opening = broker_pb2.AppendRequest(journal=JOURNAL)

@@ -67,9 +67,9 @@ def test_a_jump_is_passed_to_the_sequencer(tmp_path: Path) -> None:
         driver.run()
         end = driver.read_through[SOURCE] + 1000
         gap = bytes(1000)
-        assert driver._life is not None
-        driver._life.inbox.put(Jump(SOURCE, end))
-        driver._life.offsets[SOURCE] = end
+        life = driver._alive()
+        life.inbox.put(Jump(SOURCE, end))
+        life.offsets[SOURCE] = end
         driver.feed(SOURCE, gap)
         driver.run()
         assert driver.read_through == {SOURCE: end}

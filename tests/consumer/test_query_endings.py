@@ -19,7 +19,7 @@ from gazette.consumer.query.standby_reads import StandbyReads
 from gazette.errors import Moved, NotFound
 from gazette.etcd.values import LeaseLost
 from gazette.runtime.tasks import BlockingPool
-from gazette.testing.broker import BrokerFixture
+from gazette.testing.broker import BrokerFixture, leases_of
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import ConsumerFixture, shard_spec
 from tests.consumer.apps import SHARD, SOURCE, Gate, Start
@@ -48,9 +48,12 @@ def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 async def waiting(member: ConsumerFixture, http: httpx.AsyncClient) -> asyncio.Task[Any]:
     headers = {"gazette-read-through": f"{SOURCE}={NEVER}"}
     asked = begun(http.get(f"/shards/{SHARD}/count", headers=headers))
-    running = member.service._queries_running
-    await eventually(lambda: bool(running._deadlines))
+    await eventually(lambda: waiting_queries(member) == 1)
     return asked
+
+
+def waiting_queries(member: ConsumerFixture) -> int:
+    return len(member.service._queries_running._deadlines)
 
 
 async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
@@ -65,9 +68,10 @@ async def test_waiting_queries_end_at_once_when_the_member_loses_its_lease(
         asked = await waiting(member, http)
         metadata = (("gazette-read-through", f"{SOURCE}={NEVER}"),)
         rpc = call(question("a"), metadata=metadata)
-        await eventually(lambda: len(member.service._queries_running._deadlines) == 2)
-        session = member.service._parts.membership.session
-        await session.lease.revoke()
+        await eventually(lambda: waiting_queries(member) == 2)
+        settings = member.service.settings
+        (lease,) = await leases_of(member.etcd, settings.root, settings.id)
+        await lease.revoke()
         answer = await asked
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"

@@ -170,19 +170,16 @@ def say(driver: AppDriver[Any], *lines: str) -> int:
 
 
 def shard_of(driver: AppDriver[Any]) -> Any:
-    assert driver._life is not None
-    return driver._life.shard
+    return driver._alive().shard
 
 
 def inbox_of(driver: AppDriver[Any]) -> Any:
-    assert driver._life is not None
-    return driver._life.inbox
+    return driver._alive().inbox
 
 
 def wake(driver: AppDriver[Any]) -> None:
     """Have the shard look at the clock, which moved by more than one timer."""
-    assert driver._life is not None
-    driver._life.inbox.wake()
+    inbox_of(driver).wake()
     driver.run()
 
 

@@ -436,7 +436,7 @@ def test_a_directory_without_the_original_is_named(
 
 
 def test_figures_of_clients_are_ratios_to_the_original_if_it_took_part() -> None:
-    row = clients._Row("publish", ratio_at_least(0.5), [clients.Taken(2_000_000, 4.0, 6.0)])
+    row = clients.Row("publish", ratio_at_least(0.5), [clients.Taken(2_000_000, 4.0, 6.0)])
     rate, cpu = row.figures()
     assert (rate.value, rate.unit, rate.ratio, rate.met) == (500_000, "msg/s", None, None)
     assert (cpu.value, cpu.unit) == (3.0, "s/M msg")
@@ -451,7 +451,7 @@ def test_a_directory_without_clients_of_the_original_says_how_to_build_them(
 ) -> None:
     monkeypatch.setenv(sides.ORIGINAL_ENV, str(tmp_path))
     with raises(Invalid, path="GAZETTE_GO", says="no program gazette-bench", advises="README"):
-        sides.original_program(clients.PROGRAM, clients._HINT)
+        sides.original_program(clients.PROGRAM, clients.BUILD_HINT)
     (tmp_path / clients.PROGRAM).touch(mode=0o755)
     assert sides.original_program(clients.PROGRAM, "") == tmp_path / clients.PROGRAM
 

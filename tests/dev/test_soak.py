@@ -227,7 +227,7 @@ def driver_of(
     driver = Driver(
         of, service, random.Random(1), lambda event, **facts: notes.append((event, facts))
     )
-    driver._ended = {"a broker"}
+    driver.ended = {"a broker"}
     return driver, notes
 
 
@@ -240,15 +240,15 @@ async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
     failed = {"shard on one": restarts.failed(spec, 0.0, RestartReason.FENCED).text}
     cluster = Cluster(clock, failed)
     driver, notes = driver_of(cluster, monkeypatch)
-    assert await driver._missing(0.0) == "a shard FAILED"
-    assert await driver._missing(0.0) == "a shard FAILED"
+    assert await driver.missing(0.0) == "a shard FAILED"
+    assert await driver.missing(0.0) == "a shard FAILED"
     assert cluster.unassigned == 0
     assert [event for event, _ in notes] == ["restarted"]
-    assert driver._restarts == 1
+    assert driver.restarts == 1
     while restarts.failed(spec, 0.0, RestartReason.FENCED).delay_s is not None:
         pass
     failed["shard on one"] = restarts.failed(spec, 0.0, RestartReason.FENCED).text
-    assert await driver._missing(0.0) == ""
+    assert await driver.missing(0.0) == ""
     assert cluster.unassigned == 1
     assert [event for event, _ in notes] == ["restarted", "failed"]
 

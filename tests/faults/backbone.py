@@ -13,9 +13,9 @@ from gazette.client.client import Client
 from gazette.dev.cluster import ClusterSettings, LocalCluster
 from gazette.errors import NotFound
 from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.etcd.lease import Lease
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.testing.broker import leases_of
 from tests.faults.fold_forge import Forge
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -66,12 +66,10 @@ class Backbone:
         """End the leases of these members, as time would: only of those that are dead."""
         assert self._etcd is not None
         etcd = self._etcd
-        found = await etcd.range(f"{root}/members/", keys_only=True)
-        leases = {kv.lease for kv in found.kvs if kv.key.decode().rpartition("#")[2] in names}
+        leases = [lease for name in names for lease in await leases_of(etcd, root, name)]
         async with TaskScope("leases") as scope:
-            for number in leases:
-                lease = Lease(etcd._connection, number, 0.0, 0.0)
-                scope.spawn(lease.revoke(), name=f"lease {number:x}")
+            for lease in leases:
+                scope.spawn(lease.revoke(), name=f"lease {lease.id:x}")
 
     async def lease_of(self, root: str, name: str) -> tuple[int, int]:
         """Return the lease of a member and the revision at which it joined. Raise ``NotFound``."""

@@ -285,7 +285,9 @@ SpoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=3
 TestSpoolMachine = SpoolMachine.TestCase
 
 
-async def test_what_an_append_does(spool: Spool, observer: Observer, clock: ManualClock) -> None:
+async def test_what_an_append_does(
+    spool: Spool, observer: Observer, clock: ManualClock, tmp_path: Path
+) -> None:
     """Committed bytes can be read while more is written; files have no names."""
     await roll(spool, Codec.NONE)
     assert (await append(spool, b"hello, ", b"world")).status is Status.OK
@@ -295,8 +297,7 @@ async def test_what_an_append_does(spool: Spool, observer: Observer, clock: Manu
     assert read_all(first) == b"hello, world"
     assert first.pread(7, 3) == b"wor"
     assert first.pread(12, 10) == b""
-    assert isinstance(spool._disk, LocalDisk)
-    assert list(spool._disk.directory.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(Bug):
         structs.replace(first, fragment=replace(first.fragment, begin=5)).pread(4, 1)
 

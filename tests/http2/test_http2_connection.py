@@ -87,10 +87,12 @@ class Server:
         self.sent = bytearray()
         self.kept: dict[int, Kept] = {}
         self.holds = holds
-        self.connection = Http2Connection(self._write, lambda: self.now, self._accept, streams_max)
+        self.connection = Http2Connection(
+            lambda content: self.write(content), lambda: self.now, self._accept, streams_max
+        )
         self.connection.begin()
 
-    def _write(self, content: BytesLike) -> None:
+    def write(self, content: BytesLike) -> None:
         self.sent += content
 
     def _accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> Kept:
@@ -211,13 +213,13 @@ def test_content_sent_as_a_whole(length: int) -> None:
     server.connection.receive(headers(1))
     stream = server.kept[1].stream
     assert stream is not None
-    write = server._write
+    write = server.write
 
-    def full(part: BytesLike) -> None:
-        write(part)
+    def full(content: BytesLike) -> None:
+        write(content)
         server.connection.pause()
 
-    server.connection._write = full
+    server.write = full  # type: ignore[method-assign]
     assert stream.send_whole(content)
     frames = server.frames()
     assert {(kind, flags, of) for kind, flags, of, _ in frames} == {(fr.DATA, 0, 1)}
@@ -497,19 +499,19 @@ def test_content_stops_where_it_fills_the_socket() -> None:
     stream = server.kept[1].stream
     assert stream is not None
     server.frames()
-    write = server.connection._write
+    write = server.write
 
     def fill(content: BytesLike) -> None:
         write(content)
         if len(server.sent) >= 1 << 17:
             server.connection.pause()
 
-    server.connection._write = fill
+    server.write = fill  # type: ignore[method-assign]
     content = memoryview(bytes(1 << 22))
     sent = stream.send(content, ended=True)
     assert 1 << 16 < sent <= 1 << 17
     server.frames()
-    server.connection._write = write
+    server.write = write  # type: ignore[method-assign]
     server.connection.resume()
     assert server.kept[1].rooms == 1
     assert sent + stream.send(content[sent:], ended=True) == len(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -22,12 +23,13 @@ from gazette.http2.headers import encode_fields
 from gazette.http2.messages import prefixed
 from gazette.net.grpc.grpc_server import Admit, GrpcServer
 from gazette.net.grpc.held_memory import HELD_MAX
-from gazette.net.grpc.server_connection import ServerConnection
+from gazette.net.grpc.server_connection import IDLE_S, KEEPALIVE_S, ServerConnection
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from tests.conftest import make_certificate
 from tests.support.instant_clock import eventually
+from tests.support.loop_time import LoopClock, LoopTime, turns
 
 LARGEST = 4 << 20
 METHOD = "/test.Service/"
@@ -126,7 +128,7 @@ class Served:
     ) -> None:
         self.handlers = Handlers()
         self.server = GrpcServer(
-            SystemClock(), max_recv_bytes=LARGEST, limit=limit, held_max=held_max
+            LoopClock(), max_recv_bytes=LARGEST, limit=limit, held_max=held_max
         )
         self.server.add_generic_rpc_handlers((self.handlers.table(),), admit)
         listener = bind_tcp("127.0.0.1", 0)
@@ -144,7 +146,7 @@ class Served:
     def connection(self) -> Http2Connection:
         """Return the only connection."""
         (protocol,) = self.server.connections
-        return protocol._connection
+        return protocol.http2
 
     async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -324,7 +326,7 @@ async def test_a_server_that_stops_lets_calls_end(served: Served) -> None:
     await served.handlers.running.wait()
     async with TaskScope("test") as scope:
         stopping = scope.spawn(served.server.stop(30.0), name="stop")
-        while served.server._acceptor is not None and not served.connection().draining:
+        while not served.connection().draining:
             await SystemClock().sleep(0)
         error = await failure(served.unary("Double")(b""))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -437,6 +439,27 @@ async def test_connections_beyond_the_limit() -> None:
     await served.server.stop(0)
 
 
+def called(method: str, request: bytes = b"") -> bytes:
+    """Return the frames of a first call."""
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", f"{METHOD}{method}".encode()),
+        (b"content-type", b"application/grpc"),
+    ]
+    head = fr.frame(fr.HEADERS, fr.END_HEADERS, 1, encode_fields(fields))
+    return head + fr.frame(fr.DATA, fr.END_STREAM, 1, prefixed(request))
+
+
+async def frame_of(reader: asyncio.StreamReader, wanted: int) -> bytes:
+    """Read up to the next frame of a kind, and return what it holds."""
+    while True:
+        length, kind, _, _ = fr.read_head(await reader.readexactly(fr.HEAD_BYTES), 0)
+        content = await reader.readexactly(length)
+        if kind == wanted:
+            return content
+
+
 async def connected(served: Served) -> ServerConnection:
     await served.unary("Double")(b"")
     (connection,) = served.server.connections
@@ -444,25 +467,33 @@ async def connected(served: Served) -> ServerConnection:
 
 
 async def test_clients_that_are_silent_are_asked_and_then_given_up(served: Served) -> None:
-    connection = await connected(served)
-    call = served.unary("Hang")(b"")
+    time = LoopTime()
+    reader, writer = await served.raw()
+    writer.write(fr.PREFACE + fr.settings({}) + called("Hang"))
     await served.handlers.running.wait()
-    connection._heard_at -= 11.0
-    connection._check()
-    assert connection._pinged_at
-    while connection._pinged_at:  # Until it has answered.
-        await SystemClock().sleep(0)
-    connection._pinged_at = connection._heard_at - 11.0
-    connection._check()
-    assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
-    assert served.handlers.cancelled == 1
+    time.advance(2 * KEEPALIVE_S)
+    asked = await frame_of(reader, fr.PING)
+    # Case: it answers, in front of a ping of its own, by whose answer it knows that it was heard.
+    writer.write(fr.ping(asked, ack=True) + fr.ping(bytes(8)))
+    assert await frame_of(reader, fr.PING) == bytes(8)
+    # Case: it does not.
+    time.advance(2 * KEEPALIVE_S)
+    await frame_of(reader, fr.PING)
+    assert served.handlers.cancelled == 0
+    time.advance(2 * KEEPALIVE_S)
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    await eventually(lambda: served.handlers.cancelled == 1)
+    writer.close()
 
 
 async def test_connections_without_calls_are_ended_and_made_again(served: Served) -> None:
     connection = await connected(served)
-    connection.busy_at -= 601.0
-    connection._check()
-    assert connection.is_closing
+    time = LoopTime()
+    time.advance(0.9 * IDLE_S)
+    await turns()
+    assert not connection.is_closing
+    time.advance(0.1 * IDLE_S + KEEPALIVE_S)
     while served.server.connections:
         await SystemClock().sleep(0)
     assert await served.unary("Double")(b"x") == b"xx"

@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from gazette.http2.connection import FIRST_BYTES, STREAM_BYTES
-from gazette.net.grpc import unfinished as unfinished_module
 from gazette.net.grpc.held_memory import HELD_MAX, HeldMemory
 from gazette.net.grpc.turns import SHARE, TURN_S, WORK_MAX, WORK_MIN, Turns
 from gazette.net.grpc.unfinished import FIRST_MESSAGE_S, UNFINISHED_MAX, Unfinished
 from gazette.runtime.clock import SystemClock
+from tests.support.loop_time import LoopClock, LoopTime, turns
 
 
 class Loop:
@@ -232,17 +232,19 @@ async def test_calls_without_a_message_are_bounded_in_number() -> None:
     assert len(watched) == UNFINISHED_MAX
 
 
-async def test_calls_without_a_message_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished_module, "FIRST_MESSAGE_S", 0.05)
+async def test_calls_without_a_message_are_bounded_in_time() -> None:
+    time, watched = LoopTime(), Unfinished(LoopClock().monotonic)
     assert FIRST_MESSAGE_S == 10.0
-    clock, watched = SystemClock(), Unfinished(SystemClock().monotonic)
     for _ in range(2):
         late, in_time = Begun(), Begun()
         watched.add(late)
         watched.add(in_time)
         watched.discard(in_time)
-        while late.ended is None:
-            await clock.sleep(0)
+        time.advance(0.9 * FIRST_MESSAGE_S)
+        await turns()
+        assert late.ended is None
+        time.advance(0.1 * FIRST_MESSAGE_S)
+        await turns()
         assert late.ended is grpc.StatusCode.DEADLINE_EXCEEDED
         assert in_time.ended is None
         assert len(watched) == 0

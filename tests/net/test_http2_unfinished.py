@@ -19,11 +19,12 @@ from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.http2.messages import prefixed
 from gazette.http2.metadata import Metadata, status_of
 from gazette.net.grpc import unfinished
-from gazette.runtime.clock import SystemClock
 from gazette.runtime.metrics import GRPC_SERVER_HANDLED
 from tests.net.test_http2_server import LARGEST, METHOD, Served, failure
 from tests.raw_server import raw_server
 from tests.support.instant_clock import eventually
+from tests.support.loop_time import LoopTime, turns
+from tests.support.metrics import value_of
 
 TOKEN = (b"authorization", b"right")
 
@@ -94,7 +95,7 @@ class Raw:
 
 def handled(kind: str, method: str) -> float:
     labels = (kind, "test.Service", method, "Unauthenticated")
-    return float(GRPC_SERVER_HANDLED.labels(*labels)._value.get())
+    return value_of(GRPC_SERVER_HANDLED.labels(*labels))
 
 
 async def test_strangers_are_refused_by_the_head_of_their_calls(strict: Strict) -> None:
@@ -116,36 +117,34 @@ async def test_strangers_are_refused_by_the_head_of_their_calls(strict: Strict) 
     raw.writer.close()
 
 
-async def test_the_first_message_must_come_in_time(
-    strict: Strict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unfinished, "FIRST_MESSAGE_S", 0.1)
+async def test_the_first_message_must_come_in_time(strict: Strict) -> None:
+    time = LoopTime()
     raw = await Raw(strict).connect()
     for stream, method in ((1, "Double"), (3, "Length"), (5, "Double")):
         raw.call(stream, method, TOKEN)
     raw.send(3, prefixed(b"only the first"))
     raw.send(5, prefixed(b"half")[:-1])
+    await turns()
+    time.advance(unfinished.FIRST_MESSAGE_S)
     for stream in (1, 5):
         assert await raw.status(stream) is grpc.StatusCode.DEADLINE_EXCEEDED
-    await SystemClock().sleep(0.2)
     raw.send(3, prefixed(b"x"), ended=True)
     assert await raw.status(3) is grpc.StatusCode.OK
-    await eventually(lambda: not strict.server._calls)
+    await eventually(lambda: not any(one.is_busy for one in strict.server.connections))
     raw.writer.close()
 
 
-async def test_handlers_of_applications_may_wait_for_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_handlers_of_applications_may_wait_for_messages() -> None:
     """A stream of requests may begin with silence, unless the server knows better."""
-    monkeypatch.setattr(unfinished, "FIRST_MESSAGE_S", 0.05)
+    time = LoopTime()
     served = Served()
     await served.server.start()
     raw = await Raw(served).connect()
     raw.call(1, "Echo")
     raw.call(3, "Double")
+    await turns()
+    time.advance(unfinished.FIRST_MESSAGE_S)
     assert await raw.status(3) is grpc.StatusCode.DEADLINE_EXCEEDED
-    await SystemClock().sleep(0.1)
     raw.send(1, prefixed(b"late"), ended=True)
     assert await raw.status(1) is grpc.StatusCode.OK
     raw.writer.close()
@@ -223,7 +222,7 @@ async def test_answers_that_their_callers_do_not_take_make_room_for_others() -> 
     assert Counter(ends) == {grpc.StatusCode.OK: 10, grpc.StatusCode.UNAVAILABLE: 10}
     assert ends[0] is grpc.StatusCode.UNAVAILABLE
     assert ends[-1] is grpc.StatusCode.OK
-    await eventually(lambda: not served.server._calls)
+    await eventually(lambda: not any(one.is_busy for one in served.server.connections))
     assert served.server._memory.total == 0
     raw.writer.close()
     await served.channel.close()
@@ -240,7 +239,7 @@ async def test_what_a_lost_connection_has_sent_is_dropped(strict: Strict) -> Non
     await eventually(lambda: strict.server._memory.total > 0)
     raw.writer.transport.abort()
     await eventually(lambda: strict.server._memory.total == 0)
-    await eventually(lambda: not strict.server._calls)
+    await eventually(lambda: strict.handlers.cancelled == 20)
 
 
 async def test_a_handler_gives_way_while_it_has_messages_at_hand(strict: Strict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -15,15 +16,18 @@ from gazette.http2.connection import BEGIN_WORK, Http2Connection
 from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.http2.messages import prefixed
 from gazette.http2.metadata import status_of
-from gazette.net.grpc import grpc_server
+from gazette.net.grpc.grpc_call import GrpcCall
 from gazette.net.grpc.turns import SHARE
 from gazette.net.grpc.whole_call import WHOLE_BYTES_MAX, WholeCall
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.metrics import GRPC_SERVER_HANDLED
+from gazette.runtime.metrics import GRPC_SERVER_HANDLED, GRPC_SERVER_STARTED
 from gazette.runtime.tasks import TaskScope
 from tests.net.test_http2_server import METHOD, Served, requests
+from tests.support.loop_time import LoopTime
+from tests.support.metrics import value_of
 
 LENGTH = f"{METHOD}Length"
+STARTED = GRPC_SERVER_STARTED.labels("client_stream", "test.Service", "Length")
 
 
 class Taker:
@@ -84,6 +88,7 @@ class Wire:
         self.served = served
         self._next = 1
         self.out = b""
+        self.pings = self.answered = 0
         self.answers: dict[int, bytes] = {}
         self.trailers: dict[int, bytes] = {}
 
@@ -124,11 +129,14 @@ class Wire:
                 self.answers[stream] = self.answers.get(stream, b"") + payload
             if kind == fr.HEADERS and flags & fr.END_STREAM:
                 self.trailers[stream] = payload
+            if kind == fr.PING and flags & fr.ACK:
+                self.answered += 1
 
-    def length_of(self, stream: int) -> int:
-        """Return how much of a call's content the server has got."""
-        found = [one for one in self.served.server._gathering if one.stream.id == stream]
-        return found[0]._length if found else -1
+    async def has_arrived(self) -> None:
+        """Wait until the server has read what was sent: it answers a ping behind that."""
+        self.pings += 1
+        self.send(fr.ping(self.pings.to_bytes(8)))
+        await self.until(lambda: self.answered == self.pings)
 
     def fields(self, stream: int) -> Fields:
         """Return the fields by which a call was ended."""
@@ -136,6 +144,19 @@ class Wire:
 
     async def ended(self, *streams: int) -> None:
         await self.until(lambda: all(one in self.trailers for one in streams))
+
+
+async def handed_to_a_task(begun: float) -> None:
+    """Wait until one more call runs than had begun."""
+    while value_of(STARTED) == begun:
+        await SystemClock().sleep(0)
+
+
+def kept_calls(taker: Taker) -> int:
+    """Return how many calls are in memory still, although the taker forgets its own."""
+    taker.calls.clear()
+    gc.collect()
+    return sum(isinstance(one, WholeCall | GrpcCall) for one in gc.get_objects())
 
 
 async def test_calls_that_arrive_together_are_offered_together(
@@ -148,54 +169,45 @@ async def test_calls_that_arrive_together_are_offered_together(
     assert taker.offered == [[[b"x", b""], [b"xx", b""], [b"xxx", b""]]]
     assert [wire.answers[one][5:] for one in streams] == [b"whole 1", b"whole 2", b"whole 3"]
     assert all(b"grpc-status\x010" in wire.trailers[one] for one in streams)
-    assert not served.server._calls
-    assert not served.server._whole
     assert served.connection().running == served.connection().streams == 0
+    assert kept_calls(taker) == 0
 
 
 async def test_a_call_whose_end_comes_later_is_served_by_its_handler(
     served: Served, taker: Taker
 ) -> None:
-    wire = await Wire(served).connect()
+    wire, begun = await Wire(served).connect(), value_of(STARTED)
     stream = wire.call(prefixed(b"four"), ended=False)
     wire.send()
-    while not served.server._calls:
-        await SystemClock().sleep(0)
-    assert not served.server._gathering
+    await handed_to_a_task(begun)
     wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream))
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"4"
     assert taker.offered == []
 
 
-async def test_a_call_may_arrive_in_several_pieces(
-    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
+async def test_a_call_may_arrive_in_several_pieces(served: Served, taker: Taker) -> None:
+    LoopTime()  # It stands still: a call may take its time to become complete.
     wire = await Wire(served).connect()
     stream = wire.call(b"", ended=False)
-    sent = 0
     for piece in (prefixed(b"one")[:3], prefixed(b"one")[3:], prefixed(b"three")):
         wire.send(fr.frame(fr.DATA, 0, stream, piece))
-        sent += len(piece)
-        while wire.length_of(stream) < sent:
-            await SystemClock().sleep(0)
+        await wire.has_arrived()
     assert taker.offered == []
     wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream))
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"whole 8"
-    assert not served.server._gathering
+    assert kept_calls(taker) == 0
 
 
 async def test_a_call_that_becomes_long_does_not_wait_for_its_end(
-    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+    served: Served, taker: Taker
 ) -> None:
-    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
-    wire = await Wire(served).connect()
+    LoopTime()  # It stands still: a call may take its time to become complete.
+    wire, begun = await Wire(served).connect(), value_of(STARTED)
     stream = wire.call(prefixed(bytes(2 * WHOLE_BYTES_MAX))[:-1], ended=False)
     wire.send()
-    while not served.server._calls:
-        await SystemClock().sleep(0)
+    await handed_to_a_task(begun)
     wire.send(fr.frame(fr.DATA, fr.END_STREAM, stream, b"\0"))
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"%d" % (2 * WHOLE_BYTES_MAX)
@@ -215,7 +227,7 @@ async def test_a_connection_that_breaks_a_rule_costs_no_other_its_calls(
 ) -> None:
     """Its fault is found while calls of another connection wait for their turn."""
     wire, enemy = await Wire(served).connect(), await Wire(served).connect()
-    while sum(one._connection.settled for one in served.server.connections) < 2:
+    while sum(one.http2.settled for one in served.server.connections) < 2:
         await SystemClock().sleep(0)
     streams = [wire.call(prefixed(b"x")) for _ in range(200)]
     enemy.call(prefixed(b"y"))
@@ -240,19 +252,18 @@ async def test_an_answer_that_finds_no_room_ends_at_the_time_limit(
 
 
 async def test_an_incomplete_call_whose_caller_leaves_is_forgotten(
-    served: Served, taker: Taker, monkeypatch: pytest.MonkeyPatch
+    served: Served, taker: Taker
 ) -> None:
-    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)
+    LoopTime()  # It stands still: a call may take its time to become complete.
     wire = await Wire(served).connect()
     stream = wire.call(prefixed(b"x"), ended=False)
     wire.send()
-    while not served.server._gathering:
-        await SystemClock().sleep(0)
+    await wire.has_arrived()
+    assert served.connection().running == 1
     wire.send(fr.rst_stream(stream, fr.FaultCode.CANCEL))
-    while served.server._gathering:
-        await SystemClock().sleep(0)
+    await wire.has_arrived()
     assert served.connection().running == 0
-    assert not served.server._calls
+    assert kept_calls(taker) == 0
 
 
 @pytest.mark.parametrize(
@@ -294,7 +305,7 @@ async def test_an_answer_that_finds_no_room_waits_for_it(served: Served, taker: 
     stream = wire.call(prefixed(b"abc"))
     wire.send()
     await wire.until(lambda: len(wire.answers.get(stream, b"")) == 4)
-    assert len(served.server._calls) == 1
+    assert served.connection().running == 1
     wire.send(fr.window_update(stream, 100))
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"whole 3"
@@ -313,7 +324,7 @@ async def kept(served: Served, taker: Taker, *extra: tuple[bytes, bytes]) -> tup
 
 async def test_an_answer_may_come_later(served: Served, taker: Taker) -> None:
     wire, stream = await kept(served, taker)
-    assert list(served.server._whole) == taker.calls
+    assert served.connection().running == 1
     taker.calls[0].answer(b"late")
     await wire.ended(stream)
     assert wire.answers[stream][5:] == b"late"
@@ -346,8 +357,8 @@ async def test_a_caller_that_goes_away_is_reported_once(served: Served, taker: T
         await SystemClock().sleep(0)
     taker.calls[0].answer(b"too late")
     assert taker.gone == 1
-    assert not served.server._whole
     assert served.connection().running == 0
+    assert kept_calls(taker) == 0
 
 
 async def test_a_connection_that_is_lost_ends_its_calls(served: Served, taker: Taker) -> None:
@@ -361,7 +372,7 @@ async def test_a_connection_that_is_lost_ends_its_calls(served: Served, taker: T
     wire.writer.transport.abort()
     while taker.gone < 3:
         await SystemClock().sleep(0)
-    assert not served.server._whole
+    assert kept_calls(taker) == 0
 
 
 async def test_a_call_ends_at_its_time_limit(served: Served, taker: Taker) -> None:
@@ -369,8 +380,8 @@ async def test_a_call_ends_at_its_time_limit(served: Served, taker: Taker) -> No
     await wire.ended(stream)
     assert status_of(wire.fields(stream))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
     assert taker.gone == 1
-    assert not served.server._whole
     assert served.connection().running == 0
+    assert kept_calls(taker) == 0
 
 
 async def test_a_defect_of_the_function_ends_its_calls_only(served: Served, taker: Taker) -> None:
@@ -420,7 +431,7 @@ async def test_a_server_that_stops_ends_calls_that_wait(served: Served, taker: T
 async def test_whole_calls_are_counted_as_others_are(served: Served, taker: Taker) -> None:
     def handled() -> float:
         labels = ("client_stream", "test.Service", "Length", "OK")
-        return float(GRPC_SERVER_HANDLED.labels(*labels)._value.get())
+        return value_of(GRPC_SERVER_HANDLED.labels(*labels))
 
     before = handled()
     wire = await Wire(served).connect()

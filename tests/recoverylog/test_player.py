@@ -46,12 +46,14 @@ class World:
         self.services: list[AppendService] = []
         self.count = 0
 
-    def player(self, hints: FSMHints | None = None, **options: Any) -> Player:
+    def player(
+        self, hints: FSMHints | None = None, *, client: Any = None, **options: Any
+    ) -> Player:
         self.count += 1
         return Player(
             hints or FSMHints(log=LOG),
             self.directory / f"player-{self.count}",
-            self.broker.client,
+            client or self.broker.client,
             SystemClock(),
             self.pool,
             **options,
@@ -207,8 +209,7 @@ async def test_a_lost_race_is_run_again(world: World) -> None:
     first = await world.owner(11)
     await put(first, "/a", b"one")
     race = Race(first)
-    player = world.player()
-    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player = world.player(client=LosingClient(world.broker.client, race))
     player.hand_off(22)
     state = await player.play()
     assert len(race.contents) == 2
@@ -229,8 +230,7 @@ async def test_each_try_of_a_hand_off_asks_whether_it_may(world: World) -> None:
         if len(asked) == 2:
             raise Closed("assigned to another member")
 
-    player = world.player()
-    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player = world.player(client=LosingClient(world.broker.client, race))
     player.hand_off(22, permit=permit)
     with pytest.raises(Closed, match="another member"):
         await player.play()
@@ -258,8 +258,7 @@ async def test_a_standby_takes_over_without_asking_where_the_log_ends(
     async def asked(client: object, log: str) -> int:
         raise AssertionError("asked for the head of the log")
 
-    player = world.player()
-    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player = world.player(client=LosingClient(world.broker.client, race))
     async with TaskScope("standby") as scope:
         task = scope.spawn(player.play(), name="play")
         head = await world.head()
@@ -292,8 +291,7 @@ async def test_a_repeated_hand_off_is_no_other(world: World) -> None:
         await race(params, content)
         await world.broker.client.append(params, content)
 
-    player = world.player()
-    player._client = LosingClient(world.broker.client, twice)  # type: ignore[assignment]
+    player = world.player(client=LosingClient(world.broker.client, twice))
     player.hand_off(22)
     second = await world.recorder(await player.play())
     # The first try once more, long after it lost: a repetition that was under way for long.
@@ -488,8 +486,7 @@ async def test_a_hand_off_that_is_swallowed_is_an_error(world: World) -> None:
     async def race(params: AppendParams, content: bytes) -> None:
         await world.broker.client.append(AppendParams(LOG), frame[:-100])
 
-    player = world.player()
-    player._client = LosingClient(world.broker.client, race)  # type: ignore[assignment]
+    player = world.player(client=LosingClient(world.broker.client, race))
     player.hand_off(22)
     with raises(Corrupt, log=LOG, offset=70):
         await player.play()
@@ -522,8 +519,7 @@ async def test_a_log_that_stalls_is_an_error(world: World) -> None:
                 raise Unavailable("no broker serves this journal")
             return getattr(self._client, name)
 
-    player = world.player(hints, stall_timeout_s=0.05)
-    player._client = DeafClient(world.broker.client)  # type: ignore[assignment]
+    player = world.player(hints, client=DeafClient(world.broker.client), stall_timeout_s=0.05)
     with raises(Unavailable, log=LOG, offset=15, write_head=70):
         await player.play()
     await eventually(lambda: not player.directory.exists())

@@ -42,8 +42,8 @@ def _simulate(tale: Callable[[Scenario], Awaitable[Any]]) -> Any:
 
 
 async def leader_is_stopped(scenario: Scenario) -> tuple[bool, bool]:
-    process = scenario.world.brokers[scenario._leader()]
-    scenario._fault("terminate", 10.0, process.host)
+    process = scenario.world.brokers[scenario.leader()]
+    scenario.note_fault("terminate", 10.0, process.host)
     process.terminate(hurried=True)
     await scenario.clock.sleep(10.0)
     history = scenario.world.history
@@ -51,13 +51,13 @@ async def leader_is_stopped(scenario: Scenario) -> tuple[bool, bool]:
 
 
 async def reader_takes_late(scenario: Scenario) -> tuple[int, float]:
-    await scenario._append_often(2.0, scenario.plan.hosts)
+    await scenario.append_often(2.0, scenario.plan.hosts)
     (journal, *_), loop = scenario.plan.journals, scenario.world.loop
     node, read, late_s = Node(loop, "late"), 0, 0.0
 
     async def take() -> None:
         nonlocal read, late_s
-        client = scenario._new_client(node)
+        client = scenario.new_client(node)
         async with Reader(client, ReadParams(journal, 0, block=True)) as reader:
             await reader.open()
             await scenario.clock.sleep(10.0)
@@ -69,8 +69,8 @@ async def reader_takes_late(scenario: Scenario) -> tuple[int, float]:
 
 
 async def leader_is_held(scenario: Scenario) -> tuple[bool, bool]:
-    process = scenario.world.brokers[scenario._leader()]
-    scenario._hold(process.host, 40.0)
+    process = scenario.world.brokers[scenario.leader()]
+    scenario.hold(process.host, 40.0)
     await scenario.clock.sleep(30.0)
     history = scenario.world.history
     return process.name in history.evicted, process.name in history.lost_brokers
@@ -78,10 +78,10 @@ async def leader_is_held(scenario: Scenario) -> tuple[bool, bool]:
 
 async def leader_cannot_store(scenario: Scenario) -> tuple[bool, bool]:
     world = scenario.world
-    await scenario._append_often(2.0, scenario.plan.hosts)
-    process = world.brokers[scenario._leader()]
+    await scenario.append_often(2.0, scenario.plan.hosts)
+    process = world.brokers[scenario.leader()]
     (bucket,) = world.buckets.values()
-    scenario._fault("errors of store", 400.0, process.host, after_s=150.0)
+    scenario.note_fault("errors of store", 400.0, process.host, after_s=150.0)
     bucket.trouble.error_chance = 1.0
     process.terminate(hurried=True)
     await scenario.clock.sleep(400.0)
@@ -91,13 +91,10 @@ async def leader_cannot_store(scenario: Scenario) -> tuple[bool, bool]:
 
 async def leader_gives_its_lease_back_too_soon(scenario: Scenario) -> tuple[bool, bool]:
     world = scenario.world
-    process = world.brokers[scenario._leader()]
-    scenario._fault("lease is given back", 1.0, process.host, lease=True)
-    assert process.service is not None
-    assert process.service._parts is not None
-    session = process.service._parts.membership.session
-    assert session is not None
-    world.etcd.store.revoke(rpc_pb2.LeaseRevokeRequest(ID=session.lease.id))
+    process = world.brokers[scenario.leader()]
+    scenario.note_fault("lease is given back", 1.0, process.host, lease=True)
+    assert process.lease_id is not None
+    world.etcd.store.revoke(rpc_pb2.LeaseRevokeRequest(ID=process.lease_id))
     await scenario.clock.sleep(10.0)
     return process.name in world.history.evicted, process.name in world.history.lost_brokers
 
@@ -121,7 +118,7 @@ async def host_is_reached_again(scenario: Scenario) -> float:
     """Return the seconds that a call takes which begins while its host cannot be reached for 2.5 s."""
     world, host = scenario.world, scenario.plan.hosts[0]
     links, begun = (("op", host), (host, "op")), world.loop.now
-    scenario._fault("partition", 2.5, host)
+    scenario.note_fault("partition", 2.5, host)
     for link in links:
         world.network.block(*link)
     call = scenario.node.spawn(list_journals(world.client(scenario.node, host)), "list")
@@ -163,7 +160,7 @@ async def journal_is_created_again_unseen(
     held.append(life())
     context.key_space.observers.append(lambda: steps.append(life()))
     streams = world.hold_watches(host)
-    await scenario._recreate_now(journal, world.client(scenario.node, *others))
+    await scenario.recreate_now(journal, world.client(scenario.node, *others))
     await scenario.clock.sleep(5.0)
     if compacts:
         world.compact_etcd()
@@ -195,7 +192,7 @@ def _with_a_long_fault() -> list[bool]:
         over.append(scenario.writing)
 
     scenario.story = None
-    scenario._faults = lambda: [fault]
+    scenario.faults = lambda: [fault]
     scenario.rng.choice = lambda options: options[0]
     scenario.run()
     scenario.world.close()

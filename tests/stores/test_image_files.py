@@ -136,7 +136,7 @@ class Shard:
         assert all(count == 1 for count in images.values())
 
     def live_bytes(self) -> int:
-        return self.store._recording.live_bytes
+        return self.store.live_bytes
 
 
 STEPS = st.lists(

@@ -26,8 +26,10 @@ class State(msgspec.Struct):
     total: float = 0.0
 
 
-def opened(tmp_path: Path, content: bytes | None = None) -> JSONFileStore[State]:
-    recorder = take_over(MemoryLog(), tmp_path / "shard", random.Random(1))
+def opened(
+    tmp_path: Path, content: bytes | None = None, log: MemoryLog | None = None
+) -> JSONFileStore[State]:
+    recorder = take_over(log or MemoryLog(), tmp_path / "shard", random.Random(1))
     if content is not None:
         (tmp_path / "shard" / "state.json").write_bytes(content)
     return JSONFileStore(recorder, State)
@@ -35,12 +37,12 @@ def opened(tmp_path: Path, content: bytes | None = None) -> JSONFileStore[State]
 
 def test_the_files_form(tmp_path: Path) -> None:
     """Three documents, each a line: offsets, state, checkpoint. What was left over is replaced."""
-    store = opened(tmp_path)
+    log = MemoryLog()
+    store = opened(tmp_path, log=log)
     (tmp_path / "shard" / "next.json").write_bytes(b"left over")
     store.state.words["a\nb"] = 2
     checkpoint = Checkpoint(sources={"a/source": SourceCheckpoint(123)})
     store.start_commit(SHARD, checkpoint, ()).result()
-    log: MemoryLog = store._recorder._appends  # type: ignore[assignment]
     replay(bytes(log.data), tmp_path / "played")
     assert [path.name for path in (tmp_path / "played").iterdir()] == ["state.json"]
     data = (tmp_path / "played" / "state.json").read_bytes()

@@ -219,7 +219,8 @@ def test_stores_without_timers_keep_their_form(tmp_path: Path) -> None:
     json = recorded(tmp_path / "json", lambda recorder: JSONFileStore(recorder, dict))()
     json.timer_table(SHARD)
     json.start_commit(SHARD, Checkpoint(), ()).result(10)
-    assert (json._directory / "state.json").read_bytes().count(b"\n") == 3
+    (path,) = (tmp_path / "json").rglob("state.json")
+    assert path.read_bytes().count(b"\n") == 3
     assert not json.holds_timers
 
 
@@ -229,7 +230,7 @@ def test_damaged_timers_of_a_json_file_are_refused(tmp_path: Path) -> None:
     table = store.timer_table(SHARD)
     table.put(TimeDomain.EVENT, TimerRow(1, "a", b""))
     store.start_commit(SHARD, Checkpoint(), ()).result(10)
-    path = store._directory / "state.json"
+    (path,) = tmp_path.rglob("state.json")
     whole = path.read_bytes()
     for damage in (b'{"timers":[[7,1,"a",""]]}\n', b"[]\n", b'{"timers":[[1,"a"]]}\n'):
         with pytest.raises(Corrupt):

@@ -66,6 +66,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.process import BrokerSpec
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
+from tests.support.replicas import replica_of
 
 ROOT = "/fixed/cluster"
 
@@ -241,7 +242,7 @@ class FixedBroker:
 
     def replica(self, journal: str) -> Replica:
         """Return the replica that this broker's resolver holds now."""
-        return self.context.resolver._held[journal].replica
+        return replica_of(self.context.resolver, journal)
 
     async def start(self) -> None:
         self.scope.daemon(self.context.refresher.run(), name="refresher")

@@ -45,7 +45,7 @@ _LEFT_OUT: Final = (
     "the original is left out of all figures of clients, since"
     f" {ORIGINAL_ENV} names no directory with its program {PROGRAM}"
 )
-_HINT: Final = "Build it as benchmarks/original/README.md says, or unset the variable."
+BUILD_HINT: Final = "Build it as benchmarks/original/README.md says, or unset the variable."
 _TIMEOUT_S: Final = 120.0
 _READY_TIMEOUT_S: Final = 30.0
 
@@ -68,7 +68,7 @@ class Taken(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """One kind of work, and the measurements of its rounds: ours, and the original's if there is one."""
 
     name: str
@@ -94,7 +94,7 @@ class _Row:
 
 async def clients(bench: Bench) -> list[Figure]:
     """Measure publishing one by one, and catching up. Raise ``Invalid`` for a wrong `ORIGINAL_ENV`."""
-    program = original_program(PROGRAM, _HINT)
+    program = original_program(PROGRAM, BUILD_HINT)
     rows = [*await _publishing(bench, program), *await _catching_up(bench, program)]
     figures = [figure for row in rows for figure in row.figures()]
     if program is None:
@@ -133,13 +133,13 @@ class _NoAppends:
 _DROPPED: Final[OpFuture[Any]] = resolved(None)
 
 
-async def _publishing(bench: Bench, program: Path | None) -> list[_Row]:
+async def _publishing(bench: Bench, program: Path | None) -> list[Row]:
     """Publish small messages one by one into four journals, until brokers have them all.
 
     A second row publishes them to nothing: what a thread of Python takes for mapping, UUID and encoding.
     """
-    row = _Row("publish committed, one by one", ratio_at_least(0.5))
-    alone = _Row("the same without appends", None)
+    row = Row("publish committed, one by one", ratio_at_least(0.5))
+    alone = Row("the same without appends", None)
     specs = [journal_spec(f"bench/clients/part-{index}") for index in range(PARTITIONS)]
     count = bench.scaled(PUBLISH_MESSAGES)
     messages = [message_of(index) for index in range(count)]
@@ -221,12 +221,12 @@ def _one_address(bench: Bench) -> str:
 # Catching up.
 
 
-async def _catching_up(bench: Bench, program: Path | None) -> list[_Row]:
+async def _catching_up(bench: Bench, program: Path | None) -> list[Row]:
     """Consume a journal with one shard. The original counts in memory, and its store is a JSON file."""
     ways = {
-        Mode.FOLD: _Row("catch up, word count folded", ratio_at_least(2.0)),
-        Mode.UPSERT: _Row("catch up, an SQL upsert each", ratio_at_least(1.2)),
-        Mode.UPSERT_BATCH: _Row("the same, with consume_messages", ratio_at_least(1.2)),
+        Mode.FOLD: Row("catch up, word count folded", ratio_at_least(2.0)),
+        Mode.UPSERT: Row("catch up, an SQL upsert each", ratio_at_least(1.2)),
+        Mode.UPSERT_BATCH: Row("the same, with consume_messages", ratio_at_least(1.2)),
     }
     source = journal_spec("bench/clients/source")
     count = bench.scaled(CONSUME_MESSAGES)

@@ -184,7 +184,7 @@ class Bounds:
         self._store_s = store_s if self._replicated else 0.0
         self._clear: dict[str, float] = {}
         """Seconds in which others could store what they hold, by broker that counts as gone."""
-        self._now = 0.0
+        self.now = 0.0
         self._all_until_whole = False
 
     @property
@@ -217,7 +217,7 @@ class Bounds:
 
         ``whole``: every journal has all replicas in etcd. ``away``: brokers that are broken now.
         """
-        passed, self._now = now - self._now, now
+        passed, self.now = now - self.now, now
         for broker in list(self._clear):
             if not impaired:
                 self._clear[broker] += passed

@@ -195,7 +195,7 @@ class Scenario:
         world, rng, plan = self.world, self.rng, self.plan
         for host in plan.hosts:
             world.start_broker(host)
-        self._client = client = self._new_client(self.node)
+        self._client = client = self.new_client(self.node)
         async with TaskScope("scenario") as scope:
             for journal in plan.journals:
                 await self._create(client, journal)
@@ -211,7 +211,7 @@ class Scenario:
         self.done = True
         world.loop.stop()
 
-    def _new_client(self, node: Node) -> Client:
+    def new_client(self, node: Node) -> Client:
         hosts = list(self.plan.hosts)
         self.rng.shuffle(hosts)
         return self.world.client(node, *hosts)
@@ -240,7 +240,7 @@ class Scenario:
         if self.story is not None:
             await self.story()
             return
-        faults = self._faults()
+        faults = self.faults()
         for _ in range(rng.choice((1, 1, 2, 2))):
             for _ in range(rng.choice((1, 2, 2, 3, 4))):
                 chosen = rng.choice(faults)
@@ -256,7 +256,7 @@ class Scenario:
         finally:
             self._faults_open -= 1
 
-    def _faults(self) -> list[Callable[[], Any]]:
+    def faults(self) -> list[Callable[[], Any]]:
         """Return the faults to choose from. In half of the seeds whole classes of them are off."""
         faults = self._all_faults()
         on = {kind for kind in _CLASSES if self.rng.random() < 0.5}
@@ -293,7 +293,7 @@ class Scenario:
             rare.append(self._large_registers)  # It costs more time than all others.
         return common * 2 + rare
 
-    def _fault(
+    def note_fault(
         self, what: str, seconds: float, *hosts: str, lease: bool = False, after_s: float = 0.0
     ) -> None:
         """Note a fault. ``lease``: the brokers of these hosts may lose their leases by it. ``after_s``:
@@ -312,7 +312,7 @@ class Scenario:
     def _host(self) -> str:
         return self.rng.choice(self.plan.hosts)
 
-    def _leader(self) -> str:
+    def leader(self) -> str:
         """Return a host whose broker takes itself for the primary of some journal."""
         running = (one for one in self.world.brokers.values() if not one.ended)
         primaries = [one.host for one in running if 0 in one.slots]
@@ -346,7 +346,7 @@ class Scenario:
         process = self.world.brokers[host]
         if process.ended:
             return
-        self._fault("crash", LEASE_S + 5.0, host)
+        self.note_fault("crash", LEASE_S + 5.0, host)
         self.world.crash(host, silent=self.rng.random() < 0.3)
         self._restart_later(host)
 
@@ -366,35 +366,35 @@ class Scenario:
 
     def _on_exited(self, process: BrokerProcess) -> None:
         if not self.done and self.writing:
-            self._fault("exit", LEASE_S, process.host)
+            self.note_fault("exit", LEASE_S, process.host)
             self._restart_later(process.host)
 
     async def _terminate(self) -> None:
         host = self._host()
         process = self.world.brokers[host]
         hurried = self.rng.random() < 0.5
-        self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
+        self.note_fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
         process.terminate(hurried=hurried)
 
     async def _terminate_many(self) -> None:
         """Stop brokers together, perhaps all of them. Their store may be slow just then, or etcd."""
         rng, world = self.rng, self.world
-        leader, hosts, bucket = self._leader(), self.plan.hosts, self._bucket()
+        leader, hosts, bucket = self.leader(), self.plan.hosts, self._bucket()
         seconds = rng.uniform(10.0, 60.0)
         slow = rng.choice(("", "store", "etcd", "etcd"))
         if slow == "store" and bucket is not None:
-            self._fault(f"slow store {bucket.name}", seconds, after_s=_BACKOFF_S)
+            self.note_fault(f"slow store {bucket.name}", seconds, after_s=_BACKOFF_S)
             bucket.trouble.delay_s = rng.choice((1.0, 5.0, 15.0))
         if slow == "etcd":
             delay = rng.choice((0.1, 0.5, 2.0))
-            self._fault(f"slow link to etcd by {delay} s", seconds, leader, lease=True)
+            self.note_fault(f"slow link to etcd by {delay} s", seconds, leader, lease=True)
             world.network.slow(leader, ETCD, delay)
             world.network.slow(ETCD, leader, delay)
         for host in {leader: None, **dict.fromkeys(rng.sample(hosts, rng.randrange(len(hosts))))}:
             hurried = rng.random() < 0.7
-            self._fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
+            self.note_fault("terminate" + (" hurriedly" if hurried else ""), 10.0, host)
             world.brokers[host].terminate(hurried=hurried)
-        await self._append_often(min(seconds, 15.0), self.plan.hosts)
+        await self.append_often(min(seconds, 15.0), self.plan.hosts)
         await self.clock.sleep(max(0.0, seconds - 15.0))
         if slow == "store" and bucket is not None:
             bucket.heal()
@@ -432,7 +432,7 @@ class Scenario:
                 return
             if late_s and peer != hosts[0]:
                 # What the append ends with may have come to one replica, and not yet to another.
-                self._fault(f"slow link to {peer} by {late_s} s", 2 * late_s, hosts[0])
+                self.note_fault(f"slow link to {peer} by {late_s} s", 2 * late_s, hosts[0])
                 network.slow(hosts[0], peer, late_s)
             await self.clock.sleep(rng.uniform(0.0, 1.2 * pause_s + late_s))
             network.slow(hosts[0], peer, 0.0)
@@ -442,11 +442,11 @@ class Scenario:
                 case "crash":
                     self._kill(rng.choice((hosts[0], peer)))
                 case "terminate":
-                    self._fault("terminate hurriedly", 10.0, hosts[0])
+                    self.note_fault("terminate hurriedly", 10.0, hosts[0])
                     self.world.brokers[hosts[0]].terminate(hurried=True)
-                    await self._append_often(2.0, self.plan.hosts)
+                    await self.append_often(2.0, self.plan.hosts)
                 case "pause":
-                    self._hold(rng.choice((hosts[0], peer)), rng.choice((2.0, 15.0, 25.0)))
+                    self.hold(rng.choice((hosts[0], peer)), rng.choice((2.0, 15.0, 25.0)))
                 case _:
                     self._cut(peer)
 
@@ -460,11 +460,11 @@ class Scenario:
         leader, peers = hosts[0], hosts[1:]
         late = peers if rng.random() < 0.7 else [rng.choice(peers)]
         late_s = rng.choice((0.05, 0.5, 3.0))
-        await self._append_often(0.5, [leader], 1)  # Now it has a pipeline.
-        self._fault(f"slow link to {late} by {late_s} s", 2 * late_s, leader)
+        await self.append_often(0.5, [leader], 1)  # Now it has a pipeline.
+        self.note_fault(f"slow link to {late} by {late_s} s", 2 * late_s, leader)
         for peer in late:
             network.slow(leader, peer, late_s)
-        await self._append_often(0.01, [leader], rng.randint(3, 12))
+        await self.append_often(0.01, [leader], rng.randint(3, 12))
         await self.clock.sleep(rng.uniform(0.0, late_s))
         match rng.choice(("cut", "cut", "part", "crash", "terminate")):
             case "cut":
@@ -475,7 +475,7 @@ class Scenario:
             case "crash":
                 self._kill(rng.choice(peers))
             case _:
-                self._fault("terminate hurriedly", 10.0, leader)
+                self.note_fault("terminate hurriedly", 10.0, leader)
                 self.world.brokers[leader].terminate(hurried=True)
         if rng.random() < 0.6:
             await self.clock.sleep(rng.uniform(0.0, 0.2))
@@ -500,7 +500,7 @@ class Scenario:
         node = Node(self.world.loop, f"late-{self._numbers}")
         client = self.world.client(node, heir, *rng.sample(others, len(others)))
         session = Session(self, node, journal, client)
-        self._fault(f"partition of {node.name} and {heir}", 60.0)
+        self.note_fault(f"partition of {node.name} and {heir}", 60.0)
         self._writers.append(node.spawn(session.append_around(heir), "append late"))
         deadline = self.world.loop.now + 60.0
         await session.ahead.wait()
@@ -510,14 +510,14 @@ class Scenario:
                 break
             self._end_leader(hosts[0])
             await self.clock.sleep(rng.choice((3.0, LEASE_S + 3.0)))
-        await self._append_often(rng.choice((0.5, 3.0)), [heir], 2)
+        await self.append_often(rng.choice((0.5, 3.0)), [heir], 2)
         session.free.set()
 
     def _end_leader(self, host: str) -> None:
         if self.rng.random() < 0.3:
             self._kill(host)
             return
-        self._fault("terminate hurriedly", 10.0, host)
+        self.note_fault("terminate hurriedly", 10.0, host)
         self.world.brokers[host].terminate(hurried=True)
 
     async def _reassigned_unseen(self) -> None:
@@ -536,31 +536,31 @@ class Scenario:
         unseeing = rng.choice((hosts[0], hosts[0], *hosts[1:]))
         others = [host for host in self.plan.hosts if host != unseeing]
         seconds = rng.uniform(30.0, 60.0)
-        self._fault("lagging watch", seconds, unseeing)
+        self.note_fault("lagging watch", seconds, unseeing)
         streams = world.hold_watches(unseeing)
         until = world.loop.now + seconds
         await self._replicate(journal, replication)
-        await self._append_often(rng.uniform(6.0, 12.0), others)
+        await self.append_often(rng.uniform(6.0, 12.0), others)
         for _ in range(replication):
             hosts = world.assigned(journal)
             if not hosts or hosts[0] == unseeing:
                 break
             hurried = rng.random() < 0.8
             if hurried:
-                self._fault("terminate hurriedly", 10.0, hosts[0])
+                self.note_fault("terminate hurriedly", 10.0, hosts[0])
                 world.brokers[hosts[0]].terminate(hurried=True)
             else:
                 self._kill(hosts[0])
             await self.clock.sleep(rng.uniform(1.0, 5.0) if hurried else LEASE_S + 2.0)
         await self.clock.sleep(max(0.0, until - world.loop.now) * rng.random())
         self._release(streams)
-        await self._append_often(5.0, [unseeing])
+        await self.append_often(5.0, [unseeing])
 
     async def _replicate(self, journal: str, replication: int) -> None:
         """Give a journal another replication, as an operator does."""
         client = self._client
         assert client is not None
-        self._fault(f"replication of {journal} is {replication}", 5.0)
+        self.note_fault(f"replication of {journal} is {replication}", 5.0)
         with suppress(GazetteError, TimeoutError):
             async with asyncio.timeout(_CALL_S):
                 listed = await get_journal(client, journal)
@@ -570,14 +570,14 @@ class Scenario:
 
     async def _pause(self) -> None:
         host, seconds = self._host(), self.rng.choice((2.0, 15.0, 25.0, 60.0))
-        self._hold(host, seconds * self.rng.uniform(0.7, 1.3))
+        self.hold(host, seconds * self.rng.uniform(0.7, 1.3))
 
     async def _paused_leader(self) -> None:
         """Hold the only broker of a journal beyond its lease, while clients continue to append."""
         for _ in range(self.rng.choice((1, 2, 3))):
-            host = self._leader()
+            host = self.leader()
             seconds = LEASE_S + self.rng.uniform(1.0, 15.0)
-            self._hold(host, seconds)
+            self.hold(host, seconds)
             await self.clock.sleep(seconds + self.rng.uniform(5.0, 30.0))
 
     @property
@@ -585,15 +585,15 @@ class Scenario:
         """Whether appends follow each other closely, as seen from a broker that is held."""
         return self.story == self._paused_leader
 
-    def _hold(self, host: str, seconds: float) -> None:
-        self._fault("pause", seconds, host, lease=seconds > 5.0)
+    def hold(self, host: str, seconds: float) -> None:
+        self.note_fault("pause", seconds, host, lease=seconds > 5.0)
         node = self.world.brokers[host].node
         node.hold(seconds)
         self.world.network.held(node)
 
     async def _pause_etcd(self) -> None:
         seconds = self.rng.choice((1.0, 10.0, 25.0)) * self.rng.uniform(0.7, 1.3)
-        self._fault("pause etcd", seconds, *self.plan.hosts, lease=seconds > 3.0)
+        self.note_fault("pause etcd", seconds, *self.plan.hosts, lease=seconds > 3.0)
         self.world.etcd_node.hold(seconds)
         self.world.network.held(self.world.etcd_node)
 
@@ -604,20 +604,20 @@ class Scenario:
         """
         rng, hosts = self._story_apart, self.plan.hosts
         for _ in range(rng.choice((1, 1, 2))):
-            await self._append_often(rng.uniform(2.0, 20.0), hosts)
+            await self.append_often(rng.uniform(2.0, 20.0), hosts)
             seconds = LEASE_S + rng.uniform(5.0, 60.0)
-            self._fault("etcd is away", seconds, *hosts, lease=True)
+            self.note_fault("etcd is away", seconds, *hosts, lease=True)
             if rng.random() < 0.7:
                 self.world.etcd_node.hold(seconds)
                 self.world.network.held(self.world.etcd_node)
             else:
                 self._slow_etcd(rng.uniform(8.0, 15.0))
-            await self._append_often(LEASE_S, hosts, rng.choice((2, 10, 30)))
+            await self.append_often(LEASE_S, hosts, rng.choice((2, 10, 30)))
             await self.clock.sleep(seconds - LEASE_S)
             self._slow_etcd(0.0)
             await self.clock.sleep(rng.uniform(60.0, 120.0))
         if rng.random() < 0.4:
-            await self._append_often(rng.uniform(2.0, 20.0), hosts)
+            await self.append_often(rng.uniform(2.0, 20.0), hosts)
             self.has_operator = True
             for host in hosts:
                 self._kill(host)
@@ -634,7 +634,7 @@ class Scenario:
         if rng.random() < 0.3:
             links = [rng.choice(links)]
         hosts = [lease_of] if lease_of else []
-        self._fault(f"{what} {links}", seconds, *hosts, lease=bool(lease_of) and seconds > 3.0)
+        self.note_fault(f"{what} {links}", seconds, *hosts, lease=bool(lease_of) and seconds > 3.0)
         for link in links:
             network.block(*link)
         await self.clock.sleep(seconds)
@@ -659,7 +659,7 @@ class Scenario:
         other = rng.choice([ETCD, *(host for host in self.plan.hosts if host != one)])
         seconds, delay = rng.uniform(5.0, 60.0), rng.choice((0.05, 0.5, 3.0, 8.0))
         late = other == ETCD and delay > 1.0
-        self._fault(f"slow link to {other} by {delay} s", seconds, one, lease=late)
+        self.note_fault(f"slow link to {other} by {delay} s", seconds, one, lease=late)
         for link in ((one, other), (other, one)):
             if rng.random() < 0.7:
                 network.slow(*link, delay)
@@ -672,15 +672,15 @@ class Scenario:
         clients continue to append there.
         """
         rng, network = self.rng, self.world.network
-        host = self._leader()
+        host = self.leader()
         late_s, cut_s = rng.uniform(8.0, 16.0), rng.uniform(25.0, 50.0)
-        self._fault("etcd answers late, then not", late_s + cut_s, host, lease=True)
+        self.note_fault("etcd answers late, then not", late_s + cut_s, host, lease=True)
         network.slow(ETCD, host, rng.uniform(2.0, 8.0))
         await self.clock.sleep(late_s)
         network.block(host, ETCD)
         # From before its lease ends until it knows of that.
         await self.clock.sleep(LEASE_S - 7.0)
-        await self._append_often(cut_s - LEASE_S + 7.0, [host], 15)
+        await self.append_often(cut_s - LEASE_S + 7.0, [host], 15)
         network.unblock(host, ETCD)
         network.slow(ETCD, host, 0.0)
 
@@ -688,7 +688,7 @@ class Scenario:
         self._cut(self.rng.choice([ETCD, *self.plan.hosts]))
 
     def _cut(self, host: str) -> None:
-        self._fault("cut connections", 0.0, host)
+        self.note_fault("cut connections", 0.0, host)
         node = self.world.etcd_node if host == ETCD else self.world.brokers[host].node
         self.world.network.break_connections(node, self.rng.choice((0.3, 1.0)))
 
@@ -701,7 +701,7 @@ class Scenario:
         if bucket is None:
             return
         seconds = rng.uniform(5.0, 90.0)
-        self._fault(f"errors of store {bucket.name}", seconds, after_s=_BACKOFF_S)
+        self.note_fault(f"errors of store {bucket.name}", seconds, after_s=_BACKOFF_S)
         trouble = bucket.trouble
         trouble.error_chance = rng.choice((0.0, 0.3, 1.0))
         trouble.lost_answer_chance = rng.choice((0.0, 0.5))
@@ -714,7 +714,7 @@ class Scenario:
         if bucket is None:
             return
         seconds = rng.uniform(5.0, 150.0)
-        self._fault(f"store {bucket.name} hangs", seconds, after_s=_BACKOFF_S)
+        self.note_fault(f"store {bucket.name} hangs", seconds, after_s=_BACKOFF_S)
         bucket.trouble.hangs_until = self.world.loop.now + seconds
         await self.clock.sleep(seconds)
         bucket.heal()
@@ -725,7 +725,7 @@ class Scenario:
         if bucket is None:
             return
         seconds = rng.choice((5.0, 40.0, 100.0)) * rng.uniform(0.7, 1.3)
-        self._fault(f"store {bucket.name} is not mounted", seconds, after_s=_BACKOFF_S)
+        self.note_fault(f"store {bucket.name} is not mounted", seconds, after_s=_BACKOFF_S)
         # A listing may be as old as the interval between listings.
         refresh_s = max(
             spec.fragment.refresh_interval_ns // duration.SECOND
@@ -744,7 +744,7 @@ class Scenario:
         seconds = rng.uniform(5.0, 60.0)
         disk = self.world.brokers[host].disk
         full = rng.random() < 0.6
-        self._fault("disk full" if full else "disk errors", seconds, host)
+        self.note_fault("disk full" if full else "disk errors", seconds, host)
         disk.full, disk.broken = full, not full
         await self.clock.sleep(seconds)
         disk.full = disk.broken = False
@@ -753,7 +753,7 @@ class Scenario:
         host, rng = self._host(), self.rng
         seconds = rng.uniform(20.0, 60.0)
         disk = self.world.brokers[host].disk
-        self._fault("slow disk", seconds, host)
+        self.note_fault("slow disk", seconds, host)
         until = self.world.loop.now + seconds
         disk.write_s = rng.choice((0.01, 0.5, 2.5))
         await self._append_much()
@@ -770,7 +770,7 @@ class Scenario:
                     append = self.new_append("op", journal, 5_000)
                     scope.spawn(self._append(client, append), name="append")
 
-    async def _append_often(self, seconds: float, hosts: Sequence[str], times: int = 8) -> None:
+    async def append_often(self, seconds: float, hosts: Sequence[str], times: int = 8) -> None:
         """Begin ``times`` appends to each journal in so many seconds, through brokers of ``hosts``."""
         addresses = self.rng.sample(hosts, len(hosts))
         client = self.world.client(self.node, *addresses)
@@ -791,7 +791,7 @@ class Scenario:
 
     async def _lagging_watch(self) -> None:
         host, seconds = self._host(), self.rng.uniform(1.0, 40.0)
-        self._fault("lagging watch", seconds, host)
+        self.note_fault("lagging watch", seconds, host)
         streams = self.world.hold_watches(host)
         await self.clock.sleep(seconds)
         self._release(streams)
@@ -806,7 +806,7 @@ class Scenario:
     async def _clock_jump(self) -> None:
         host = self._host()
         jump = self.rng.choice((-3600.0, -5.0, 5.0, 3600.0, 86_400.0))
-        self._fault(f"clock jumps by {jump} s", 0.0, host)
+        self.note_fault(f"clock jumps by {jump} s", 0.0, host)
         self.world.clock_offsets[host] = jump
         self.world.brokers[host].clock.offset_s = jump
 
@@ -821,26 +821,26 @@ class Scenario:
         match rng.choice(("plainly", "unseen", "unstored")):
             case "unseen" if hosts := self.world.assigned(journal):
                 host, seconds = rng.choice(hosts), rng.uniform(0.2, 10.0)
-                self._fault("lagging watch", seconds, host)
+                self.note_fault("lagging watch", seconds, host)
                 others = [one for one in self.plan.hosts if one != host]
                 streams = self.world.hold_watches(host)
-                await self._recreate_now(journal, self.world.client(self.node, *others))
+                await self.recreate_now(journal, self.world.client(self.node, *others))
                 await self.clock.sleep(seconds)
                 self._release(streams)
             case "unstored" if life is not None and self.world.bucket(life.bucket).trouble_free:
                 bucket, seconds = self.world.bucket(life.bucket), rng.uniform(5.0, 20.0)
-                self._fault(f"store {bucket.name} is down", seconds, after_s=_BACKOFF_S)
+                self.note_fault(f"store {bucket.name} is down", seconds, after_s=_BACKOFF_S)
                 bucket.trouble.error_chance = 1.0
-                await self._append_often(seconds, self.plan.hosts)
-                await self._recreate_now(journal)
+                await self.append_often(seconds, self.plan.hosts)
+                await self.recreate_now(journal)
                 bucket.heal()
             case _:
-                await self._recreate_now(journal)
+                await self.recreate_now(journal)
 
-    async def _recreate_now(self, journal: str, client: Client | None = None) -> None:
+    async def recreate_now(self, journal: str, client: Client | None = None) -> None:
         client = client or self._client
         assert client is not None
-        self._fault(f"re-creation of {journal}", 10.0)
+        self.note_fault(f"re-creation of {journal}", 10.0)
         life = self.world.history.last_life(journal)
         delete = JournalChange(delete=journal, expect_mod_revision=-1)
         try:
@@ -858,7 +858,7 @@ class Scenario:
         journal = self.rng.choice(list(self.plan.journals))
         client = self._client
         assert client is not None
-        self._fault(f"large registers of {journal}", 0.0)
+        self.note_fault(f"large registers of {journal}", 0.0)
         for part in range(3):
             values = [(f"large-{part}", f"{number:01000d}") for number in range(1_650)]
             append = self.new_append("op", journal, 30)
@@ -902,7 +902,7 @@ class Scenario:
     def _spawn_writer(self, name: str, journal: str) -> None:
         node = Node(self.world.loop, name)
         rng = random.Random(self.rng.getrandbits(64))
-        writer = Writer(self, node, journal, rng, self._new_client(node))
+        writer = Writer(self, node, journal, rng, self.new_client(node))
         self._writers.append(node.spawn(writer.run(), f"write {journal}"))
 
     def _spawn_reader(self, name: str, journal: str) -> None:
@@ -1010,7 +1010,7 @@ class Scenario:
     # Reads.
 
     async def _tail(self, node: Node, journal: str, rng: random.Random) -> None:
-        client = self._new_client(node)
+        client = self.new_client(node)
         clock = NodeClock(self.world.loop)
         offset, created = 0, 0
         while not self.done:

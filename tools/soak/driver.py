@@ -85,9 +85,9 @@ class Driver:
         self._failed: dict[str, str] = {}
         self._restarted: dict[str, str] = {}
         """Replicas that are FAILED now, and say that they are restarted."""
-        self._ended: set[str] = set()
+        self.ended: set[str] = set()
         """Brokers that ended since the fault began."""
-        self._restarts = 0
+        self.restarts = 0
         self._heads = 0
         self._faults = Faults(cluster, note)
         found = self._faults.all()
@@ -116,8 +116,8 @@ class Driver:
         began = self._clock.monotonic()
         faults, self._fault = self._faults, fault
         faults.target, faults.outage_s = "", 0.0
-        self._failed, self._ended, self._heads = {}, set(), 0
-        self._restarts = 0
+        self._failed, self.ended, self._heads = {}, set(), 0
+        self.restarts = 0
         self._note("fault", kind=fault.kind)
         await fault.act(self._rng)
         healed = self._clock.monotonic()
@@ -131,7 +131,7 @@ class Driver:
             self._service.longest_gap(began, settled),
             settled - began,
             dict(self._failed),
-            self._restarts,
+            self.restarts,
             self._heads,
         )
         self.outcomes.append(outcome)
@@ -157,7 +157,7 @@ class Driver:
             asked = self._clock.monotonic()
             try:
                 async with asyncio.timeout(SETTLE_S):
-                    missing = await self._missing(since)
+                    missing = await self.missing(since)
             except TimeoutError:
                 missing = f"looking at it does not end within {SETTLE_S:.0f} s"
             if not missing:
@@ -175,7 +175,7 @@ class Driver:
     def _kind(self) -> str:
         return "nothing" if self._fault is None else self._fault.kind
 
-    async def _missing(self, since: float) -> str:
+    async def missing(self, since: float) -> str:
         cluster = self._cluster
         await self._start_what_ended()
         if missing := await cluster.missing_members():
@@ -197,7 +197,7 @@ class Driver:
     async def _start_what_ended(self) -> None:
         """Start every process again that has ended, as the supervisor of a cluster does."""
         brokers, members = self._cluster.brokers, self._cluster.members
-        self._ended |= {one.name for one in brokers if not one.process.running}
+        self.ended |= {one.name for one in brokers if not one.process.running}
         processes: list[Process] = [*brokers, *members]
         for one in processes:
             if not one.process.running:
@@ -210,7 +210,7 @@ class Driver:
 
         Raise ``Unavailable`` if they ended although they should not have.
         """
-        if self._ended != {one.name for one in self._cluster.brokers}:
+        if self.ended != {one.name for one in self._cluster.brokers}:
             return ""
         lease_s, outage_s = self._cluster.settings.lease_ttl_s, self._faults.outage_s
         # Two thirds of a lease, at least, were left when etcd was last asked.
@@ -228,14 +228,14 @@ class Driver:
             return f"heads cannot be confirmed: {error!r}"
         self._heads += len(resumed)
         self._note("heads-confirmed", journals=resumed, outage_s=round(outage_s, 1))
-        self._ended = set()
+        self.ended = set()
         return ""
 
     async def _unassign_failed(self) -> None:
         found = await self._cluster.failed_shards()
         restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
         for name in restarted.keys() - self._restarted.keys():
-            self._restarts += 1
+            self.restarts += 1
             self._note("restarted", replica=name, error=restarted[name])
         self._restarted = restarted
         failed = {name: error for name, error in found.items() if name not in restarted}

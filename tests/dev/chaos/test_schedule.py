@@ -94,9 +94,9 @@ def test_a_broker_is_gone_until_it_is_back_and_journals_are_whole() -> None:
     bounds = Bounds(2, 3, STORE_S)
     bounds.begin(Effect.GONE, "a")
     for whole, away in ((True, {"a"}), (False, set())):
-        bounds.tick(bounds._now + 100, impaired=False, whole=whole, away=away)
+        bounds.tick(bounds.now + 100, impaired=False, whole=whole, away=away)
         assert set(bounds.gone) == {"a"}
-    bounds.tick(bounds._now + 1, impaired=False, whole=True, away=())
+    bounds.tick(bounds.now + 1, impaired=False, whole=True, away=())
     assert not bounds.gone
 
 
