@@ -10,6 +10,8 @@ import pytest
 
 from tools.house import budget, counts
 from tools.house.counts import Lines, count, over
+from tools.house.privates import count_uses
+from tools.house.sources import Source, parsed, sources
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,6 +55,33 @@ def test_a_transaction_keeps_to_its_budget() -> None:
     files, functions = walked("transaction")
     assert 20 < files <= budget.TRANSACTION.files
     assert 100 < functions <= budget.TRANSACTION.functions
+
+
+def test_tests_use_no_more_of_what_is_private() -> None:
+    """Take a seam that users have: a parameter, a metric, an answer, a file, or `gazette.testing`."""
+    uses = count_uses(sources(ROOT, "tests"))
+    assert uses.privates.total() <= budget.PRIVATE_USES, "\n".join(uses.show())
+    assert uses.patches.total() <= budget.PATCHES, "\n".join(uses.show())
+
+
+@pytest.mark.parametrize(
+    ("text", "privates", "patches"),
+    [
+        ("a._b", 1, 0),
+        ("a._b._c = self._d.e", 2, 0),
+        ("self._a + cls._b + a.__class__ + os._exit + a._replace(b=1)", 0, 0),
+        ("self.a._b", 1, 0),
+        ("from a import _b, c", 1, 0),
+        ("from a._b import c, d", 2, 0),
+        ("getattr(a, '_b')", 1, 0),
+        ("getattr(a, 'b')", 0, 0),
+        ("monkeypatch.setattr(a, 'b', 1); monkeypatch.setitem(a, 'b', 1)", 0, 2),
+        ("patch.delattr(a, 'b'); monkeypatch.setenv('a', 'b')", 0, 1),
+    ],
+)
+def test_what_counts_as_private(text: str, privates: int, patches: int) -> None:
+    uses = count_uses([Source("a.py", text, parsed(text))])
+    assert (uses.privates.total(), uses.patches.total()) == (privates, patches)
 
 
 def test_lines_are_counted_by_kind(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gazette.testing.broker import journal_spec
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, written
 from tests.facts import call_refused, raises
 from tests.support.fixed_cluster import FixedCluster
+from tests.support.loop_time import LoopTime, turns
 
 
 class Script:
@@ -77,11 +78,15 @@ async def test_what_is_wrong_with_a_stream_is_raised_in_its_place() -> None:
             await content.next()
 
 
-async def test_a_client_that_sends_too_little_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_line, "AHEAD_S", 0.01)
-    content = ContentAhead(Script(b"a"))
+async def test_a_client_that_sends_too_little_is_too_slow() -> None:
+    time, content = LoopTime(), ContentAhead(Script(b"a"))
+
+    async def let_it_pass() -> None:
+        await turns()
+        time.advance(append_line.AHEAD_S)
+
     with raises(Broken, "rate_min"):
-        await content.read_ahead(1 << 30)
+        await asyncio.gather(content.read_ahead(1 << 30), let_it_pass())
 
 
 def test_a_line_is_bounded_in_count_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

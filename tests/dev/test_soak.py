@@ -21,7 +21,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from gazette.testing.consumer import shard_spec
 from tests.support.instant_clock import breathe
-from tools.chaos.store import BreakableStore
+from tests.support.loop_time import LoopTime
 from tools.soak import driver as driver_module
 from tools.soak.diagnosis import complaints
 from tools.soak.driver import Driver, Outcome
@@ -131,11 +131,9 @@ def test_mistakes_in_the_flags_are_named(
 
 
 @pytest.mark.parametrize("database", [True, False])
-def test_every_kind_of_fault_can_be_asked_for(
-    tmp_path: Path, database: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_of_fault_can_be_asked_for(tmp_path: Path, database: bool) -> None:
     """And nothing else, so that no misspelt one is left out in silence."""
-    monkeypatch.setattr(BreakableStore, "can_protect", lambda self: database)
+    store: Any = SimpleNamespace(can_protect=lambda: database)
     cluster: Any = SimpleNamespace(
         clock=None,
         store=tmp_path,
@@ -143,7 +141,7 @@ def test_every_kind_of_fault_can_be_asked_for(
         database=SimpleNamespace(can_be_killed=database),
         soak=SimpleNamespace(stores=("sql",)),
     )
-    kinds = [one.kind for one in Faults(cluster, lambda event, **facts: None).all()]
+    kinds = [one.kind for one in Faults(cluster, lambda event, **facts: None, store=store).all()]
     assert len(set(kinds)) == len(kinds)
     assert set(KINDS) - set(kinds) == (set() if database else {"crash-database", "store-read-only"})
     assert set(kinds) <= set(KINDS)
@@ -217,29 +215,25 @@ class Cluster:
         return []
 
 
-def driver_of(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Driver, list[tuple[str, Any]]]:
-    monkeypatch.setattr(BreakableStore, "can_protect", lambda self: False)
+def driver_of(cluster: Cluster) -> tuple[Driver, list[tuple[str, Any]]]:
     notes: list[tuple[str, Any]] = []
+    store: Any = SimpleNamespace(can_protect=lambda: False)
     of: Any = cluster
     service: Any = SimpleNamespace(served_since=lambda time: time)
-    driver = Driver(
-        of, service, random.Random(1), lambda event, **facts: notes.append((event, facts))
-    )
+    note = lambda event, **facts: notes.append((event, facts))  # noqa: E731
+    faults = Faults(of, note, store=store)
+    driver = Driver(of, service, random.Random(1), note, faults=faults)
     driver.ended = {"a broker"}
     return driver, notes
 
 
-async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_shards_that_say_that_they_are_restarted_are_left_to_it() -> None:
     """Else nothing would show that they are. Others are unassigned, as an operator does."""
     clock = ManualClock()
     restarts, spec = Restarts(0), shard_spec("shard")
     failed = {"shard on one": restarts.failed(spec, 0.0, RestartReason.FENCED).text}
     cluster = Cluster(clock, failed)
-    driver, notes = driver_of(cluster, monkeypatch)
+    driver, notes = driver_of(cluster)
     assert await driver.missing(0.0) == "a shard FAILED"
     assert await driver.missing(0.0) == "a shard FAILED"
     assert cluster.unassigned == 0
@@ -253,18 +247,17 @@ async def test_shards_that_say_that_they_are_restarted_are_left_to_it(
     assert [event for event, _ in notes] == ["restarted", "failed"]
 
 
-async def test_a_look_that_does_not_end_is_one_that_finds_something_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_look_that_does_not_end_is_one_that_finds_something_missing() -> None:
     clock = ManualClock()
     cluster = Cluster(clock, {})
     cluster.hangs = True
-    driver, _ = driver_of(cluster, monkeypatch)
-    monkeypatch.setattr(driver_module, "SETTLE_S", 0.05)
+    driver, _ = driver_of(cluster)
+    time = LoopTime()
     async with TaskScope("test") as scope:
         task = scope.spawn(outcome(driver.settle(0.0)), name="settle")
         while not task.done():
-            clock.advance(0.1)
+            clock.advance(driver_module.SETTLE_S)
+            time.advance(driver_module.SETTLE_S)
             await breathe()
         found = task.result()
     assert isinstance(found, Unavailable)

@@ -128,8 +128,8 @@ async def test_without_room_it_is_compressed_while_read(
     tmp_path: Path, pool: BlockingPool, codec: Codec, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk must not keep us from persisting: that is what will free it."""
-    monkeypatch.setattr(LocalFile, "sibling", lambda file: FullFile(file.directory))
-    monkeypatch.setattr(FullFile, "room", room)
+    full = type("Full", (FullFile,), {"room": room})
+    monkeypatch.setattr(LocalFile, "sibling", lambda file: full(file.directory))
     before = failures()
     spool = completed(tmp_path, pool, codec)
     for _ in range(2):

@@ -706,7 +706,7 @@ async def test_a_defect_of_a_store_costs_nothing(
     assert len(paths(bench.one, "")) == 1
 
 
-async def test_serve_is_a_daemon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serve_is_a_daemon(bench: Bench) -> None:
     """It ends with an error, and only when the persister itself is broken."""
     async with TaskScope("test") as scope:
         serve = scope.spawn(bench.persister.serve(), name="serve")
@@ -718,7 +718,7 @@ async def test_serve_is_a_daemon(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     def broken(journal: str, life: int) -> JournalSpec:
         raise KeyError(journal)
 
-    monkeypatch.setattr(bench, "spec_of", broken)
+    bench.spec_of = broken  # type: ignore[method-assign]
     bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
     with pytest.raises(Bug):
         await bench.persister.serve()

@@ -98,19 +98,16 @@ def test_seeds_go_the_ways_of_shipped_brokers() -> None:
     assert re.search(r"^seeds 1 to 25: [1-9]\d* new branches and pairs", said, re.MULTILINE), said
 
 
-def test_a_seed_that_hangs_is_named(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_that_hangs_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """A lock of `threading` that one simulated thread holds while another waits for it, for example."""
 
     def hang(seed: int, **_: object) -> NoReturn:
         threading.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(run, "run_seed", hang)
-    monkeypatch.setattr(run, "_HUNG_S", 0.1)
+    simulate = partial(run.simulate, range(7, 9), run=hang, hung_s=0.1)
     with pytest.raises(RuntimeError, match="has died"):
-        next(run.in_children([partial(run.simulate, range(7, 9))], 1))
+        next(run.in_children([simulate], 1))
     said = capfd.readouterr().err
     assert "seed 7 has not ended" in said
     assert "in hang" in said

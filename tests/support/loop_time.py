@@ -40,5 +40,5 @@ async def turns(count: int = 20) -> None:
 class LoopClock(SystemClock):
     """The machine's clock, but that the running loop says how much time has passed."""
 
-    def monotonic(self) -> float:  # type: ignore[override]
+    def monotonic(self) -> float:
         return asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ class MemoryStore:
     """A blob store for tests and simulations. ``now`` returns Unix seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self._lock = threading.Lock()
         self._objects: dict[str, tuple[bytes, int, str]] = {}
 
@@ -35,7 +35,7 @@ class MemoryStore:
         validate_path(path)
         content = source.read()
         with self._lock:
-            self._objects[path] = (content, int(self._now()), content_encoding)
+            self._objects[path] = (content, int(self.now()), content_encoding)
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
         validate_prefix(prefix)

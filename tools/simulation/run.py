@@ -118,9 +118,9 @@ def quiet() -> None:
 
 
 @contextmanager
-def watched(seed: int) -> Iterator[None]:
+def watched(seed: int, hung_s: float = _HUNG_S) -> Iterator[None]:
     """End this process, with the stacks of its threads, if what it does with a seed does not end."""
-    timer = threading.Timer(_HUNG_S, _end_hung, (seed,))
+    timer = threading.Timer(hung_s, _end_hung, (seed, hung_s))
     timer.daemon = True
     timer.start()
     try:
@@ -129,8 +129,8 @@ def watched(seed: int) -> Iterator[None]:
         timer.cancel()
 
 
-def _end_hung(seed: int) -> None:
-    sys.stderr.write(f"seed {seed} has not ended after {_HUNG_S:g} s, and hangs here:\n")
+def _end_hung(seed: int, hung_s: float) -> None:
+    sys.stderr.write(f"seed {seed} has not ended after {hung_s:g} s, and hangs here:\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(all_threads=True)
     os._exit(1)
@@ -169,9 +169,12 @@ def simulate(
     plant: str = "",
     keep_going: bool = True,
     other: OtherVersion | None = None,
+    run: Callable[..., Outcome] | None = None,
+    hung_s: float = _HUNG_S,
 ) -> Slice:
     """Run seeds in this process; those that violated something are run again for their trace.
 
+    ``run`` runs one of them, and gets ``hung_s`` seconds for it.
     ``plant`` names a defect that this process has from now on. See `tools.simulation.plants`.
     """
     quiet()
@@ -179,9 +182,9 @@ def simulate(
         plants_of(consumers, timers)[plant]()
     begun = time.process_time()
     failed: list[Outcome] = []
-    run = partial(run_seed, consumers=consumers, timers=timers, other=other)
+    run = partial(run or run_seed, consumers=consumers, timers=timers, other=other)
     for seed in seeds:
-        with watched(seed):
+        with watched(seed, hung_s):
             if not run(seed).violations:
                 continue
             failed.append(run(seed, trace=True))

@@ -73,6 +73,7 @@ class Driver:
         note: Callable[..., None],
         *,
         scenarios: tuple[str, ...] = (),
+        faults: Faults | None = None,
     ) -> None:
         """Create a driver. ``scenarios`` restricts the faults; ``note(event, **facts)`` writes history."""
         self.outcomes: list[Outcome] = []
@@ -89,7 +90,7 @@ class Driver:
         """Brokers that ended since the fault began."""
         self.restarts = 0
         self._heads = 0
-        self._faults = Faults(cluster, note)
+        self._faults = faults or Faults(cluster, note)
         found = self._faults.all()
         self.faults = [
             one

@@ -70,7 +70,13 @@ class Fault:
 class Faults:
     """``all`` are those that there are; ``heal`` puts right whatever is broken."""
 
-    def __init__(self, cluster: SoakCluster, note: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        cluster: SoakCluster,
+        note: Callable[..., None],
+        *,
+        store: BreakableStore | None = None,
+    ) -> None:
         self.target = ""
         """The target of the present fault."""
         self.outage_s = 0.0
@@ -78,7 +84,7 @@ class Faults:
         self._cluster = cluster
         self._clock = cluster.clock
         self._note = note
-        self._store = BreakableStore(cluster.store)
+        self._store = store or BreakableStore(cluster.store)
         self._full: set[int] = set()
         lease = cluster.settings.lease_ttl_s
         self._short_s, self._long_s = lease / 2, lease + 3.0
