@@ -96,7 +96,7 @@ async def test_a_member_with_a_wrong_broker_is_not_ready_and_says_why(
         await eventually(lambda: "have not answered for" in caplog.text)
         assert "--broker.address" in caplog.text
     right = service(Tally(), broker.endpoint)
-    await eventually(lambda: right.not_ready() == "")
+    await eventually(lambda: right._broker_watch.not_answered == "")
 
 
 async def test_a_server_that_is_no_broker_is_no_answer(service: Any, broker: BrokerFixture) -> None:
