@@ -104,7 +104,7 @@ async def test_a_server_that_is_no_broker_is_no_answer(service: Any, broker: Bro
     other = service(Tally(), broker.endpoint)
     await eventually(lambda: other.not_ready() == "")
     member = service(Tally(), other.server.endpoint)
-    await eventually(lambda: "code=UNIMPLEMENTED" in member.not_ready())
+    await eventually(lambda: "code=UNIMPLEMENTED" in member._broker_watch.not_answered)
 
 
 async def test_http_answers_while_an_application_waits_for_brokers(service: Any) -> None:
