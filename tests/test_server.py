@@ -643,6 +643,7 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
     for _ in range(96):
         await turns()
         time.advance(0.9 * http_stopping.BODY_S)
+        await turns()
         writer.write(b"x")
     await answer(reader, b"some" + b"x" * 96)
     writer.close()
