@@ -30,7 +30,7 @@ from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header, Route
 from gazette.protocol.status import Status
 from gazette.runtime.latch import Latch
 from gazette.runtime.long_lived import LongLived
-from gazette.runtime.tasks import TaskScope, in_task
+from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -96,6 +96,29 @@ class Resolution:
     def append_header(self) -> bytes:
         """The header as a field of an encoded ``AppendResponse``."""
         return broker_pb2.AppendResponse(header=self.header_pb).SerializeToString()
+
+    @cached_property
+    def takes_content(self) -> bool:
+        """Whether this broker leads the journal, and etcd has that its replicas are in step. Also that it is
+        not suspended, and has no greatest rate.
+        """
+        spec, route = self.spec, self.header.route
+        return (
+            self.is_local
+            and self.status is Status.OK
+            and spec is not None
+            and spec.may_write
+            and spec.suspend_level is SuspendLevel.NONE
+            and not spec.max_append_rate
+            and len(route.members) == self.desired_replication == len(self.assignments)
+            and all(kv.decoded.value.equivalent(route) for kv in self.assignments)
+        )
+
+    @property
+    def held(self) -> Replica:
+        """The local replica, which is there."""
+        assert self.replica is not None
+        return self.replica
 
     @property
     def is_local(self) -> bool:
@@ -213,19 +236,16 @@ class Resolver:
             self._check_proxy_header(proxy_header)
             revision = max(revision, proxy_header.etcd.revision)
         if revision > self._ks.header.revision:
-            await in_task()
             await self._ks.wait_for_revision(revision)
         name = split_journal_meta(journal)[0]
         resolution = self._resolved(name, claims, may_proxy, require_primary)
         if self._may_appear(resolution):
-            await in_task()
             with suppress(TimeoutError):
                 async with timeout(self._assignment_wait_s):
                     await self._ks.next_change()
             resolution = self._resolved(name, claims, may_proxy, require_primary)
         if not resolution.awaits_assignment:
             return resolution
-        await in_task()
         with suppress(TimeoutError):
             async with timeout(self._assignment_wait_s):
                 while not self.stopped.is_set():
@@ -247,6 +267,10 @@ class Resolver:
         resolution = self._resolved(split_journal_meta(journal)[0], claims, may_proxy, True)
         waits = resolution.awaits_assignment or self._may_appear(resolution)
         return None if waits else resolution
+
+    def is_present(self, at: Resolution) -> bool:
+        """Return True if a resolution of this broker is as ``resolve_now`` would return it."""
+        return at.seen_revision == self._ks.seen_revision and not self.stopped.is_set()
 
     def _may_appear(self, resolution: Resolution) -> bool:
         """Return True if the journal is missing, and changes that have arrived from etcd may create it.

@@ -131,7 +131,26 @@ class Spool:
         if isinstance(request, Content):
             await self._extend(request)
             return SpoolResult(Status.OK, self._state.fragment, self._state.registers)
-        effects = self._state.propose(request, self._pending_digest, self._clock.now())
+        return self.propose_now(request, primary=primary)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread may still write for an earlier call."""
+        return self._writing is not None
+
+    @property
+    def room(self) -> int:
+        """Bytes that ``extend_now`` takes without a wait; 0 while something is pending."""
+        return 0 if self.is_busy or self._state.delta else self._memory.room
+
+    def extend_now(self, content: bytes) -> None:
+        """Extend the spool by content for which it has ``room``."""
+        self._put(content, self._state.fragment.length)
+        self._state.extend(len(content))
+
+    def propose_now(self, proposal: Proposal, *, primary: bool) -> SpoolResult:
+        """Apply a proposal as ``apply`` does, unless the spool ``is_busy``."""
+        effects = self._state.propose(proposal, self._pending_digest, self._clock.now())
         for effect in effects:
             self._perform(effect, primary=primary)
         status = Status.PROPOSAL_MISMATCH if isinstance(effects[-1], Mismatched) else Status.OK
@@ -153,11 +172,8 @@ class Spool:
         position = self._state.check_content(request)
         content = request.content
         try:
-            if self._pending_sum is self._sum:
-                self._pending_sum = self._sum.copy()
             if len(content) <= INLINE_BYTES and self._memory.takes(len(content)):
-                self._held().put(content, position)
-                self._pending_sum.update(content)
+                self._put(content, position)
             else:
                 await self._extend_in_thread(content, position)
         except asyncio.CancelledError:
@@ -174,7 +190,17 @@ class Spool:
             self._bytes = SpoolBytes(self._disk, self._memory)
         return self._bytes
 
+    def _put(self, content: bytes, position: int) -> None:
+        self._begin_sum()
+        self._held().put(content, position)
+        self._pending_sum.update(content)
+
+    def _begin_sum(self) -> None:
+        if self._pending_sum is self._sum:
+            self._pending_sum = self._sum.copy()
+
     async def _extend_in_thread(self, content: bytes, position: int) -> None:
+        self._begin_sum()
         held, pending_sum = self._held(), self._pending_sum
 
         def extend() -> None:

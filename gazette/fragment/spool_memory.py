@@ -63,6 +63,11 @@ class SpoolMemory:
             self._unwritten -= freed.popleft()
         return self._unwritten
 
+    @property
+    def room(self) -> int:
+        """Bytes that may be put into memory now, to be written later."""
+        return 0 if self.failing else max(self.limit - self.unwritten, 0)
+
     def takes(self, length: int) -> bool:
         """Return True if ``length`` more bytes may be put into memory, to be written later."""
         return not self.failing and self.unwritten + length <= self.limit

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from gazette.net.grpc.handling import HandleRequest
 from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import (
@@ -110,13 +111,13 @@ class _Call:
 
     async def each(
         self,
-        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        handle: HandleRequest,
         bound: Callable[[Awaitable[None]], Awaitable[None]],
     ) -> None:
         """Handle requests as ``GrpcCall.each`` does."""
         received = self._received
 
-        def counted(request: Any) -> Coroutine[Any, Any, None]:
+        def counted(request: Any) -> Coroutine[Any, Any, None] | None:
             received()
             return handle(request)
 

@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
@@ -64,22 +64,6 @@ class TaskScope:
         """True if no more children are taken."""
         return self._stopping
 
-    def begin(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
-        """Run a child up to its first wait, now. Return a task of the rest, or None if the child has ended.
-
-        A child that need not wait costs neither a task nor a turn of the loop. Before its first wait it has
-        no task: it awaits `in_task` before it uses `asyncio.timeout` or a scope. Raise what the child raises
-        before its first wait, and ``Bug`` as ``spawn``.
-        """
-        rest: Coroutine[Any, Any, T] | None = coro
-        if not self._stopping:
-            try:
-                rest = begin_now(coro)
-            except BaseException as error:
-                self._fail(error)
-                raise
-        return None if rest is None else self.spawn(rest, name=name)
-
     def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
         """Start a child that must run until it is cancelled: returning early fails the scope."""
 
@@ -100,10 +84,10 @@ class TaskScope:
             return
         error = task.exception()
         if error is not None:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        """Record the failure of a child. The first one ends its siblings, and the owner's body."""
+    def fail(self, error: BaseException) -> None:
+        """Record a failure, as of a child. The first one ends all children, and the owner's body."""
         if self.failure is not None:
             return
         self.failure = error
@@ -218,59 +202,6 @@ class TaskScope:
             if exc is not None and exc_type is not asyncio.CancelledError:
                 return
             raise self.failure
-
-
-def begin_now(coro: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
-    """Run a coroutine up to its first wait, now. Return its rest, for a task to await, or None if it has
-    ended.
-
-    Before its first wait it has no task: see `in_task`. Raise what it raises before that.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    try:
-        if task is None:
-            return _Begun(coro, coro.send(None))
-        asyncio._leave_task(loop, task)
-        try:
-            return _Begun(coro, coro.send(None))
-        finally:
-            asyncio._enter_task(loop, task)
-    except StopIteration:
-        return None
-
-
-class _Begun(Coroutine[Any, Any, T]):
-    """A coroutine that waits for ``awaited`` already. A task of it gets that first, then goes on with it."""
-
-    __slots__ = ("_awaited", "_coro", "_resumed")
-
-    def __init__(self, coro: Coroutine[Any, Any, T], awaited: Any) -> None:
-        self._coro = coro
-        self._awaited = awaited
-        self._resumed = False
-
-    def send(self, value: Any) -> Any:
-        if self._resumed:
-            return self._coro.send(value)
-        self._resumed = True
-        awaited, self._awaited = self._awaited, None
-        return awaited
-
-    def throw(self, *error: Any) -> Any:
-        self._resumed, self._awaited = True, None
-        return self._coro.throw(*error)
-
-    def close(self) -> None:
-        self._coro.close()
-
-    def __iter__(self) -> _Begun[T]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self  # It has the methods that awaiting calls.
 
 
 class Pool(Protocol):
@@ -390,12 +321,6 @@ class LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
-
-
-async def in_task() -> None:
-    """Return at once in a task. In a coroutine that `TaskScope.begin` runs, return once it has a task."""
-    if asyncio.current_task() is None:
-        await asyncio.sleep(0)
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -142,7 +142,7 @@ async def test_content_that_was_read_ahead_is_passed_on_to_another_primary(
     one = await (await Append(ready["a"]).open()).send(b"all of it")
     await one.call.write(COMMIT)
     await one.call.done_writing()
-    while replica.line._leader is None:
+    while not replica.line.waiting:
         await SystemClock().sleep(0.001)
     ready.assign(JOURNAL, "b", "a")
     replica.pipeline.give(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,20 +12,23 @@ import grpc
 import grpc.aio
 import pytest
 
-from gazette.broker.append import line as append_line
-from gazette.broker.append.events import AppendTerms, Ending, Outcome
+from gazette.broker.api.append import AppendApi
+from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.line import Line, SmallAppend
-from gazette.errors import Broken, Unavailable
+from gazette.errors import Broken
 from gazette.fragment.local_file import LocalFragment
+from gazette.http2 import frames as fr
 from gazette.protocol.append_session import SessionAppend, ledger_of
-from gazette.protocol.content import COMMIT
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
 from gazette.testing.broker import journal_spec
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, until, written
+from tests.broker.test_whole_appends import Wire
 from tests.facts import call_refused
-from tests.support.fixed_cluster import FixedCluster
+from tests.support.fixed_cluster import FixedBroker, FixedCluster
+from tools.bench.load import APPEND
 
 SESSION = "0123456789abcdef" * 2
 
@@ -100,38 +103,62 @@ async def ready(tmp_path: Path) -> AsyncIterator[FixedCluster]:
     async with await FixedCluster.start(2, tmp_path) as cluster:
         cluster.create(journal_spec(JOURNAL, replication=2), "a", "b")
         await in_step(cluster)
+        take_whole(cluster["a"])
         yield cluster
 
 
+def take_whole(broker: FixedBroker) -> None:
+    broker.server.take_whole_calls(APPEND, AppendApi(broker.context).take_whole)
+
+
+class Call:
+    """A small append that was sent in one piece."""
+
+    def __init__(self, wire: Wire, stream: int) -> None:
+        self._wire, self._stream = wire, stream
+
+    def __await__(self) -> Generator[Any, Any, broker_pb2.AppendResponse]:
+        return self._wire.answer(self._stream).__await__()
+
+    async def failed(self, code: grpc.StatusCode, text: str) -> None:
+        """Require that the call ends with a code, and a text that has ``text``."""
+        got, details = await self._wire.status(self._stream)
+        assert got is code
+        assert text in details
+
+    def cancel(self) -> None:
+        self._wire.writer.write(fr.rst_stream(self._stream, fr.FaultCode.CANCEL))
+
+
 class Waiting:
-    """Whole appends that wait, in order, while the pipeline of their journal is held."""
+    """Small appends that wait, in order, while the pipeline of their journal is held."""
 
     def __init__(self, cluster: FixedCluster) -> None:
         self.cluster = cluster
         self.replica = cluster["a"].replica(JOURNAL)
-        self.calls: list[Any] = []
+        self.calls: list[Call] = []
+        self.wire: Any = None
         self._held: Any = None
 
     async def __aenter__(self) -> Self:
+        self.wire = await Wire.connect(self.cluster["a"])
         self._held = await self.replica.pipeline.take()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.go()
+        self.wire.writer.close()
 
-    async def add(self, content: bytes, session: SessionAppend | None = None, **fields: Any) -> Any:
+    async def add(
+        self, content: bytes, session: SessionAppend | None = None, **fields: Any
+    ) -> Call:
         """Let one more append wait behind the others."""
         count = self.replica.line.waiting
-        one = await Append(self.cluster["a"], session=session).open(**fields)
-        await one.send(content)
-        await one.call.write(COMMIT)
-        await one.call.done_writing()
-        await until(lambda: self.replica.line.waiting > count and self._settled())
-        self.calls.append(one.call)
-        return one.call
-
-    def _settled(self) -> bool:
-        return not self.replica.line._waiting
+        opening = broker_pb2.AppendRequest(journal=JOURNAL, **fields)
+        (stream,) = self.wire.send((opening, content), session=session)
+        await until(lambda: self.replica.line.waiting > count)
+        self.calls.append(Call(self.wire, stream))
+        return self.calls[-1]
 
     def go(self) -> None:
         """Let go of the pipeline."""
@@ -176,7 +203,7 @@ async def test_those_that_wait_are_one_commit_with_a_span_each(
 async def test_no_more_than_a_group_may_have_goes_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gazette.broker.append.driver.GROUP_BYTES", 4)
+    monkeypatch.setattr("gazette.broker.append.steady.GROUP_BYTES", 4)
     async with Waiting(ready) as waiting:
         for content in (b"aa", b"bb", b"cc"):
             await waiting.add(content)
@@ -249,8 +276,7 @@ async def test_sessions_hold_for_appends_that_go_along(ready: FixedCluster) -> N
         await waiting.add(b"1", session(1))
         waiting.go()
         _, repeated, second = [await call for call in waiting.calls[:3]]
-        with call_refused(grpc.StatusCode.UNKNOWN, "late copy"):
-            await waiting.calls[3]
+        await waiting.calls[3].failed(grpc.StatusCode.UNKNOWN, "late copy")
     assert spans([repeated, second]) == [(1, 2), (3, 4)]
     assert written(ready, "b") == b"L1M2"
 
@@ -300,6 +326,7 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
     held = ready["a"].replica(JOURNAL)
     acknowledge = held.agree
 
+    await append(ready["a"], b"before ")
     async with Waiting(ready) as waiting:
         for content in (b"leads ", b"leaves ", b"stays"):
             await waiting.add(content)
@@ -319,18 +346,19 @@ async def test_callers_that_leave_while_replicas_answer_change_nothing(ready: Fi
 
         pipeline._peers[0].receive = late
         waiting.go()
-        await until(lambda: replica.index.end_offset == len(b"leads leaves stays"))
+        await until(lambda: replica.index.end_offset == len(b"before leads leaves stays"))
         waiting.calls[0].cancel()
         waiting.calls[1].cancel()
-        await until(lambda: waiting.calls[0].done() and waiting.calls[1].done())
+        await waiting.wire.ping()
         gate.set()
-        assert spans([await waiting.calls[2]]) == [(13, 18)]
+        assert spans([await waiting.calls[2]]) == [(20, 25)]
     assert entered.is_set()
-    assert written(ready, "a") == b"leads leaves stays"
+    assert written(ready, "a") == b"before leads leaves stays"
 
 
 async def test_all_that_went_along_fail_with_their_leader(ready: FixedCluster) -> None:
     """The replica does not answer: the outcome of all is unknown."""
+    await append(ready["a"], b"before ")
     async with Waiting(ready) as waiting:
         for content in (b"one", b"two", b"three"):
             await waiting.add(content)
@@ -342,29 +370,38 @@ async def test_all_that_went_along_fail_with_their_leader(ready: FixedCluster) -
         pipeline._peers[0].receive = lost
         waiting.go()
         for call in waiting.calls:
-            with call_refused(grpc.StatusCode.UNKNOWN, "the replica is lost"):
-                await call
+            await call.failed(grpc.StatusCode.UNKNOWN, "the replica is lost")
     assert waiting.replica.line.waiting == 0
     assert (await append(ready["a"], b" after")).status == Status.OK.value
 
 
-async def test_a_pipeline_that_is_broken_before_the_proposal_fails_all_so_that_they_come_again(
-    ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
+async def test_all_of_a_group_are_uncertain_when_their_broker_is_torn_down(
+    ready: FixedCluster,
+) -> None:
+    await append(ready["a"], b"before ")
+    async with Waiting(ready) as waiting:
+        for content in (b"one", b"two"):
+            await waiting.add(content)
+        never = asyncio.Event()
+        waiting._held._peers[0].receive = never.wait
+        waiting.go()
+        await until(lambda: written(ready, "b") == b"before onetwo")
+        await ready["a"].scope.stop()
+        for call in waiting.calls:
+            await call.failed(grpc.StatusCode.UNKNOWN, "cut short")
+    assert waiting.replica.line.waiting == 0
+
+
+async def test_while_spools_take_nothing_into_memory_each_append_waits_for_itself(
+    ready: FixedCluster,
 ) -> None:
     async with Waiting(ready) as waiting:
         for content in (b"one", b"two"):
             await waiting.add(content)
-        pipeline = waiting._held
-
-        async def full(content: bytes) -> None:
-            raise Unavailable("the disk is full")
-
-        monkeypatch.setattr(pipeline, "whole_content", full)
+        ready["a"].context.spool_memory.limit = 0
         waiting.go()
-        for call in waiting.calls:
-            with call_refused(grpc.StatusCode.UNAVAILABLE, "the disk is full"):
-                await call
-    assert (await append(ready["a"], b"after")).commit.end == 5
+        assert spans([await call for call in waiting.calls]) == [(0, 3), (3, 6)]
+    assert written(ready, "b") == b"onetwo"
 
 
 async def test_where_the_rate_is_limited_each_append_waits_for_itself(
@@ -373,52 +410,23 @@ async def test_where_the_rate_is_limited_each_append_waits_for_itself(
     async with await FixedCluster.start(1, tmp_path) as cluster:
         cluster.create(journal_spec(JOURNAL, max_append_rate=1 << 20), "a")
         await in_step(cluster)
+        take_whole(cluster["a"])
         async with Waiting(cluster) as waiting:
             for content in (b"one", b"two"):
                 await waiting.add(content)
-            taken: list[int] = []
-            take_along = waiting.replica.line.take_along
-
-            def spied(bytes_max: int, permits: Any) -> list[SmallAppend]:
-                found = take_along(bytes_max, permits)
-                taken.append(len(found))
-                return found
-
-            waiting.replica.line.take_along = spied  # type: ignore[method-assign]
+            commits: list[int] = []
+            waiting.replica.index.spool_commit = lambda local: commits.append(local.end)  # type: ignore[method-assign]
             waiting.go()
             assert spans([await call for call in waiting.calls]) == [(0, 3), (3, 6)]
-        assert taken == [0, 0]
+        assert commits == [3, 6]
 
 
 async def test_content_that_is_not_small_takes_no_other_along(
     ready: FixedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_line, "SMALL_BYTES", 3)
+    monkeypatch.setattr("gazette.broker.api.append.SMALL_BYTES", 3)
     async with Waiting(ready) as waiting:
-        one = await Append(ready["a"]).open()
-        await one.send(b"large")
-        await one.call.write(COMMIT)
-        await one.call.done_writing()
-        await until(lambda: waiting.replica.line.waiting == 1)
-        await until(lambda: next(iter(waiting.replica.line._waiting))._enough())
-        line = waiting.replica.line
-        small = await Append(ready["a"]).open()
-        await small.send(b"sma")
-        await small.call.write(COMMIT)
-        await small.call.done_writing()
-        await until(lambda: line._leader is not None)
+        for content in (b"large", b"sma"):
+            await waiting.add(content)
         waiting.go()
-        assert spans([await one.call, await small.call]) == [(0, 5), (5, 8)]
-
-
-def test_an_outcome_that_was_taken_along_ends_the_machine() -> None:
-    from gazette.broker.append import events as ev
-    from gazette.broker.append.fsm import AppendFSM, State
-
-    for ending, state in ((Ending.COMMITTED, State.FINISHED), (Ending.FAILED, State.ERROR)):
-        fsm = AppendFSM(AppendTerms(JOURNAL), state=State.ACQUIRE_PIPELINE)
-        outcome = Outcome(ending, error=Broken("x") if ending is Ending.FAILED else None)
-        assert fsm.step(ev.TakenAlong(outcome)) == ()
-        assert fsm.outcome is outcome
-        assert fsm.state is state
-        fsm._check()
+        assert spans([await call for call in waiting.calls]) == [(0, 5), (5, 8)]

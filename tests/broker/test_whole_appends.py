@@ -29,6 +29,7 @@ from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture, journal_spec
+from tests.support.fixed_cluster import FixedBroker
 from tests.support.replicas import replica_of
 from tools.bench.load import APPEND
 
@@ -44,12 +45,13 @@ class Wire:
         self._next = 1
         self._content: dict[int, bytes] = {}
         self._ended: dict[int, Fields] = {}
+        self._acknowledged = False
         settings = {fr.INITIAL_WINDOW_SIZE: fr.WINDOW_MAX}
         room = fr.window_update(0, fr.WINDOW_MAX - fr.WINDOW_DEFAULT)
         writer.write(fr.PREFACE + fr.settings(settings) + room)
 
     @classmethod
-    async def connect(cls, broker: BrokerFixture) -> Wire:
+    async def connect(cls, broker: BrokerFixture | FixedBroker) -> Wire:
         host, _, port = broker.endpoint.rpartition("/")[2].rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
@@ -89,16 +91,28 @@ class Wire:
 
     async def status(self, stream: int) -> tuple[grpc.StatusCode, str]:
         while stream not in self._ended:
-            head = await self._reader.readexactly(fr.HEAD_BYTES)
-            length, kind, flags, of = fr.read_head(head, 0)
-            payload = await self._reader.readexactly(length)
-            if kind == fr.DATA:
-                self._content[of] = self._content.get(of, b"") + payload
-            if kind == fr.HEADERS:
-                fields = self._decoder.decode(payload)
-                if flags & fr.END_STREAM:
-                    self._ended[of] = fields
+            await self._read_frame()
         return status_of(self._ended[stream])
+
+    async def _read_frame(self) -> None:
+        head = await self._reader.readexactly(fr.HEAD_BYTES)
+        length, kind, flags, of = fr.read_head(head, 0)
+        payload = await self._reader.readexactly(length)
+        if kind == fr.DATA:
+            self._content[of] = self._content.get(of, b"") + payload
+        if kind == fr.HEADERS:
+            fields = self._decoder.decode(payload)
+            if flags & fr.END_STREAM:
+                self._ended[of] = fields
+        if kind == fr.PING:
+            self._acknowledged = True
+
+    async def ping(self) -> None:
+        """Return once the server has read all that was sent."""
+        self.writer.write(fr.ping(bytes(8), ack=False))
+        self._acknowledged = False
+        while not self._acknowledged:
+            await self._read_frame()
 
     def trailing(self, stream: int) -> dict[str, str]:
         """Return the trailing metadata of a call that has ended."""

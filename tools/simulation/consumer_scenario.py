@@ -287,12 +287,13 @@ class ConsumerScenario:
     async def _create_journals(self, client: Client) -> None:
         await self._apply(client, [JournalChange(upsert=spec) for spec in self.plan.journals])
 
-    async def _apply(self, client: Client, changes: list[JournalChange]) -> None:
+    async def _apply(self, client: Client, changes: list[JournalChange]) -> int:
+        """Apply changes, and return the revision of etcd that has them."""
         while True:
             try:
                 async with asyncio.timeout(_CALL_S):
-                    await apply_journals(client, changes)
-                return
+                    header = await apply_journals(client, changes)
+                return header.etcd.revision
             except (GazetteError, TimeoutError):
                 await self.clock.sleep(1.0)
 
@@ -381,9 +382,11 @@ class ConsumerScenario:
         for path in [path for path in objects if _fragment(path)]:
             del objects[path]
         world.say("op", f"creates {journal} again")
-        await self._apply(client, [JournalChange(upsert=one) for one in specs])
+        revision = await self._apply(client, [JournalChange(upsert=one) for one in specs])
         if self.more_rng.random() < 0.5:
-            await client.append(AppendParams(journal), b"x" * head + b"\n")
+            # Another broker than the one that applied it may know of the deletion only.
+            params = AppendParams(journal, min_etcd_revision=revision)
+            await client.append(params, b"x" * head + b"\n")
         for spec in self.plan.shards:
             if any(source.journal == journal for source in spec.sources):
                 await self._judge_recreated(spec, journal)

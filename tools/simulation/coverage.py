@@ -18,6 +18,7 @@ from gazette.broker.api.append import AppendApi
 from gazette.broker.append.driver import AppendDriver
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import Admission, SessionLedger
+from gazette.broker.append.steady import AppendGroup
 from gazette.consumer.transaction.transaction import Transaction
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.net.grpc.handling import Handling
@@ -29,6 +30,7 @@ _NAMES: Final = re.compile(r"\[.*|\S*\d\S*")
 WHOLE: Final = "whole calls"
 GROUPED: Final = "in groups"
 OF_SESSIONS: Final = "of sessions"
+STEADY: Final = "in the steady state"
 AT_ONCE: Final = "replicated as they arrived"
 BY_TASKS: Final = "by tasks"
 PROXIED: Final = "by way of another broker"
@@ -60,7 +62,7 @@ class Coverage:
     def describe(self) -> list[str]:
         """Return what to print, one line each."""
         attempts = self._shares(self.attempts, WHOLE, BY_TASKS, PROXIED)
-        committed = self._shares(self.ways[COMMITTED], GROUPED, OF_SESSIONS)
+        committed = self._shares(self.ways[COMMITTED], STEADY, GROUPED, OF_SESSIONS)
         return [
             f"{self.attempts} attempts to append: {attempts}",
             f"{self.ways[COMMITTED]} appends committed: {committed}",
@@ -107,6 +109,8 @@ class _Probes:
         self._around(AppendApi, "append", lambda *_: self._count(BY_TASKS))
         self._around(AppendApi, "_proxy", lambda *_: self._count(PROXIED))
         self._around(AppendDriver, "_note_commit", self._committed)
+        self._around(AppendGroup, "_committed", self._group_committed)
+        self._around(AppendGroup, "_fail", self._group_failed)
         self._around(SessionLedger, "admit", self._admitted)
         self._around(SessionLedger, "refusal", self._refused)
         self._around(Handling, "arrived", lambda *_: self._count(AT_ONCE))
@@ -148,17 +152,27 @@ class _Probes:
         self._count(WHOLE, len(args[1]) - len(rest))
 
     def _committed(self, driver: AppendDriver, args: tuple[Any, ...], _: Any) -> None:
-        outcome, along = args[1], driver._along
+        outcome = args[1]
         certain = "uncertain" if outcome.uncertain else "certain"
-        self._branch("group", "of more" if along else "of one", outcome.ending.name, certain)
+        self._branch("driver", outcome.ending.name, certain)
         if outcome.commit is None or not outcome.commit.length or outcome.repeated:
             return
-        if driver._turn is None:
-            return  # Another append has taken it along, and counts it.
-        self._count(COMMITTED, 1 + len(along))
-        self._count(GROUPED, 1 + len(along) if along else 0)
-        of_sessions = (driver._call.session, *(small.session for small in along))
-        self._count(OF_SESSIONS, sum(one is not None for one in of_sessions))
+        self._count(COMMITTED)
+        self._count(OF_SESSIONS, driver._call.session is not None)
+
+    def _group_committed(self, group: AppendGroup, *_: object) -> None:
+        self._group(group, "committed")
+        self._count(COMMITTED, len(group.small))
+        self._count(STEADY, len(group.small))
+        self._count(GROUPED, len(group.small) if len(group.small) > 1 else 0)
+        self._count(OF_SESSIONS, sum(one.session is not None for one in group.small))
+
+    def _group_failed(self, group: AppendGroup, *_: object) -> None:
+        self._group(group, "uncertain")
+
+    def _group(self, group: AppendGroup, ending: str) -> None:
+        self._branch("group", "of more" if len(group.small) > 1 else "of one", ending)
+        self.seen.pairs.update(f"{fault} x group {ending}" for fault in self._active())
 
     def _refused(self, ledger: SessionLedger, args: tuple[Any, ...], refusal: Any) -> None:
         if refusal is not None:

@@ -73,7 +73,7 @@ class Piece:
 
     reader: str
     time: float
-    """When the bytes had arrived at the reader's process, which may take them later."""
+    """When they were on their way to the reader already. It may take them later."""
     journal: str
     revision: int
     offset: int

@@ -13,7 +13,7 @@ import inspect
 import random
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,9 +21,10 @@ import grpc
 import grpc.aio
 
 from gazette.http2.messages import MessageQueue
-from gazette.net.grpc.handling import Handling
+from gazette.net.grpc.handling import HandleRequest, Handling
 from gazette.net.grpc.whole_call import TakeWhole
 from gazette.net.grpc_metrics import MeasuredMethod
+from gazette.protocol.pb import broker_pb2
 from gazette.runtime.clock import Clock
 from tools.simulation.loop import Handle, Node, VirtualLoop
 from tools.simulation.whole_calls import SimWholeCall, WholeCalls
@@ -92,7 +93,9 @@ class Network:
         """When the last of the messages that a free link has caught up with arrives."""
         self._connections: dict[Connection, None] = {}
         self.taken: dict[str, float] = {}
-        """By node: when the message of a read that it took last had arrived there. Streams are buffered."""
+        """By node: since when the message of a read that it took last was on its way, at least."""
+        self._read: dict[tuple[str, int], tuple[int, float]] = {}
+        """By node and offset: hash of the content that it took last, and that time."""
         self.on_error: Callable[[str], None] = lambda message: None
         """Called with what a handler raised that it must not raise."""
         self.on_call: Callable[[str, str, str, str], None] | None = None
@@ -201,6 +204,19 @@ class Network:
         self.loop.call_at(due, callback, *args, context=target.context)
         return due
 
+    def took(self, node: str, server: str, message: bytes, arrived_at: float) -> None:
+        """Note that a node has taken a message of a read.
+
+        Streams are buffered: at the reader, and at a broker that passes on what another one gives.
+        """
+        response = broker_pb2.ReadResponse.FromString(message)
+        content, since = hash(response.content), arrived_at
+        former = self._read.get((server, response.offset))
+        if former is not None and former[0] == content:
+            since = min(since, former[1])
+        self._read[node, response.offset] = content, since
+        self.taken[node] = since
+
     def silent_since(self, one: Node, other: Node) -> float | None:
         """Return the time since which ``one`` hears nothing of ``other``; None if it does."""
         since = [
@@ -226,6 +242,7 @@ class _Pipe:
         "_writers",
         "arrivals",
         "arrived",
+        "arrived_at",
         "ended",
         "on_arrival",
         "target",
@@ -242,6 +259,8 @@ class _Pipe:
         """Messages that were not taken yet."""
         self.arrivals: deque[float] | None = None
         """When each of them arrived, if that is asked for."""
+        self.arrived_at = 0.0
+        """When the message that was taken last arrived."""
         self.ended = False
         self.on_arrival: Callable[[], None] | None = None
         """Called when a message, or the end, has arrived."""
@@ -324,7 +343,7 @@ class _Pipe:
         """Return the next message, which has arrived."""
         message = self.arrived.popleft()
         if self.arrivals is not None:
-            self._network.taken[self.target.name] = self.arrivals.popleft()
+            self.arrived_at = self.arrivals.popleft()
         self._unread -= len(message) + _OVERHEAD
         if self._unread < self._network.window:
             self._writers.wake()
@@ -689,6 +708,11 @@ class SimCall:
     def _encoded(self, message: Any) -> bytes:
         return message if self._serialize is None else self._serialize(message)
 
+    def _note_taken(self, message: bytes | None) -> None:
+        if message is not None and self.down.arrivals is not None and self._connection is not None:
+            server = self._connection.server.node.name
+            self._network.took(self._node.name, server, message, self.down.arrived_at)
+
     def _expired(self) -> None:
         self._reset()
         self.finish(_Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -834,6 +858,7 @@ class SimCall:
         def give() -> None:
             while not self.down.empty:
                 message = self.down.take()
+                self._note_taken(message)
                 sink(message if self._deserialize is None else self._deserialize(message))
 
         self.down.on_arrival = give
@@ -864,6 +889,7 @@ class SimCall:
             return EOF
         try:
             message = await self.down.get()
+            self._note_taken(message)
             await _yield()
         except asyncio.CancelledError:
             self.cancel()
@@ -879,6 +905,7 @@ class SimCall:
     async def _response(self) -> Any:
         try:
             message = await self.down.get()
+            self._note_taken(message)
             await self._until_ended()
         except asyncio.CancelledError:
             self.cancel()
@@ -1005,7 +1032,7 @@ class SimContext:
 
     async def each(
         self,
-        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        handle: HandleRequest,
         bound: Callable[[Awaitable[None]], Awaitable[None]],
     ) -> None:
         """Handle the requests that follow as `GrpcCall.each` does."""
@@ -1018,7 +1045,7 @@ class SimContext:
                 await bound(handling.wait())
         finally:
             up.on_arrival = None
-            await handling.cancel()
+            handling.close()
 
     @property
     def fault(self) -> None:

@@ -15,14 +15,17 @@ from typing import Any, Final, TypeAlias
 from gazette.broker import known_head, replica, resolver, service
 from gazette.broker.append import driver as append_driver
 from gazette.broker.append import rules as append_rules
+from gazette.broker.append import steady
 from gazette.broker.append.events import Ending, Outcome
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import SessionLedger
+from gazette.broker.append.steady import AppendGroup
 from gazette.broker.closings import Closings
 from gazette.broker.known_head import KnownHead, UploadLimits
 from gazette.broker.lease_guard import LeaseGuard
 from gazette.broker.replication.upload_gate import UploadGate
 from gazette.broker.service import BrokerService
+from gazette.errors import GazetteError
 from gazette.etcd.lease import Lease
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
@@ -208,17 +211,24 @@ def unknown_session_admitted() -> None:
 def group_answered_ok() -> None:
     """Answer OK to the appends of a group although the outcome of the append that leads it is uncertain."""
 
-    def outcome_of(
-        self: append_driver.AppendDriver, small: Any, leader: Any, begin: int, end: int
-    ) -> Outcome:
-        if leader is None or not leader.uncertain:
-            return before(self, small, leader, begin, end)
-        digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
-        commit = Fragment(self.journal, begin, end, digest, Codec.NONE)
-        return Outcome(Ending.COMMITTED, commit=commit)
+    def fail(self: AppendGroup, error: GazetteError) -> None:
+        begin = self._begin
+        for small in () if self._settled else self.small:
+            end = begin + len(small.content)
+            digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
+            commit = Fragment(self._commit.journal, begin, end, digest, Codec.NONE)
+            if small is not self.small[0]:
+                small.settle(Outcome(Ending.COMMITTED, commit=commit))
+            begin = end
+        before(self, error)
 
-    before = append_driver.AppendDriver._outcome_of
-    _replace(append_driver.AppendDriver, "_outcome_of", outcome_of)
+    before = AppendGroup._fail
+    _replace(AppendGroup, "_fail", fail)
+
+
+def steady_in_any_state() -> None:
+    """Commit small appends at once while their replicas are in step, whatever else has to be done before."""
+    _replace(steady, "_is_steady", lambda context, at, replica, pipeline: at.takes_content)
 
 
 def closing_too_early() -> None:
@@ -286,6 +296,7 @@ PLANTS: Final[dict[str, Plant]] = {
         shown_at_once,
         unknown_session_admitted,
         group_answered_ok,
+        steady_in_any_state,
         closing_too_early,
         closing_of_another_tenure,
     )

@@ -25,6 +25,7 @@ from tools.simulation.consumer_scenario import ConsumerScenario
 from tools.simulation.coverage import PROBES, Coverage
 from tools.simulation.other_version import OtherVersion
 from tools.simulation.scenario import Scenario
+from tools.simulation.steady_check import CHECK
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ def _run(seed: int, *, trace: bool, other: OtherVersion | None) -> Outcome:
     scenario = Scenario(seed, trace=trace, other=other)
     world = scenario.world
     PROBES.begin(world.history, world.loop.time)
+    CHECK.begin(world.history.violations)
     scenario.run()
     world.close()
     violations = check(world.history)
@@ -95,6 +97,7 @@ def _run_consumers(seed: int, *, trace: bool, timers: bool, other: OtherVersion 
     scenario = ConsumerScenario(seed, trace=trace, timers=timers, other=other)
     world = scenario.world
     PROBES.begin(world.history, world.loop.time)
+    CHECK.begin(world.history.violations)
     try:
         scenario.run()
     finally:

@@ -21,13 +21,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gazette.auth import Capability, Claims, authorization_of
-from gazette.broker.api.call_guard import Expiry, authorize, count, counted, failing, passed_on
+from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
+from gazette.broker.api.call_guard import Expiry, authorize, counted, failing, passed_on
+from gazette.broker.api.whole_append import EXPIRED, WholeAppend
 from gazette.broker.append.driver import AppendCall, AppendDriver
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
-from gazette.broker.append.flow_control import AppendFlow, RateBalance
 from gazette.broker.append.line import (
     SMALL_BYTES,
-    ContentAhead,
     ContentSource,
     Line,
     SmallAppend,
@@ -35,7 +35,7 @@ from gazette.broker.append.line import (
 from gazette.broker.context import BrokerContext
 from gazette.broker.resolver import Resolution
 from gazette.client.rpc.credentials import journal_claims
-from gazette.client.rpc.errors import is_refusal_of_rights, open_channel
+from gazette.client.rpc.errors import open_channel
 from gazette.client.rpc.stream_call import StreamCall
 from gazette.errors import Broken, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.net.grpc.whole_call import WholeCall
@@ -46,23 +46,18 @@ from gazette.protocol.content import (
     append_content,
     decode_append,
 )
-from gazette.protocol.error_codes import protocol_code_of
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_append_chunk, validate_append_request_opening
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
-from gazette.runtime.metrics import WRITE_HEAD
 from gazette.runtime.timeouts import timeout
 
 _DRAIN_S: Final = 1.0
 _DRAIN_BYTES: Final = 8 << 20
 _OPENING_BYTES_MAX: Final = 1 << 10
 """Bytes of the first request of a small append."""
-_KEPT_REGISTERS_MAX: Final = 4
-"""Registers of a response that is kept in its encoded form."""
-_EXPIRED: Final = "authorization expired during the append"
 
 
 class ClientContent:
@@ -151,12 +146,12 @@ class AppendApi:
                     await content.drain()
                     ended = under_lease(context, ended)
                     if ended.ending is Ending.FAILED:
-                        await call.abort(*_failure_of(ended))
+                        await call.abort(*failure_of(ended))
                     response = _response_of(ended, driver)
             if response is None:
                 return broker_pb2.AppendResponse()  # The caller has gone: it reads no response.
             outcome.status = Status.from_pb(response.status)
-            _note_head(ended)
+            note_head(ended)
             return response
 
     def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
@@ -165,7 +160,7 @@ class AppendApi:
         Appends to one journal are one group commit, as far as their terms permit.
         """
         rest: list[WholeCall] = []
-        taken: list[_Whole] = []
+        taken: list[WholeAppend] = []
         lines: dict[Line, list[SmallAppend]] = {}
         for call in calls:
             whole = self._small_append(call)
@@ -180,7 +175,7 @@ class AppendApi:
             whole.limit()
         return rest
 
-    def _small_append(self, call: WholeCall) -> _Whole | None:
+    def _small_append(self, call: WholeCall) -> WholeAppend | None:
         """Return the small append that is all of ``call``.
 
         Return None if its handler must look at it: to answer an invalid or forbidden request, for another
@@ -222,8 +217,9 @@ class AppendApi:
             may_proxy=opening.may_proxy,
             min_revision=opening.min_revision,
             session=session,
+            in_line=False,
         )
-        return _Whole(context, call, terms, at.replica.line, content, at)
+        return WholeAppend(context, call, terms, at.replica.line, content, at)
 
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
         """Run the append to its end. Interrupt it if its caller goes or its claims expire."""
@@ -234,7 +230,7 @@ class AppendApi:
             async with timeout(max(0.0, claims.expires_at - self._context.clock.now())):
                 return await asyncio.shield(running)
         except TimeoutError:
-            driver.interrupt(NotAllowed(_EXPIRED))
+            driver.interrupt(NotAllowed(EXPIRED))
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             driver.interrupt(Broken("the caller of the append is gone"))
@@ -272,123 +268,13 @@ class AppendApi:
                 return await upstream  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
-                await call.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
+                await call.abort(grpc.StatusCode.UNAUTHENTICATED, EXPIRED)
             trailing = error.trailing_metadata()
             known = introduction(ledger_of(trailing), created_of(trailing))
             await call.abort(*passed_on(error), known)
             raise  # Not reached: ``abort`` raises.
         finally:
             upstream.cancel()
-
-
-class _Whole:
-    """A small append whose call has arrived as a whole. It has a task only while it leads, and must wait."""
-
-    __slots__ = ("_at", "_call", "_context", "_driver", "_terms", "_timer", "line", "small")
-
-    def __init__(
-        self,
-        context: BrokerContext,
-        call: WholeCall,
-        terms: AppendCall,
-        line: Line,
-        content: bytes,
-        at: Resolution,
-    ) -> None:
-        self._context = context
-        self._call = call
-        self._terms = terms
-        self._at = at
-        self._driver: AppendDriver | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        """Ends a wait when the caller's claims expire."""
-        self.line = line
-        arrived = context.clock.monotonic()
-        self.small = SmallAppend(
-            terms.terms, content, terms.session, arrived, self._lead, self._settle
-        )
-        call.on_gone = self._interrupt
-
-    def limit(self) -> None:
-        """Begin to watch the caller's claims, as the append was not answered at once."""
-        expires_at = self._terms.claims.expires_at
-        if expires_at is not None and self._call.is_open:
-            left_s = max(0.0, expires_at - self._context.clock.now())
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
-
-    def _expire(self) -> None:
-        expired = NotAllowed(_EXPIRED)
-        if self._driver is not None:
-            self._driver.interrupt(expired)
-        elif self.line.holds(self.small):
-            self.line.leave(self.small)
-            self._settle(Outcome(Ending.FAILED, error=expired, context="waiting in line"))
-
-    def _lead(self) -> None:
-        if self._context.scope.is_stopping:
-            self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
-            self.line.leave(self.small)
-            return
-        content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
-        self._driver = AppendDriver(self._context, self._terms, content, (self.line, self.small))
-        name = f"append {self._terms.terms.journal}"
-        task = self._context.scope.begin(self._run(self._driver), name=name)
-        if task is not None:
-            self._driver.runs_in(task)
-
-    async def _run(self, driver: AppendDriver) -> None:
-        ended = await driver.run()
-        if ended.ending is Ending.PROXY:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._call.hand_back()
-            return
-        if driver.resolution is not None:
-            self._at = driver.resolution
-        self._answer(ended, driver.flow)
-
-    def _settle(self, ended: Outcome) -> None:
-        """Answer for another append that has taken this one along."""
-        self._answer(ended, _TAKEN_ALONG)
-
-    def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        ended = under_lease(self._context, ended)
-        if ended.ending is Ending.FAILED:
-            count("Append", None)
-            self._call.refuse(*_failure_of(ended))
-            return
-        count("Append", ended.status)
-        self._call.answer(_encoded(ended, self._at.append_header, flow))
-        _note_head(ended)
-
-    def _interrupt(self) -> None:
-        if self._driver is None:
-            self.line.leave(self.small)  # No effect if another append has taken it along.
-        else:
-            self._driver.interrupt(Broken("the caller of the append is gone"))
-
-
-def _note_head(ended: Outcome) -> None:
-    if ended.ending is Ending.COMMITTED and ended.commit is not None and not ended.repeated:
-        _head_of(ended.commit.journal).set(ended.commit.end)
-
-
-_head_of: Final = lru_cache(maxsize=1 << 10)(WRITE_HEAD.labels)
-"""Gauges by journal. The library takes longer to find a gauge than to set it."""
-
-
-class _NoMore:
-    """The end of a caller's stream."""
-
-    async def next(self) -> bytes | None:
-        return None
-
-
-_NO_MORE: Final = _NoMore()
-_TAKEN_ALONG: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
-"""The flow of a small append that another one has taken along: its content, and its intent to commit."""
 
 
 async def _forward(
@@ -458,74 +344,8 @@ def _call_of(
     )
 
 
-def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
-    """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
-    if ended.ending is not Ending.COMMITTED:
-        return ended
-    try:
-        context.lease.check()
-    except Unavailable as error:
-        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
-    return ended
-
-
-def _failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, text and trailing metadata of a failed append."""
-    error = ended.error
-    assert error is not None
-    trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))
-    return _code_of(error, ended), f"{ended.context}: {error}", trailing
-
-
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
     assert driver.resolution is not None
     return broker_pb2.AppendResponse.FromString(
-        _encoded(ended, driver.resolution.append_header, driver.flow)
+        encoded(ended, driver.resolution.append_header, driver.flow)
     )
-
-
-def _encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
-    """Return the response to an append that has not failed. Its fields may be encoded in any order."""
-    chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
-    usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
-    encode = _kept_rest if usual else _rest
-    response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
-    if ended.commit is not None and ended.status is Status.OK:
-        commit = broker_pb2.AppendResponse(commit=ended.commit.to_pb())
-        response += commit.SerializeToString()
-    return response
-
-
-def _rest(
-    status: Status, registers: LabelSet, store_error: str, total_chunks: int, delayed_chunks: int
-) -> bytes:
-    """Encode a response without its header and its commit."""
-    with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
-    return broker_pb2.AppendResponse(
-        status=status.value,  # type: ignore[arg-type]
-        registers=registers.to_pb() if with_registers else None,
-        store_health_error=store_error,
-        total_chunks=total_chunks,
-        delayed_chunks=delayed_chunks,
-    ).SerializeToString()
-
-
-_kept_rest: Final = lru_cache(maxsize=1 << 8)(_rest)
-"""Keeps what it has encoded: those of one journal are often alike."""
-
-
-def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
-    """Return the status code of a failed append.
-
-    Clients repeat what is UNAVAILABLE. An append that may have been committed gets UNKNOWN, as
-    it must not be repeated blindly.
-    """
-    if isinstance(error, NotAllowed) and not is_refusal_of_rights(error):
-        return grpc.StatusCode.UNAUTHENTICATED
-    if "ledger" in error.facts:
-        return grpc.StatusCode.ABORTED
-    if ended.uncertain:
-        return grpc.StatusCode.UNKNOWN
-    # A peer has refused the token of this broker: see `passed_on`.
-    is_ours = isinstance(error, NotAllowed)
-    return grpc.StatusCode.UNAVAILABLE if is_ours else protocol_code_of(error)

@@ -8,7 +8,7 @@ streams of peers that are silently dead. Once the route has changed, an idle str
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,7 @@ from gazette.broker.resolver import Resolution
 from gazette.errors import Closed, Invalid, Moved
 from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
+from gazette.http2.messages import prefixed
 from gazette.protocol.content import ReplicateContent, ReplicateMessage
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header, Route
@@ -167,10 +168,34 @@ class _Stream:
     async def serve(self, proposal: Proposal) -> None:
         await self._propose(proposal, acknowledge=True)
         if getattr(self.call, "can_handle_each", False):
-            await self.call.each(self._handle, self.expiry.bound)
+            await self.call.each(self._handle_now, self.expiry.bound)
             return
         while (message := await self._next()) is not None:
             await self._handle(message)
+
+    def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
+        """Apply a message that needs no wait. Return what to await for any other one."""
+        self.expiry.check()
+        if isinstance(message, ReplicateContent):
+            if not self.local.content_now(message.content, message.delta):
+                return self._handle(message)
+            self.messages += 1
+            self.has_content = True
+            return None
+        proposed = validate_replicate_request(message)
+        if proposed is None or self.header is not None or not message.acknowledge:
+            return self._handle(message)
+        self.lease.check()
+        result = self.local.propose_now(Proposal(*proposed))
+        if result is None:
+            return self._handle(message)
+        self.messages += 1
+        self._follow(result)
+        self.lease.check()
+        answer = _answer(result, None)
+        if self.call.send_now(prefixed(answer.SerializeToString()), 1):
+            return None
+        return self.call.write(answer)  # type: ignore[no-any-return]
 
     async def _handle(self, message: ReplicateMessage) -> None:
         """Apply a message. Waits only if the spool or the caller does."""
@@ -198,12 +223,7 @@ class _Stream:
             # Readers get what is committed. After a pause, another broker may have these offsets by now.
             self.lease.check()
         result = await self.local.propose(proposal)
-        if result.status is Status.OK:
-            replica, at = self.replica, self.at
-            replica.follow(result.fragment, at.reassigned, at.tenure)
-            if self.has_content:
-                self.has_content = False
-                replica.others.committed(self.others)
+        self._follow(result)
         if acknowledge:
             self.lease.check()  # Without our lease, another replica may have taken this one's place.
             header, self.header = self.header, None
@@ -216,6 +236,15 @@ class _Stream:
                 proposal=proposal.fragment.content_name(),
                 spool=result.fragment.content_name(),
             )
+
+    def _follow(self, result: SpoolResult) -> None:
+        if result.status is not Status.OK:
+            return
+        replica, at = self.replica, self.at
+        replica.follow(result.fragment, at.reassigned, at.tenure)
+        if self.has_content:
+            self.has_content = False
+            replica.others.committed(self.others)
 
 
 class _RouteWatch:

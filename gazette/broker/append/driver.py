@@ -23,11 +23,9 @@ from gazette.broker.append.flow_control import TICKS_PER_S, AppendFlow
 from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.invalidation import Superseded, changed, take_unless
 from gazette.broker.append.line import (
-    GROUP_BYTES,
     ContentAhead,
     ContentSource,
     Line,
-    SmallAppend,
 )
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
 from gazette.broker.journal_updates import put_assignments, put_suspend
@@ -35,13 +33,12 @@ from gazette.broker.replication.pipeline import Pipeline, Turn, open_pipeline, r
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError
 from gazette.fragment.local_file import LocalFragment
 from gazette.protocol.append_session import SessionAppend
-from gazette.protocol.fragment import ZERO_SUM, Fragment
+from gazette.protocol.fragment import ZERO_SUM
 from gazette.protocol.ids import JournalName, Offset, Revision
 from gazette.protocol.route import Header
 from gazette.protocol.status import Status
 from gazette.runtime import tracing
 from gazette.runtime.latch import Latch
-from gazette.runtime.tasks import in_task
 
 if TYPE_CHECKING:
     from gazette.blobs.registry import ActiveStore
@@ -67,7 +64,9 @@ class AppendCall(msgspec.Struct, frozen=True):
     proxy_header: Header | None = None
     session: SessionAppend | None = None
     in_line: bool = True
-    """The append waits in line with others and is refused if the line is full. Pulses set False."""
+    """The append waits in line with others and is refused if the line is full. Pulses set False. So does one
+    that leads the small ones: it is counted there.
+    """
 
 
 class _Interrupted(Exception):
@@ -78,43 +77,10 @@ class _Interrupted(Exception):
         self.reason = reason
 
 
-class _Place:
-    """The place in line of a small append that has a task: wakes it when it leads, or has an outcome."""
-
-    def __init__(self) -> None:
-        self.leads = False
-        self.outcome: ev.Outcome | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def lead(self) -> None:
-        self.leads = True
-        self._wake()
-
-    def settle(self, outcome: ev.Outcome) -> None:
-        self.outcome = outcome
-        self._wake()
-
-    async def changed(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _TakenAlong(Exception):
-    """Raised by the wait for the pipeline if another append has taken this one along."""
-
-    def __init__(self, outcome: ev.Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-
-
 class AppendDriver:
     """Performs one append. Call ``run`` once; all other methods at any time, on the event loop.
 
-    ``leads`` is the place in line of a small append that leads it already.
+    ``arrived`` is the monotonic time at which it began to wait for its turn (default: it has not yet).
     """
 
     def __init__(
@@ -122,18 +88,13 @@ class AppendDriver:
         context: BrokerContext,
         call: AppendCall,
         source: ContentSource,
-        leads: tuple[Line, SmallAppend] | None = None,
+        arrived: float | None = None,
     ) -> None:
         self._context = context
         self._call = call
         self.content = source if isinstance(source, ContentAhead) else ContentAhead(source)
         """The rest of the caller's stream. If the append ends as PROXY, that is all of the stream."""
-        self._line: Line | None = None if leads is None else leads[0]
-        self._small: SmallAppend | None = None if leads is None else leads[1]
-        self._arrived: float | None = None if leads is None else leads[1].arrived
-        """Monotonic time at which it began to wait for its turn."""
-        self._along: list[SmallAppend] = []
-        """The small appends that this one has taken along, in order."""
+        self._arrived = arrived
         settings = context.settings
         self._fsm = AppendFSM(
             call.terms,
@@ -154,11 +115,8 @@ class AppendDriver:
         self._turn: Turn | None = None
         self._sessions: SessionLedger | None = None
         """The ledger that admitted the append. None without a session."""
-        self._own_bytes = 0
-        self._own_sum = ZERO_SUM
-        """Length and sum of a small append's own content."""
         self._sum: Any = None
-        """SHA-1 of the content so far, unless the append is small."""
+        """SHA-1 of the content so far."""
         self._store_seen: HealthStatus | None = None
         self._committing = (0, 0)
         """Begin and end offset of the last proposal to commit or to roll back."""
@@ -208,8 +166,6 @@ class AppendDriver:
         finally:
             if fsm.outcome is None:
                 self._drop()
-            self._settle_others(fsm.outcome)
-            self._leave_line()
 
     def interrupt(self, reason: GazetteError) -> None:
         """Wind the append up for ``reason``: its caller has gone, or it must not go on.
@@ -218,12 +174,8 @@ class AppendDriver:
         """
         if self._interruption is None:
             self._interruption = reason
-            if self._interruptible and self._task is not None and not self._along:
+            if self._interruptible and self._task is not None:
                 self._task.cancel()
-
-    def runs_in(self, task: asyncio.Task[Any]) -> None:
-        """Record the task of ``run``, which was begun without one."""
-        self._task = task
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
         match effect:
@@ -251,7 +203,6 @@ class AppendDriver:
 
     async def _perform_rare(self, effect: ev.RareEffect) -> ev.Event | None:
         """Perform what only some appends ask for. It may wait long."""
-        await in_task()
         match effect:
             case ev.HoldContent(ticks):
                 return await self._hold_content(ticks)
@@ -291,11 +242,8 @@ class AppendDriver:
     # Waits that end when the caller leaves or the route changes.
 
     async def _wait(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short.
-
-        An append that has taken others along goes on to its end for them.
-        """
-        if self._interruption is not None and not self._along:
+        """Await ``wait``. Raise ``_Interrupted`` if ``interrupt`` cuts the wait short."""
+        if self._interruption is not None:
             wait.close()
             raise _Interrupted(self._interruption)
         self._interruptible = True
@@ -366,8 +314,6 @@ class AppendDriver:
         assert replica is not None
         try:
             pipeline = await self._take_turn(replica)
-        except _TakenAlong as taken:
-            return ev.TakenAlong(taken.outcome)
         except (Superseded, _Interrupted, GazetteError) as error:
             return self._unfinished(error)
         self._replica, self._pipeline = replica, pipeline
@@ -383,8 +329,8 @@ class AppendDriver:
         """Wait for the pipeline. First read content ahead: a holder without content would keep all
         other appends waiting.
 
-        Raise ``_TakenAlong`` if there is no need to wait any more. Raise ``Conflict`` at once for an unknown
-        session: its client repeats the append, which would then wait again.
+        Raise ``Conflict`` at once for an unknown session: its client repeats the append, which would then
+        wait again.
         """
         if self._arrived is None:
             self._arrived = self._context.clock.monotonic()
@@ -392,17 +338,12 @@ class AppendDriver:
             refusal = replica.sessions.refusal(session, self._at.tenure)
             if refusal is not None:
                 raise refusal
-        if self._line is not replica.line:
-            self._leave_line()
-            if self._call.in_line:
-                with replica.line.wait(self.content):
-                    rate_min = self._context.settings.min_append_rate
-                    await self._wait(self.content.read_ahead(rate_min))
-                    content = self.content.small
-                    if content is None:
-                        return await self._take(replica)
-                await self._lead(replica.line, content)
-        return await self._take(replica)
+        if not self._call.in_line:
+            return await self._take(replica)
+        with replica.line.wait(self.content):
+            rate_min = self._context.settings.min_append_rate
+            await self._wait(self.content.read_ahead(rate_min))
+            return await self._take(replica)
 
     async def _take(self, replica: Replica) -> Pipeline | None:
         if replica.line.store_ails_since is not None:
@@ -424,64 +365,6 @@ class AppendDriver:
             if clock.monotonic() >= until:
                 return
             await self._wait(self._readiness_change(replica, until))
-
-    async def _lead(self, line: Line, content: bytes) -> None:
-        """Wait until this append leads the small ones. Raise ``_TakenAlong`` with its outcome if another one
-        takes it along.
-        """
-        place = _Place()
-        assert self._arrived is not None
-        small = SmallAppend(
-            self._call.terms, content, self._call.session, self._arrived, place.lead, place.settle
-        )
-        self._line, self._small = line, small
-        line.join(small)
-        while not place.leads:
-            if line.holds(small):
-                await self._wait_in(line, small, place)
-            else:
-                # Its end is near, and does not depend on its caller any more.
-                await place.changed()
-            if place.outcome is not None:
-                raise _TakenAlong(place.outcome)
-
-    async def _wait_in(self, line: Line, small: SmallAppend, place: _Place) -> None:
-        try:
-            await self._wait(place.changed())
-        except _Interrupted:
-            if line.holds(small):
-                raise
-
-    def _leave_line(self) -> None:
-        if self._line is not None and self._small is not None:
-            self._line.leave(self._small)
-        self._line = self._small = None
-
-    def _settle_others(self, outcome: ev.Outcome | None) -> None:
-        """Give each append that was taken along its own outcome."""
-        begin = self._committing[0] + self._own_bytes
-        for small in self._along:
-            end = begin + len(small.content)
-            small.settle(self._outcome_of(small, outcome, begin, end))
-            begin = end
-        self._along = []
-
-    def _outcome_of(
-        self, small: SmallAppend, leader: ev.Outcome | None, begin: Offset, end: Offset
-    ) -> ev.Outcome:
-        if leader is None or leader.commit is None or leader.ending is not ev.Ending.COMMITTED:
-            error = None if leader is None else leader.error
-            return ev.Outcome(
-                ev.Ending.FAILED,
-                error=error or Broken("an append was cut short", journal=self.journal),
-                context="" if leader is None else leader.context,
-                uncertain=leader is None or leader.uncertain,
-            )
-        digest = hashlib.sha1(small.content, usedforsecurity=False).digest()
-        commit = Fragment(self.journal, begin, end, digest, leader.commit.codec)
-        if small.session is not None and self._sessions is not None:
-            self._sessions.committed(small.session, self._at.tenure, commit)
-        return ev.Outcome(ev.Ending.COMMITTED, commit=commit, registers=leader.registers)
 
     async def _build_pipeline(self) -> ev.Event:
         replica, at = self._replica, self._at
@@ -643,7 +526,7 @@ class AppendDriver:
     async def _read_content(self, ticks: int | None) -> ev.Event:
         clock = self._context.clock
         began = _ticks(clock.monotonic())
-        if self.content.is_ahead and (self._interruption is None or self._along):
+        if self.content.is_ahead and self._interruption is None:
             content = self.content.take()
             if content is None:
                 return await self._stream_ended()
@@ -680,8 +563,6 @@ class AppendDriver:
             raise
         except GazetteError as error:
             return ev.SendFailed(error)
-        if self._small is not None:
-            return ev.StreamEnded(proposal, self._own_sum)
         if self._sum is None:
             return ev.StreamEnded(proposal, ZERO_SUM)  # The append has no content.
         alone = not self._held.spool.fragment.length
@@ -689,8 +570,6 @@ class AppendDriver:
 
     async def _send_content(self, content: bytes, delta: int) -> ev.Event | None:
         pipeline = self._held
-        if self._small is not None:
-            return await self._send_small(pipeline, content)
         if not delta:
             self._sum = hashlib.sha1(usedforsecurity=False)
             # The sum of an append that begins its fragment is the fragment's sum.
@@ -702,36 +581,6 @@ class AppendDriver:
         except GazetteError as error:
             return ev.SendFailed(error)
         return None
-
-    async def _send_small(self, pipeline: Pipeline, content: bytes) -> ev.Event | None:
-        content = self._with_others(content)
-        try:
-            await pipeline.whole_content(content)
-        except Bug:
-            raise
-        except GazetteError as error:
-            return ev.SendFailed(error)
-        return None
-
-    def _with_others(self, content: bytes) -> bytes:
-        """Return the content of this small append, and of those that it takes along."""
-        assert self._line is not None
-        self._held.local.begin(None)
-        self._own_bytes = len(content)
-        self._own_sum = hashlib.sha1(content, usedforsecurity=False).digest()
-        self._along = self._line.take_along(GROUP_BYTES - len(content), self._may_take_along)
-        if not self._along:
-            return content
-        return b"".join((content, *(one.content for one in self._along)))
-
-    def _may_take_along(self, small: SmallAppend) -> bool:
-        if not self._fsm.may_take_along(small.terms):
-            return False
-        if small.session is None:
-            return True
-        assert self._replica is not None
-        sessions = self._sessions = self._replica.sessions
-        return sessions.admit(small.session, self._at.tenure) == ADMITTED
 
     async def _propose(self, effect: ev.SendRoll | ev.SendFinal) -> ev.Event | None:
         final = isinstance(effect, ev.SendFinal)
@@ -793,7 +642,6 @@ class AppendDriver:
         assert replica is not None
         if end <= begin or replica.head.names(tenure):
             return
-        await in_task()
         await replica.acknowledge(tenure, begin, end)
 
     # The ways to give up the pipeline.

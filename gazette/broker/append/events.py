@@ -151,12 +151,6 @@ class PipelineTaken(msgspec.Struct, frozen=True):
     balance: RateBalance = msgspec.field(default_factory=RateBalance)
 
 
-class TakenAlong(msgspec.Struct, frozen=True):
-    """Another append has committed this one along with its own content, or has failed with it."""
-
-    outcome: Outcome
-
-
 class PipelineBuilt(msgspec.Struct, frozen=True):
     """``caught_up`` is True if peers lacked bytes of the open fragment, and were sent them."""
 
@@ -291,7 +285,6 @@ Event: TypeAlias = (
     | GatherFailed
     | Resolved
     | PipelineTaken
-    | TakenAlong
     | PipelineBuilt
     | SyncSent
     | SyncAnswered
@@ -319,7 +312,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class TakePipeline(msgspec.Struct, frozen=True):
-    """Wait for the replica's pipeline. → PipelineTaken, TakenAlong, Invalidated."""
+    """Wait for the replica's pipeline. → PipelineTaken, Invalidated."""
 
 
 class BuildPipeline(msgspec.Struct, frozen=True):

@@ -56,8 +56,6 @@ SYNC_ROUNDS_MAX: Final = 6
 _DONE: Final[tuple[Effect, ...]] = ()
 _SUSPENDS: Final = frozenset({SuspendControl.IF_FLUSHED, SuspendControl.NOW})
 _WITHOUT_CONTENT: Final = frozenset({*_SUSPENDS, SuspendControl.KEEP})
-_TAKEN_ALONG: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
-"""These have no effect on a journal that takes content: it is not suspended."""
 
 
 class State(Enum):
@@ -174,11 +172,6 @@ class AppendFSM:
             case ev.Invalidated():
                 return self._resolve()
         match self.state, event:
-            case State.ACQUIRE_PIPELINE, ev.TakenAlong(outcome):
-                self.outcome = outcome
-                failed = outcome.ending is Ending.FAILED
-                self.state = State.ERROR if failed else State.FINISHED
-                return _DONE
             case State.START_PIPELINE, ev.PipelineBuilt(spool, now, caught_up):
                 self._pipeline_route, self._opening, self._rounds = self._where.route, True, 0
                 self._spool, self._registers = spool, spool.registers
@@ -475,22 +468,6 @@ class AppendFSM:
             case ev.StreamFailed(error) | ev.Failed(error) | ev.Abandoned(error):
                 return self._roll_back(self._failure(error))
         raise Bug("append FSM got an unexpected event", state=self.state.name, event=repr(event))
-
-    def may_take_along(self, terms: AppendTerms) -> bool:
-        """Return True if a small append may be committed along with this one, right behind its content.
-
-        Ask while this append streams. An append is left to itself if it names an offset or
-        changes registers, or if the journal's rate is limited. So is one whose check fails: it is refused by
-        the registers that the journal has when its turn comes.
-        """
-        check, registers = terms.check_registers, self._registers
-        return (
-            terms.offset is None
-            and not terms.changes_registers
-            and terms.suspend in _TAKEN_ALONG
-            and not self._flow.rate_max
-            and (check is None or not registers or check.matches(registers))
-        )
 
     def _read(self) -> tuple[Effect, ...]:
         return (ev.ReadContent(self._flow.idle_ticks()),)

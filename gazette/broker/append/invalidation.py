@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gazette.runtime.latch import Latch
 from gazette.runtime.mutex import Mutex
-from gazette.runtime.tasks import TaskScope, in_task
+from gazette.runtime.tasks import TaskScope
 
 T = TypeVar("T")
 
@@ -26,7 +26,6 @@ async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
         raise Superseded
     if mutex.idle:
         return await mutex.take()  # Does not wait.
-    await in_task()
     taken: list[T] = []
 
     async def take() -> None:

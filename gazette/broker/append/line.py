@@ -3,9 +3,9 @@
 A journal has one appender at a time. An append that took its turn and then waited for its client would delay
 all later appends. So its content is read ahead first: to its end, or `AHEAD_BYTES` of it.
 
-A *small append* is one message of at most `SMALL_BYTES`, all of which has arrived. Of these, one at a time
-leads, until it has ended. It commits those that wait behind it along with its own content, if their terms
-permit: a group commit. So many small appends cost the replicas as little as one.
+A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. Of these,
+one at a time leads, until it has ended. It commits those that wait behind it along with its own content, if
+their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for it in its turn. Those that come later wait for it
 before their turn: all at the same time, and each from its own arrival. So none waits for the wait of another.
@@ -83,15 +83,6 @@ class ContentAhead:
     def is_ahead(self) -> bool:
         """True if ``take`` has something to return."""
         return bool(self._ahead)
-
-    @property
-    def small(self) -> bytes | None:
-        """The only chunk of a small append that is all there, with its intent to commit; otherwise None."""
-        ahead = self._ahead
-        if len(ahead) != 3 or ahead[2] is not None or ahead[1] != b"" or self._error is not None:
-            return None
-        chunk = ahead[0]
-        return chunk if chunk and len(chunk) <= SMALL_BYTES else None
 
     def take(self) -> bytes | None:
         """Return the next chunk, which was read ahead."""

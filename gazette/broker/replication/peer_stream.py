@@ -60,6 +60,11 @@ class PeerStream:
         """True if ``room`` must be awaited before more content is sent."""
         return self._outbox_bytes >= OUTBOX_BYTES_MAX and self.failure is None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if all that was sent has gone out, and the call can take more."""
+        return self._sender is None and self.failure is None and not self._closing
+
     def send(self, *messages: bytes) -> None:
         """Queue encoded ReplicateRequests. Has no effect once the call has failed."""
         if self.failure is not None:

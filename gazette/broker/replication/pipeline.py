@@ -26,7 +26,7 @@ from gazette.broker.replication.peer_stream import PeerStream
 from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
-from gazette.fragment.spool import Proposal
+from gazette.fragment.spool import Proposal, SpoolResult
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
@@ -83,6 +83,16 @@ class Turn:
         """The registers there."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def has_come(self) -> bool:
+        """True if all earlier appends have gathered their answers."""
+        return self._prior is None or self._prior.done()
+
+    def enter(self) -> None:
+        """Begin the turn, which has come."""
+        self._pipeline.gathering_to = self._end
+        self._pipeline.gathering_registers = self._registers
+
     async def __aenter__(self) -> Self:
         try:
             if self._prior is not None and not self._prior.done():
@@ -90,8 +100,7 @@ class Turn:
         except asyncio.CancelledError as cancelled:
             self.skip(cancelled)
             raise
-        self._pipeline.gathering_to = self._end
-        self._pipeline.gathering_registers = self._registers
+        self.enter()
         return self
 
     async def __aexit__(
@@ -100,8 +109,12 @@ class Turn:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        if exc is not None:
-            self._pipeline.fail(_failure_of(exc))
+        self.leave(exc)
+
+    def leave(self, failure: BaseException | None) -> None:
+        """End the turn. With a failure, the pipeline is broken."""
+        if failure is not None:
+            self._pipeline.fail(_failure_of(failure))
         self._pass_on()
 
     def skip(self, reason: BaseException) -> None:
@@ -150,8 +163,6 @@ class Pipeline:
         """Content that is not sent yet: ``_length`` bytes from delta ``_begin`` on."""
         self._begin = 0
         self._length = 0
-        self._with_proposal: tuple[bytes, ...] = ()
-        """Content that is sent together with the next proposal."""
         self._failure: GazetteError | None = None
         self.reassigned = Latch()
         """Set once an assignment of the journal is made again: it may stand for another replica."""
@@ -293,8 +304,7 @@ class Pipeline:
         self._forget_gathered()  # ``next`` has sent this content, or the proposal leaves it out.
         if self._peers:
             message = _proposal(proposal, registers, acknowledge=acknowledge).SerializeToString()
-            self._send(*self._with_proposal, message)
-        self._with_proposal = ()
+            self._send(message)
         await self._apply(Proposal(proposal, registers))
 
     async def content(self, content: bytes, delta: int) -> None:
@@ -317,20 +327,6 @@ class Pipeline:
         if not delta or self._length >= _MESSAGE_BYTES_MAX:
             # Send the first chunk at once: it is all of a short append, and travels while its end arrives.
             await self._send_gathered()
-
-    async def whole_content(self, content: bytes) -> None:
-        """Take all of an append's content, of one message at most. It travels with the proposal.
-
-        Returns when every peer has room for it. Raise as ``content``. Cancellation: as of ``content``.
-        """
-        self._raise_failure()
-        assert len(content) <= _MESSAGE_BYTES_MAX
-        if self._peers:
-            self._with_proposal = (replicate_content(content, 0),)
-            for peer in self._peers:
-                if peer.crowded:
-                    await peer.room()
-        await self.local.content(content, 0)
 
     async def next(self) -> Fragment:
         """Return the fragment that a commit of the content so far would make of the spool.
@@ -367,7 +363,9 @@ class Pipeline:
             peer.send(*messages)
 
     async def _apply(self, proposal: Proposal) -> None:
-        result = await self.local.propose(proposal)
+        self._require_applied(proposal, await self.local.propose(proposal))
+
+    def _require_applied(self, proposal: Proposal, result: SpoolResult) -> None:
         if result.status is not Status.OK:
             raise Bug(
                 "the primary's own spool refused its proposal",
@@ -380,6 +378,30 @@ class Pipeline:
         failure = self.failure
         if failure is not None:
             raise failure
+
+    def is_idle(self, now: float) -> bool:
+        """Return True if `commit_now` need not wait: the pipeline is usable, and nothing waits to be sent."""
+        return (
+            self._opened
+            and not self._gathered
+            and not self.reassigned.is_set()
+            and self.usable(now)
+            and all(peer.is_idle for peer in self._peers)
+        )
+
+    def commit_now(self, content: bytes) -> Fragment:
+        """Propose to commit ``content`` to all replicas. The pipeline is idle, and the local spool has room.
+
+        Return what is proposed. It is committed to the local spool. Take a turn to gather the answers.
+        """
+        spool = self.spool
+        spool.extend_now(content)
+        proposal = Proposal(spool.next(), spool.registers)
+        if self._peers:
+            message = _proposal(proposal.fragment, proposal.registers, acknowledge=True)
+            self._send(replicate_content(content, 0), message.SerializeToString())
+        self._require_applied(proposal, spool.propose_now(proposal, primary=True))
+        return proposal.fragment
 
     # Gathering.
 
@@ -436,6 +458,25 @@ class Pipeline:
         else:
             self._agree(self.gathering_to, self.gathering_registers)
         return tuple(answers)
+
+    def gather_now(self, turn: Turn) -> bool:
+        """Gather in a pipeline without peers. Return False, without effect, if there is a wait.
+
+        Raise as ``gather_acks``. Then the pipeline is broken.
+        """
+        if self._peers or not turn.has_come:
+            return False
+        failure: GazetteError | None = None
+        turn.enter()
+        try:
+            self._raise_own_failure()
+            self._agree(self.gathering_to, self.gathering_registers)
+        except GazetteError as error:
+            failure = error
+            raise
+        finally:
+            turn.leave(failure)
+        return True
 
     def _raise_own_failure(self) -> None:
         # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.

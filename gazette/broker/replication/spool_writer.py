@@ -51,6 +51,36 @@ class SpoolWriter:
         """Bytes that are pending: in the spool, being written, or gathered."""
         return self._end
 
+    @property
+    def room(self) -> int:
+        """Bytes that can be committed without a wait; 0 while something is pending."""
+        idle = self._writing is None and not self._gathered and self._failure is None
+        return self.spool.room if idle else 0
+
+    def content_now(self, content: bytes, delta: int) -> bool:
+        """Take a chunk as ``content`` does. Return False, without effect, if there is a wait or an error."""
+        if self._writing is not None or self._failure is not None or delta != self._end:
+            return False
+        if self._length + len(content) >= BATCH_BYTES:
+            return False
+        self._gathered.append(content)
+        self._length += len(content)
+        self._end += len(content)
+        return True
+
+    def propose_now(self, proposal: Proposal) -> SpoolResult | None:
+        """Propose as ``propose`` does. Return None, without effect, if there is a wait."""
+        if self._writing is not None or self._failure is not None or self._digest is not None:
+            return None
+        if self.spool.is_busy or self._length > min(self.spool.room, INLINE_BYTES):
+            return None
+        if self._gathered:
+            batch, _ = self._take_batch()
+            self.spool.extend_now(batch)
+        result = self.spool.propose_now(proposal, primary=self._primary)
+        self._end = self.spool.delta
+        return result
+
     def begin(self, digest: Digest | None) -> None:
         """Begin an append, while nothing is pending. ``digest`` is called with all content of the
         append.

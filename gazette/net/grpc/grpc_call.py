@@ -7,7 +7,7 @@ cancels the handler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -29,7 +29,7 @@ from gazette.http2.metadata import (
 )
 from gazette.http2.peer import Peer
 from gazette.http2.waiters import Waiters
-from gazette.net.grpc.handling import Handling
+from gazette.net.grpc.handling import HandleRequest, Handling
 from gazette.net.grpc.held_memory import HeldMemory
 from gazette.net.grpc.servicer_context import ServicerContext
 from gazette.net.grpc.unfinished import Unfinished
@@ -242,14 +242,14 @@ class GrpcCall(ServicerContext):
 
     async def each(
         self,
-        handle: Callable[[Any], Coroutine[Any, Any, None]],
+        handle: HandleRequest,
         bound: Callable[[Awaitable[None]], Awaitable[None]],
     ) -> None:
         """Call ``handle`` with each request that follows, in order, and return at their end.
 
-        What ``handle`` does up to its first wait, it does as the request arrives. Then it has no task: see
-        `in_task`. ``bound`` is put around the waits for requests. Raise as ``read``, and what both raise.
-        Cancellation: ``handle`` is cancelled.
+        It is called as the request arrives. What it returns is awaited before the next request. ``bound`` is
+        put around the waits for requests. Raise as ``read``, and what both raise. Cancellation: as of what
+        ``handle`` has returned.
         """
         handling = self._handling = Handling(self, self._queue, handle)
         try:
@@ -257,7 +257,7 @@ class GrpcCall(ServicerContext):
                 await bound(handling.wait())
         finally:
             self._handling = None
-            await handling.cancel()
+            handling.close()
 
     def __aiter__(self) -> GrpcCall:
         return self

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sized
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from gazette.errors import GazetteError
-from gazette.runtime.tasks import TaskScope, begin_now
 
 
 class HandledCall(Protocol):
@@ -28,40 +27,40 @@ class HandledCall(Protocol):
         ...
 
 
+HandleRequest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None] | None]
+"""Handles a request at once, or returns what a task has to run for it."""
+
+
 class Handling:
     """The requests of a call that are handled as they arrive, or else by the task of the call's handler."""
 
     __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
 
-    def __init__(
-        self,
-        call: HandledCall,
-        waiting: Sized,
-        handle: Callable[[Any], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, call: HandledCall, waiting: Sized, handle: HandleRequest) -> None:
         """Handle the requests of ``call`` by ``handle``. ``waiting`` are those that have arrived."""
         self._call = call
         self._waiting = waiting
         self._handle = handle
         self._rest: Coroutine[Any, Any, None] | None = None
-        """The rest of a request that ``arrived`` has begun to handle."""
+        """What the task has to run before other requests."""
         self._failure: BaseException | None = None
         self._woken: asyncio.Future[None] | None = None
         """Set while the task waits for requests, and leaves them to ``arrived``."""
 
     async def turn(self) -> bool:
         """Handle what has arrived. Return False at the end of the requests. Raise as ``GrpcCall.each``."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            await rest
-        if self._failure is not None:
-            raise self._failure
-        call = self._call
-        while self._waiting:
-            await self._handle(call.take())
-        if call.fault is not None:
-            raise call.fault
-        return not call.has_ended
+        while True:
+            rest, self._rest = self._rest, None
+            if rest is not None:
+                await rest
+            if self._failure is not None:
+                raise self._failure
+            if not self._waiting:
+                break
+            self._rest = self._handle(self._call.take())
+        if self._call.fault is not None:
+            raise self._call.fault
+        return not self._call.has_ended
 
     async def wait(self) -> None:
         """Return once there is something for ``turn``."""
@@ -71,13 +70,11 @@ class Handling:
         finally:
             self._woken = None
 
-    async def cancel(self) -> None:
-        """Cancel what was begun and not ended, and return when it has ended."""
+    def close(self) -> None:
+        """Give up what was left to the task, and has not begun."""
         rest, self._rest = self._rest, None
         if rest is not None:
-            async with TaskScope("a request that was begun") as scope:
-                scope.spawn(rest, name="rest")
-                scope.cancel()
+            rest.close()
 
     def arrived(self) -> None:
         """Handle what has arrived, unless the task does so."""
@@ -86,7 +83,7 @@ class Handling:
             return
         try:
             while self._waiting and self._rest is None:
-                self._rest = begin_now(self._handle(call.take()))
+                self._rest = self._handle(call.take())
         except BaseException as error:  # noqa: BLE001 - raised by the task
             self._failure = error
         for_task = self._rest is not None or self._failure is not None

@@ -1,0 +1,98 @@
+"""The answers to appends: responses, and the status of those that fail."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import grpc
+
+from gazette.broker.append.events import Ending, Outcome
+from gazette.broker.append.flow_control import AppendFlow
+from gazette.broker.context import BrokerContext
+from gazette.client.rpc.errors import is_refusal_of_rights
+from gazette.errors import GazetteError, NotAllowed, Unavailable
+from gazette.protocol.append_session import introduction
+from gazette.protocol.error_codes import protocol_code_of
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
+from gazette.runtime.metrics import WRITE_HEAD
+
+_KEPT_REGISTERS_MAX: Final = 4
+"""Registers of a response that is kept in its encoded form."""
+
+
+def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
+    """Return the outcome, or a failure if it is a commit and the lease may have ended since."""
+    if ended.ending is not Ending.COMMITTED:
+        return ended
+    try:
+        context.lease.check()
+    except Unavailable as error:
+        return Outcome(Ending.FAILED, error=error, context="answer", uncertain=True)
+    return ended
+
+
+def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return code, text and trailing metadata of a failed append."""
+    error = ended.error
+    assert error is not None
+    trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))
+    return _code_of(error, ended), f"{ended.context}: {error}", trailing
+
+
+def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
+    """Return the response to an append that has not failed. Its fields may be encoded in any order."""
+    chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
+    usual = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error
+    encode = _kept_rest if usual else _rest
+    response = header + encode(ended.status, ended.registers, ended.store_error, *chunks)
+    if ended.commit is not None and ended.status is Status.OK:
+        commit = broker_pb2.AppendResponse(commit=ended.commit.to_pb())
+        response += commit.SerializeToString()
+    return response
+
+
+def _rest(
+    status: Status, registers: LabelSet, store_error: str, total_chunks: int, delayed_chunks: int
+) -> bytes:
+    """Encode a response without its header and its commit."""
+    with_registers = status is Status.OK or status is Status.REGISTER_MISMATCH
+    return broker_pb2.AppendResponse(
+        status=status.value,  # type: ignore[arg-type]
+        registers=registers.to_pb() if with_registers else None,
+        store_health_error=store_error,
+        total_chunks=total_chunks,
+        delayed_chunks=delayed_chunks,
+    ).SerializeToString()
+
+
+_kept_rest: Final = lru_cache(maxsize=1 << 8)(_rest)
+"""Keeps what it has encoded: those of one journal are often alike."""
+
+
+def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
+    """Return the status code of a failed append.
+
+    Clients repeat what is UNAVAILABLE. An append that may have been committed gets UNKNOWN, as
+    it must not be repeated blindly.
+    """
+    if isinstance(error, NotAllowed) and not is_refusal_of_rights(error):
+        return grpc.StatusCode.UNAUTHENTICATED
+    if "ledger" in error.facts:
+        return grpc.StatusCode.ABORTED
+    if ended.uncertain:
+        return grpc.StatusCode.UNKNOWN
+    # A peer has refused the token of this broker: see `passed_on`.
+    is_ours = isinstance(error, NotAllowed)
+    return grpc.StatusCode.UNAVAILABLE if is_ours else protocol_code_of(error)
+
+
+def note_head(ended: Outcome) -> None:
+    if ended.ending is Ending.COMMITTED and ended.commit is not None and not ended.repeated:
+        _head_of(ended.commit.journal).set(ended.commit.end)
+
+
+_head_of: Final = lru_cache(maxsize=1 << 10)(WRITE_HEAD.labels)
+"""Gauges by journal. The library takes longer to find a gauge than to set it."""

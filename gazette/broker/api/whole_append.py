@@ -1,0 +1,200 @@
+"""Stage 3 of the byte path, for a small append whose call has arrived as a whole: gives it to
+`broker/append/steady`, or else to `broker/append/driver`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+
+from gazette.broker.api.append_answers import encoded, failure_of, note_head, under_lease
+from gazette.broker.api.call_guard import count
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.events import Ending, Outcome
+from gazette.broker.append.flow_control import AppendFlow, RateBalance
+from gazette.broker.append.invalidation import Superseded, take_unless
+from gazette.broker.append.line import ContentAhead, Line, SmallAppend
+from gazette.broker.append.steady import AppendGroup, commit_now
+from gazette.broker.context import BrokerContext
+from gazette.broker.replication.pipeline import Pipeline
+from gazette.broker.resolver import Resolution
+from gazette.errors import Broken, Closed, GazetteError, NotAllowed
+from gazette.net.grpc.whole_call import WholeCall
+from gazette.protocol.content import COMMIT
+
+EXPIRED: Final = "authorization expired during the append"
+
+
+class WholeAppend:
+    """A small append whose call has arrived as a whole. It has a task only while it leads, and must wait."""
+
+    __slots__ = (
+        "_at",
+        "_call",
+        "_context",
+        "_driver",
+        "_proposed",
+        "_task",
+        "_terms",
+        "_timer",
+        "line",
+        "small",
+    )
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        call: WholeCall,
+        terms: AppendCall,
+        line: Line,
+        content: bytes,
+        at: Resolution,
+    ) -> None:
+        self._context = context
+        self._call = call
+        self._terms = terms
+        self._at = at
+        self._driver: AppendDriver | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Runs the driver, or waits for the pipeline before."""
+        self._proposed = False
+        """As the leader of a group, it will have an outcome, whatever its caller does."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a wait when the caller's claims expire."""
+        self.line = line
+        arrived = context.clock.monotonic()
+        self.small = SmallAppend(
+            terms.terms, content, terms.session, arrived, self._lead, self._settle
+        )
+        call.on_gone = self._interrupt
+
+    def limit(self) -> None:
+        """Begin to watch the caller's claims, as the append was not answered at once."""
+        expires_at = self._terms.claims.expires_at
+        if expires_at is not None and self._call.is_open:
+            left_s = max(0.0, expires_at - self._context.clock.now())
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
+
+    def _expire(self) -> None:
+        expired = NotAllowed(EXPIRED)
+        if self._driver is not None:
+            self._driver.interrupt(expired)
+        elif not self._proposed and self.line.holds(self.small):
+            self._give_up()
+            self._settle(Outcome(Ending.FAILED, error=expired, context="waiting in line"))
+
+    def _interrupt(self) -> None:
+        if self._driver is not None:
+            self._driver.interrupt(Broken("the caller of the append is gone"))
+        elif not self._proposed:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave the line. Without effect if another append has taken this one along."""
+        if self._task is not None:
+            self._task.cancel()
+        self.line.leave(self.small)
+
+    def _lead(self) -> None:
+        scope = self._context.scope
+        if scope.is_stopping:
+            self._call.refuse(grpc.StatusCode.UNAVAILABLE, "the broker stops")
+            self.line.leave(self.small)
+            return
+        at, name = self._resolved(), f"append {self._terms.terms.journal}"
+        try:
+            group = None if at is None else self._commit(at, at.held.pipeline.free)
+            if group is not None:
+                group.start(name)
+                return
+        except Exception as error:  # noqa: BLE001 - it ends the broker, as that of a task does
+            scope.fail(error)
+            return
+        self._task = scope.spawn(self._run(), name=name)
+        self._task.add_done_callback(lambda _: self.line.leave(self.small))
+
+    def _resolved(self) -> Resolution | None:
+        """Return the journal as it is now; None if this broker does not lead it by the same replica."""
+        resolver, terms = self._context.resolver, self._terms
+        if not resolver.is_present(self._at):
+            try:
+                at = resolver.resolve_now(
+                    terms.terms.journal, claims=terms.claims, may_proxy=terms.may_proxy
+                )
+            except GazetteError:
+                return None
+            if at is None or not at.is_local or at.replica is None:
+                return None
+            self._at = at
+        return self._at if self._at.held.line is self.line else None
+
+    def _commit(self, at: Resolution, pipeline: Pipeline | None) -> AppendGroup | None:
+        group = commit_now(self._context, at, pipeline, self.line, self.small)
+        self._proposed = group is not None
+        return group
+
+    async def _run(self) -> None:
+        group = await self._commit_in_turn()
+        if group is not None:
+            await group.settle()
+            return
+        content = ContentAhead(_NO_MORE, (self.small.content, COMMIT, None))
+        driver = AppendDriver(self._context, self._terms, content, self.small.arrived)
+        self._driver = driver
+        ended = await driver.run()
+        if ended.ending is Ending.PROXY:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._call.hand_back()
+            return
+        if driver.resolution is not None:
+            self._at = driver.resolution
+        self._answer(ended, driver.flow)
+
+    async def _commit_in_turn(self) -> AppendGroup | None:
+        """Wait for the pipeline, if another append holds it, and commit as ``_lead`` does."""
+        at = self._resolved()
+        if at is None or not at.takes_content:
+            return None
+        turns = at.held.pipeline
+        if turns.idle:
+            return None  # The pipeline was tried already.
+        try:
+            pipeline = await take_unless(turns, at.invalidated)
+        except (Superseded, Closed):
+            return None
+        try:
+            at = self._resolved()
+            return None if at is None else self._commit(at, pipeline)
+        finally:
+            turns.give(pipeline)
+
+    def _settle(self, ended: Outcome) -> None:
+        """Answer as one of a group."""
+        self._answer(ended, _IN_GROUP)
+
+    def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        ended = under_lease(self._context, ended)
+        if ended.ending is Ending.FAILED:
+            count("Append", None)
+            self._call.refuse(*failure_of(ended))
+            return
+        count("Append", ended.status)
+        self._call.answer(encoded(ended, self._at.append_header, flow))
+        note_head(ended)
+
+
+class _NoMore:
+    """The end of a caller's stream."""
+
+    async def next(self) -> bytes | None:
+        return None
+
+
+_NO_MORE: Final = _NoMore()
+_IN_GROUP: Final = AppendFlow(RateBalance(), 0, 0, total_chunks=2)
+"""The flow of each append of a group: its content, and its intent to commit."""

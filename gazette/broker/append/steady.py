@@ -1,0 +1,244 @@
+"""Stage 4 of the byte path while nothing has to be waited for, changed or refused: takes small appends from
+`broker/api/append`, gives them to `pipeline` as one commit.
+
+Most appends are small, and find their journal as the last one left it: its replicas are in step, its store is
+healthy, its fragment has room. These need no machine. One function checks all of that, puts the content into
+the spool, proposes it, and sends it. If anything is otherwise, it returns before it has changed anything.
+Then a driver performs the append, and `broker/append/fsm` decides.
+
+This decides nothing of its own: what it accepts, the FSM would commit without another effect on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
+from gazette.broker.append.line import GROUP_BYTES, Line, SmallAppend
+from gazette.broker.append.rules import resume_offset, unexpected_answer
+from gazette.broker.append.sessions import ADMITTED
+from gazette.broker.replication.pipeline import Pipeline, Turn
+from gazette.errors import Broken, GazetteError
+from gazette.fragment.spool import proposal_of
+from gazette.protocol.fragment import Fragment
+from gazette.protocol.ids import Offset
+from gazette.protocol.label_set import LabelSet
+from gazette.protocol.status import Status
+from gazette.runtime import tracing
+
+if TYPE_CHECKING:
+    from gazette.broker.context import BrokerContext
+    from gazette.broker.replica import Replica
+    from gazette.broker.resolver import Resolution
+
+_NOT_SUSPENDING: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
+"""These have no effect on a journal that is not suspended."""
+
+
+class AppendGroup:
+    """Small appends of one journal that were proposed as one commit, the leader of their line first.
+
+    Call ``start``, or run ``settle`` in a task that has begun. Either gives each append its outcome.
+    """
+
+    __slots__ = (
+        "_at",
+        "_begin",
+        "_commit",
+        "_context",
+        "_line",
+        "_pipeline",
+        "_settled",
+        "_turn",
+        "small",
+    )
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        at: Resolution,
+        pipeline: Pipeline,
+        line: Line,
+        small: tuple[SmallAppend, ...],
+        begin: Offset,
+        commit: Fragment,
+    ) -> None:
+        self._context = context
+        self._at = at
+        self._pipeline = pipeline
+        self._turn: Turn = pipeline.take_turn()
+        self._line = line
+        self.small = small
+        self._begin = begin
+        self._commit = commit
+        self._settled = False
+
+    def start(self, name: str) -> None:
+        """Settle now, without peers to wait for, or else in a task of the broker."""
+        if self._settle_now():
+            return
+        task = self._context.scope.spawn(self.settle(), name=name)
+        task.add_done_callback(lambda _: self._cut_short())
+
+    def _cut_short(self) -> None:
+        """Fail if the task was cancelled before it had begun."""
+        if not self._settled:
+            error = Broken("an append was cut short", journal=self._at.journal)
+            self._turn.skip(error)
+            self._fail(error)
+
+    def _settle_now(self) -> bool:
+        try:
+            if not self._pipeline.gather_now(self._turn):
+                return False
+        except GazetteError as error:
+            self._fail(error)
+        else:
+            self._committed(self._pipeline.gathering_registers)
+        return True
+
+    async def settle(self) -> None:
+        """Wait for the answers of all peers, then settle. Cancellation: all appends fail as uncertain."""
+        error: GazetteError = Broken("an append was cut short", journal=self._at.journal)
+        try:
+            with tracing.span("replicate", journal=self._at.journal):
+                async with self._turn:
+                    registers = self._pipeline.gathering_registers
+                    answers = await self._pipeline.gather_acks()
+            refused = [one for one in answers if one.status is not Status.OK]
+            if not refused:
+                self._committed(registers)
+                return
+            error = unexpected_answer(refused[0])
+        except GazetteError as failure:
+            error = failure
+        finally:
+            self._fail(error)
+
+    def _committed(self, registers: LabelSet) -> None:
+        self._settled = True
+        begin, sessions = self._begin, self._at.held.sessions
+        for one in self.small:
+            end = begin + len(one.content)
+            digest = hashlib.sha1(one.content, usedforsecurity=False).digest()
+            commit = Fragment(self._commit.journal, begin, end, digest, self._commit.codec)
+            if one.session is not None:
+                sessions.committed(one.session, self._at.tenure, commit)
+            one.settle(Outcome(Ending.COMMITTED, commit=commit, registers=registers))
+            begin = end
+        self._line.leave(self.small[0])
+
+    def _fail(self, error: GazetteError) -> None:
+        """Break the pipeline, and fail all appends that have no outcome yet: they may be committed or not."""
+        if self._settled:
+            return
+        self._settled = True
+        self._pipeline.fail(error)
+        scope, replica = self._context.scope, self._at.held
+        if not scope.is_stopping:
+            scope.spawn(replica.reap(self._pipeline), name=f"reap pipeline {self._at.journal}")
+        for one in self.small:
+            one.settle(Outcome(Ending.FAILED, error=error, context="recv", uncertain=True))
+        self._line.leave(self.small[0])
+
+
+def commit_now(
+    context: BrokerContext,
+    at: Resolution,
+    pipeline: Pipeline | None,
+    line: Line,
+    leader: SmallAppend,
+) -> AppendGroup | None:
+    """Commit the append that leads a line, with those behind it that may come along, as far as this broker
+    can. Return None, without effect, unless the journal and the append are as described above.
+
+    ``at`` is resolved at the present revision. ``pipeline`` is that of its replica, free or held by the
+    caller.
+    """
+    replica = at.replica
+    if replica is None or pipeline is None or not _is_steady(context, at, replica, pipeline):
+        return None
+    registers, sessions = pipeline.spool.registers, replica.sessions
+
+    def joins(small: SmallAppend) -> bool:
+        return may_join(small.terms, registers) and (
+            small.session is None or sessions.admit(small.session, at.tenure) == ADMITTED
+        )
+
+    room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
+    if room < 0 or not joins(leader):
+        return None
+    along = line.take_along(room, joins)
+    content = leader.content
+    if along:
+        content = b"".join((content, *(one.content for one in along)))
+    begin = pipeline.spool.fragment.end
+    commit = pipeline.commit_now(content)
+    return AppendGroup(context, at, pipeline, line, (leader, *along), begin, commit)
+
+
+def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
+    """Return True if an append may be one of a group, in a journal that has ``registers``.
+
+    One that names an offset or changes registers is left to itself. So is one whose check fails: it is
+    refused by the registers that the journal has when its turn comes.
+    """
+    check = terms.check_registers
+    return (
+        terms.offset is None
+        and not terms.changes_registers
+        and terms.suspend in _NOT_SUSPENDING
+        and (check is None or not registers or check.matches(registers))
+    )
+
+
+def _is_steady(
+    context: BrokerContext, at: Resolution, replica: Replica, pipeline: Pipeline
+) -> bool:
+    """Return True if the FSM would begin to stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
+    if not at.takes_content or context.settings.max_append_rate or not context.lease.holds:
+        return False
+    route = at.header.route
+    if pipeline.route is not route and not pipeline.route.equivalent(route):
+        return False
+    spec, fragment = at.spec, pipeline.spool.fragment
+    assert spec is not None
+    head, index, end = replica.head, replica.index, fragment.end
+    return (
+        pipeline.is_idle(context.clock.monotonic())
+        and head.loaded
+        and head.names(at.tenure)
+        and replica.leads
+        and replica.others.empty
+        and index.first_refreshed
+        and end >= max(index.end_offset, head.offset, index.unexplained_to, resume_offset(spec))
+        and _is_healthy(context, at, replica)
+        and not _rolls(context, at, pipeline, end if fragment.begin == index.begin_offset else 0)
+    )
+
+
+def _is_healthy(context: BrokerContext, at: Resolution, replica: Replica) -> bool:
+    assert at.spec is not None
+    stores = at.spec.fragment.stores
+    if not stores:
+        return True
+    store = context.blob_stores.get(stores[0])
+    refused = store.refusals and (replica.journal, replica.life) in store.refusals
+    return store.health.error is None and not refused
+
+
+def _rolls(context: BrokerContext, at: Resolution, pipeline: Pipeline, roll_to: Offset) -> bool:
+    """Return True if the spool has to roll before it gets content, as ``proposal_of`` says."""
+    assert at.spec is not None
+    spool, spec = pipeline.spool, at.spec.fragment
+    proposal = proposal_of(
+        spool.fragment,
+        spool.first_append_time,
+        roll_to=roll_to,
+        fragment_length=spec.length,
+        codec=spec.codec,
+        flush_interval_ns=spec.flush_interval_ns,
+        now=context.clock.now(),
+    )
+    return proposal is not spool.fragment and proposal != spool.fragment

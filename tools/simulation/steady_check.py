@@ -1,0 +1,77 @@
+"""Compares each commit in the steady state with what the machine of appends would do.
+
+`steady.commit_now` decides nothing of its own: whenever it accepts an append, the FSM must come from the
+resolution to the stream without another effect, and begin at the same offset.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from gazette.auth import Capability, Claims
+from gazette.broker.append import events as ev
+from gazette.broker.append.driver import AppendCall, AppendDriver
+from gazette.broker.append.fsm import AppendFSM
+from gazette.broker.pulse import NoContent
+
+_PATH: Final = ("Resolve", "TakePipeline", "CheckReadiness", "ReadContent")
+
+
+class SteadyCheck:
+    """The check in this process. Call ``begin`` with the violations of each seed."""
+
+    def __init__(self) -> None:
+        self._violations: list[str] = []
+        append_api: Any = import_module("gazette.broker.api.whole_append")
+        self._commit_now = append_api.commit_now
+        append_api.commit_now = self._checked
+
+    def begin(self, violations: list[str]) -> None:
+        self._violations = violations
+
+    def _checked(self, context: Any, at: Any, pipeline: Any, line: Any, leader: Any) -> Any:
+        found = None if pipeline is None else _machine(context, at, pipeline, leader)
+        group = self._commit_now(context, at, pipeline, line, leader)
+        if group is not None and found is not None:
+            path, machine = found
+            if path != _PATH or machine._begin != group._begin:
+                self._violations.append(
+                    f"an append to {at.journal} was committed at {group._begin} in the steady state. "
+                    f"The machine comes to {machine._begin} by {' '.join(path)}"
+                )
+        return group
+
+
+def _machine(
+    context: Any, at: Any, pipeline: Any, leader: Any
+) -> tuple[tuple[str, ...], AppendFSM] | None:
+    """Step a machine up to its stream, and return the effects that it asks for, with the machine."""
+    settings = context.settings
+    machine = AppendFSM(
+        leader.terms, rate_min=settings.min_append_rate, rate_max=settings.max_append_rate
+    )
+    claims = Claims.of_journal(Capability.APPEND, at.journal)
+    call = AppendCall(leader.terms, claims, session=leader.session)
+    driver = AppendDriver(context, call, NoContent(), leader.arrived)
+    driver._resolution, driver._replica = at, at.replica
+    usable = pipeline.usable(context.clock.monotonic()) and not pipeline.reassigned.is_set()
+    route, view = (pipeline.route, pipeline.view()) if usable else (None, None)
+    path: list[str] = []
+    effects = machine.start()
+    while len(effects) == 1 and len(path) < len(_PATH):
+        path.append(type(effects[0]).__name__)
+        match effects[0]:
+            case ev.Resolve():
+                effects = machine.step(at.as_event)
+            case ev.TakePipeline():
+                effects = machine.step(ev.PipelineTaken(route, view, at.replica.rate))
+            case ev.CheckReadiness():
+                effects = machine.step(driver._look())
+            case _:
+                break
+    return tuple(path), machine
+
+
+CHECK: Final = SteadyCheck()
+"""That of this process."""
