@@ -161,13 +161,22 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
     return KeyField(names.pop(), kinds.pop(), attrgetter(attribute), attribute)
 
 
+def is_repeated(field: Any) -> bool:
+    """Return True if a field of Protobuf has any number of values. Old versions of it have ``label`` only."""
+    repeated: bool = (
+        field.is_repeated
+        if hasattr(field, "is_repeated")
+        else field.label == FieldDescriptor.LABEL_REPEATED
+    )
+    return repeated
+
+
 def _protobuf_field(descriptor: Any, attribute: str) -> KeyField:
     field = descriptor.fields_by_name[attribute]
     kind = _PROTOBUF.get(field.cpp_type)
     if field.type == field.TYPE_BYTES:
         kind = BYTES
-    repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == 3
-    if kind is None or repeated:
+    if kind is None or is_repeated(field):
         raise _unfit(f"field {attribute} of {descriptor.full_name}")
     return KeyField(attribute, kind, attrgetter(attribute), attribute)
 

@@ -8,6 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from msgspec import inspect
 
 from gazette.errors import Invalid
+from gazette.message.key_fields import is_repeated
 from gazette.message.message import CSVRecord
 from gazette.message.message_time import NO_UNIT, TIMESTAMP, MessageTime
 from gazette.message.zero_value import alternatives
@@ -62,7 +63,7 @@ def _check_datetime(part: inspect.DateTimeType, time: MessageTime) -> None:
 
 
 def _check_proto(field: Any, time: MessageTime) -> None:
-    if field.label == FieldDescriptor.LABEL_REPEATED:
+    if is_repeated(field):
         raise _refused(time, "is repeated", "Give a field with one value.")
     if field.message_type is not None:
         if field.message_type.full_name != TIMESTAMP:

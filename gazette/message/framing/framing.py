@@ -182,7 +182,7 @@ class JSONLinesFraming(Framing[M]):
             try:
                 if former and former[18:] not in known:
                     known.check(former)
-            except TypeError:  # It is no text, whatever the type says.
+            except (TypeError, KeyError):  # It is no text, whatever the type says.
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
