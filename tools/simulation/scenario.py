@@ -1251,7 +1251,7 @@ class Writer:
         self._uses_registers = rng.random() < 0.3
         self._bursts = random.Random(f"bursts of {self._name} {self._left} {self._think_s}")
         """A source apart, so that other choices of a seed stay as they are."""
-        self._most_at_once = self._bursts.choice((1, 4, 16))
+        self._most_at_once = self._bursts.choice((1, 16, 24))
         self._sessions: list[Session] = []
         if rng.random() < 0.5:
             count = self._bursts.choice((1, 3, 6))

@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from gazette.broker.append.events import AppendTerms, Ending, Outcome, SuspendControl
 from gazette.broker.append.line import GROUP_BYTES, Line, SmallAppend
-from gazette.broker.append.rules import resume_offset, unexpected_answer
+from gazette.broker.append.rules import (
+    check_terms,
+    registers_after,
+    resume_offset,
+    unexpected_answer,
+)
 from gazette.broker.append.sessions import ADMITTED
 from gazette.broker.replication.pipeline import Pipeline, Turn
-from gazette.errors import Broken, GazetteError
+from gazette.errors import Broken, GazetteError, TooLarge
 from gazette.fragment.spool import proposal_of
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
@@ -159,38 +164,50 @@ def commit_now(
     replica = at.replica
     if replica is None or pipeline is None or not _is_steady(context, at, replica, pipeline):
         return None
-    registers, sessions = pipeline.spool.registers, replica.sessions
+    begin, sessions = pipeline.spool.fragment.end, replica.sessions
+    registers = _registers_of(leader.terms, pipeline.spool.registers, begin)
 
-    def joins(small: SmallAppend) -> bool:
-        return may_join(small.terms, registers) and (
-            small.session is None or sessions.admit(small.session, at.tenure) == ADMITTED
-        )
+    def is_admitted(small: SmallAppend) -> bool:
+        return small.session is None or sessions.admit(small.session, at.tenure) == ADMITTED
 
     room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
-    if room < 0 or not joins(leader):
+    if registers is None or room < 0 or not is_admitted(leader):
         return None
-    along = line.take_along(room, joins)
+    along = line.take_along(
+        room, lambda small: may_join(small.terms, registers) and is_admitted(small)
+    )
     content = leader.content
     if along:
         content = b"".join((content, *(one.content for one in along)))
-    begin = pipeline.spool.fragment.end
-    commit = pipeline.commit_now(content)
+    commit = pipeline.commit_now(content, registers)
     return AppendGroup(context, at, pipeline, line, (leader, *along), begin, commit)
 
 
 def may_join(terms: AppendTerms, registers: LabelSet) -> bool:
-    """Return True if an append may be one of a group, in a journal that has ``registers``.
+    """Return True if an append may go along with another one, behind which the journal has ``registers``.
 
-    One that names an offset or changes registers is left to itself. So is one whose check fails: it is
+    One that names an offset or changes registers leads itself. So does one whose check fails: it is
     refused by the registers that the journal has when its turn comes.
     """
+    return terms.offset is None and not terms.changes_registers and _passes(terms, registers)
+
+
+def _passes(terms: AppendTerms, registers: LabelSet) -> bool:
     check = terms.check_registers
-    return (
-        terms.offset is None
-        and not terms.changes_registers
-        and terms.suspend in _NOT_SUSPENDING
-        and (check is None or not registers or check.matches(registers))
+    return terms.suspend in _NOT_SUSPENDING and (
+        check is None or not registers or check.matches(registers)
     )
+
+
+def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> LabelSet | None:
+    """Return the registers behind an append that leads; None if it is to be refused, or perhaps."""
+    if terms.offset not in (None, end) or not _passes(terms, registers):
+        return None
+    try:
+        check_terms(terms)
+        return registers_after(registers, terms)
+    except TooLarge:
+        return None
 
 
 def _is_steady(

@@ -389,14 +389,15 @@ class Pipeline:
             and all(peer.is_idle for peer in self._peers)
         )
 
-    def commit_now(self, content: bytes) -> Fragment:
-        """Propose to commit ``content`` to all replicas. The pipeline is idle, and the local spool has room.
+    def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
+        """Propose to commit ``content`` and ``registers`` to all replicas.
 
-        Return what is proposed. It is committed to the local spool. Take a turn to gather the answers.
+        The pipeline is idle, and the local spool has room. Return what is proposed, and is in the spool now.
+        Take a turn to gather the answers.
         """
         spool = self.spool
         spool.extend_now(content)
-        proposal = Proposal(spool.next(), spool.registers)
+        proposal = Proposal(spool.next(), registers)
         if self._peers:
             message = _proposal(proposal.fragment, proposal.registers, acknowledge=True)
             self._send(replicate_content(content, 0), message.SerializeToString())
