@@ -171,10 +171,10 @@ def write_durably(
     replace: bool = True,
     on_written: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Write a file whole, and sync it and its directory, which exists. Raise ``OSError``.
+    """Write a whole file, and sync it and its directory, which must exist. Raise ``OSError``.
 
-    Without ``replace`` do nothing if there is a file. Return True if it was written. ``on_written`` is
-    called when its bytes are there, under another name.
+    Without ``replace`` do nothing if there is a file. Return True if it was written. Call ``on_written``
+    after the bytes are written, before the file gets its name.
     """
     directory, name = os.path.split(target)
     descriptor, partial = tempfile.mkstemp(prefix=f"{PARTIAL_PREFIX}{name}"[:64], dir=directory)

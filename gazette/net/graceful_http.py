@@ -309,9 +309,11 @@ class GracefulServer(uvicorn.Server):
         for connection in self._connections():
             if connection.busy:
                 connection.shutdown()
+        # A connection at rest may be about to send its next request.
         await self._wait(NEXT_REQUEST_S, lambda: not self._unheard() and not self._idle())
         for connection in self._idle():
             connection.shutdown()
+        # A new one has longer for its first.
         await self._wait(FIRST_REQUEST_S - NEXT_REQUEST_S, lambda: not self._unheard())
         for connection in self._connections():
             connection.shutdown()

@@ -65,7 +65,7 @@ class FoldRows:
         self._combine = combine
         self._frame: Any = None
         self._read: list[tuple[Run, OnePass]] = []
-        """The runs that were read once, by their values of the column ``number``, and the results."""
+        """Runs that were read once, with their results; the index is the column ``number``."""
         self._wanted: list[tuple[int, int]] = []
         """Rows that count: values of the columns ``number`` and ``part``."""
         self.runs: tuple[CommittedRun, ...] = ()

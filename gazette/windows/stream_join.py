@@ -43,7 +43,7 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """The messages without a partner that have a result too."""
+    """Which messages without a partner give a result."""
 
     INNER = "inner"
     """None of them."""

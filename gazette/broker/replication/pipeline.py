@@ -134,8 +134,8 @@ class Pipeline:
     """The replication streams of one journal under one route. Loop-bound; made by ``open_pipeline``.
 
     ``header`` is the header of the resolution that the pipeline was built for. After ``expires_at`` (of the
-    monotonic clock), replace the pipeline at the next occasion. ``agree`` is called with the end of what all
-    replicas have acknowledged, and the registers there, before the gatherer of their answers returns.
+    monotonic clock), replace the pipeline at the next occasion. The pipeline calls ``agree`` with the end
+    that all replicas have acknowledged, and its registers, before gathering returns.
 
     Only the holder sends, and only the owner of the current turn gathers. To close a
     pipeline, take it from its mutex.

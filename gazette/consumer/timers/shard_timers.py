@@ -414,7 +414,7 @@ def declared_times(application: Application[Any], shard: Shard) -> dict[JournalN
 
 
 class WithTimers(ABC):
-    """The methods of a shard that set timers: a base of what callbacks get as their shard."""
+    """Base of the shard that callbacks get: its methods that set timers."""
 
     @abstractmethod
     def _open_timers(self) -> ShardTimers:

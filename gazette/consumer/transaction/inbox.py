@@ -131,7 +131,7 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Hand over messages, after waiting until fewer than ``messages_max`` wait. Not on the loop.
+        """Wait until fewer than ``messages_max`` messages are queued, then add these. Not on the loop.
 
         Raise ``Closed`` once stopped.
         """

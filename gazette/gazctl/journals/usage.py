@@ -143,7 +143,7 @@ class JournalFinder:
         return fragment if owner.owns(fragment.path_postfix) else None
 
     def _journal_above(self, directory: str) -> JournalName:
-        """Return the journal of the deepest directory that is one; empty if none is."""
+        """Return the journal whose name is the longest beginning of a path; empty without one."""
         while directory and directory not in self._specs:
             directory = directory.rpartition("/")[0]
         return directory

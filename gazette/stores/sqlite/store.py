@@ -411,7 +411,7 @@ class SQLiteStore(Store):
 
         On the shard's thread it sees the writes of the running transaction. On another thread it
         sees every transaction that was committed here, even if its append is still on its way.
-        There it waits while ``readers`` others run. Raise ``NotAllowed`` for SQL that writes, or
+        There it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, or
         ``Closed`` when the store is or was destroyed. Raise ``apsw.Error`` for faults of the SQL.
         The transaction goes on.
         """
