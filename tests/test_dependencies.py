@@ -165,7 +165,7 @@ def test_the_pages_are_built_with_the_extra_docs_alone(site: Path) -> None:
 
 
 class LoadedByPage(HTMLParser):
-    """What a browser loads with a page: scripts, styles, fonts and pictures, but no links to follow."""
+    """The addresses that a browser loads with a page: scripts, styles, fonts and pictures. Links are not."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """How a module imports others."""
+    """The imports of one module."""
 
     statements: tuple[tuple[str, ast.Import | ast.ImportFrom], ...]
     """Statements, each with the kind of its edges."""

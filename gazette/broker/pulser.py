@@ -111,12 +111,12 @@ class Pulsed(Protocol):
     def journal(self) -> JournalName: ...
     @property
     def in_step(self) -> bool:
-        """Whether the peers of the present route are connected, and etcd has that they are in step."""
+        """Whether all replicas are connected and in step, as etcd records it, and lack no bytes."""
         ...
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would find nothing to do: it is in step, and has no bytes to flush."""
+        """Whether a pulse would find nothing to do: all are in step, and all bytes are flushed."""
         ...
 
     @property
@@ -155,6 +155,8 @@ class _Entry:
     """It is due because the interval is over, and for no other reason."""
     pulse: Pulse | None = None
     """The pulse that is under way."""
+    failed: bool = False
+    """The last pulse has failed. The next one is not left out: it says the reason again, or finds none."""
     has_first: bool = False
     """Its first fragment is to be completed."""
     slot: int = 0
@@ -286,7 +288,7 @@ class Pulser:
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
         # An append may have come first, and has brought the peers in step.
-        return not entry.has_first and entry.replica.in_step
+        return not entry.has_first and not entry.failed and entry.replica.in_step
 
     def _too_long(self, replica: Pulsed, pulse: Pulse) -> None:
         reason = f": {replica.unlisted_reason}" if replica.unlisted_reason else ""
@@ -321,7 +323,7 @@ class Pulser:
         if pulse.invalidated is not None and pulse.invalidated.is_set():
             self._wake(entry)
             return
-        entry.is_tick = not problem
+        entry.failed, entry.is_tick = bool(problem), not problem
         next_s = entry.heartbeat.next_s(succeeded=not problem)
         self._due.push(entry, self._clock.monotonic() + next_s)
         if self._due.first() is entry:

@@ -315,16 +315,24 @@ class Replica:
 
     @property
     def in_step(self) -> bool:
-        """Whether the peers of the present route are connected, and etcd has that they are in step."""
-        pipeline = self.pipeline.free
-        if pipeline is None or not pipeline.usable(self._context.clock.monotonic()):
+        """Whether all replicas are connected and in step, as etcd records it, and lack no bytes."""
+        pipeline, state = self.pipeline.free, self._context.state
+        item = state.item(self.journal)
+        if item is None or pipeline is None:
             return False
-        assignments = self._context.state.assignments_of(self.journal)
-        return pipeline.route.equivalent(route_of(assignments)) and are_in_step(assignments)
+        assignments, end = state.assignments_of(self.journal), pipeline.spool.fragment.end
+        return (
+            pipeline.is_idle(self._context.clock.monotonic())
+            and len(assignments) == item.decoded.value.desired_replication()
+            and pipeline.route.equivalent(route_of(assignments))
+            and are_in_step(assignments)
+            and self.head.loaded
+            and end >= max(self.index.end_offset, self.head.offset)
+        )
 
     @property
     def rests(self) -> bool:
-        """Whether a pulse would find nothing to do: this replica is in step, and has no bytes to flush."""
+        """Whether a pulse would find nothing to do: all are in step, and all bytes are flushed."""
         pipeline = self.pipeline.free
         empty = pipeline is not None and not pipeline.spool.fragment.length
         return empty and self.in_step and not self.problem

@@ -99,8 +99,9 @@ class Resolution:
 
     @cached_property
     def takes_content(self) -> bool:
-        """Whether this broker leads the journal, and etcd has that its replicas are in step. Also that it is
-        not suspended, and has no greatest rate.
+        """Whether this broker leads the journal, with all its replicas in step, as etcd records it.
+
+        The journal is not suspended, and its rate has no limit.
         """
         spec, route = self.spec, self.header.route
         return (

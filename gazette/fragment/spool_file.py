@@ -135,7 +135,7 @@ class Spool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread may still write for an earlier call."""
+        """Whether a thread may still write what an earlier call left to it."""
         return self._writing is not None
 
     @property

@@ -43,7 +43,7 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """Which messages without a partner give a result."""
+    """The messages that give a result without a partner, too."""
 
     INNER = "inner"
     """None of them."""

@@ -15,7 +15,9 @@ import pytest
 from gazette.broker.api.append import AppendApi
 from gazette.broker.append.events import AppendTerms, Outcome
 from gazette.broker.append.line import Line, SmallAppend
-from gazette.errors import Broken
+from gazette.client.append.appender import AppendParams
+from gazette.errors import Broken, Bug
+from gazette.etcd.client import Etcd
 from gazette.fragment.local_file import LocalFragment
 from gazette.http2 import frames as fr
 from gazette.protocol.append_session import SessionAppend, ledger_of
@@ -23,11 +25,12 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.status import Status
-from gazette.testing.broker import journal_spec
+from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.broker.test_append_api import JOURNAL, Append, append, in_step, until, written
 from tests.broker.test_whole_appends import Wire
 from tests.facts import call_refused
 from tests.support.fixed_cluster import FixedBroker, FixedCluster
+from tests.support.replicas import replica_of
 from tools.bench.load import APPEND
 
 SESSION = "0123456789abcdef" * 2
@@ -281,6 +284,26 @@ async def test_sessions_hold_for_appends_that_go_along(ready: FixedCluster) -> N
     assert written(ready, "b") == b"L1M2"
 
 
+async def test_an_append_that_is_repeated_while_it_waits_is_committed_once(
+    ready: FixedCluster,
+) -> None:
+    """Its caller has lost the first call, and the broker has not noticed."""
+    with call_refused(grpc.StatusCode.ABORTED, "ledger") as refused:
+        one = Append(ready["a"], session=SessionAppend(SESSION, 1))
+        await (await (await one.open()).send(b"1")).commit()
+    session = SessionAppend(SESSION, 1, ledger_of(refused.value.trailing_metadata()))
+    await append(ready["a"], b"before ")
+    async with Waiting(ready) as waiting:
+        await waiting.add(b"L")
+        for _ in range(2):
+            await waiting.add(b"1", session)
+        await waiting.add(b"2")
+        waiting.go()
+        answers = [await call for call in waiting.calls]
+    assert spans(answers) == [(7, 8), (8, 9), (8, 9), (9, 10)]
+    assert written(ready, "b") == b"before L12"
+
+
 async def test_a_leader_that_is_refused_takes_no_other_along(ready: FixedCluster) -> None:
     async with Waiting(ready) as waiting:
         await waiting.add(b"never", offset=99)
@@ -390,6 +413,27 @@ async def test_all_of_a_group_are_uncertain_when_their_broker_is_torn_down(
         for call in waiting.calls:
             await call.failed(grpc.StatusCode.UNKNOWN, "cut short")
     assert waiting.replica.line.waiting == 0
+
+
+async def test_an_unexpected_error_of_a_commit_ends_the_broker(etcd: Etcd, tmp_path: Path) -> None:
+    broker = await BrokerFixture.start(etcd, tmp_path)
+    await broker.create(journal_spec(JOURNAL))
+    await broker.client.append(AppendParams(JOURNAL), b"before")
+    pipelines = replica_of(broker.service.context.resolver, JOURNAL).pipeline
+    await until(lambda: pipelines.free is not None)
+    pipeline = await pipelines.take()
+
+    def broken(content: bytes, registers: LabelSet) -> Fragment:
+        raise Bug("the spool refused it", content=content, registers=registers)
+
+    assert pipeline is not None
+    pipeline.commit_now = broken  # type: ignore[method-assign]
+    pipelines.give(pipeline)
+    wire = await Wire.connect(broker)
+    wire.send((broker_pb2.AppendRequest(journal=JOURNAL), b"x"))
+    await until(lambda: broker.service.context.scope.failure is not None)
+    wire.writer.close()
+    await broker.crash()
 
 
 async def test_while_spools_take_nothing_into_memory_each_append_waits_for_itself(

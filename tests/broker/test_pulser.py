@@ -139,6 +139,26 @@ async def test_most_pulses_of_a_replica_at_rest_are_left_out(
     assert len(replica.at) == 4
 
 
+async def test_no_pulse_behind_a_failed_one_is_left_out(
+    pulser: Pulser, clock: ManualClock, replicas: dict[str, Pulsing]
+) -> None:
+    """It says the reason of a wait again, until all is well."""
+    replica, begun = replicas["a/journal"], clock.monotonic()
+    replica.outcome = REFUSED
+    pulser.add(replica)
+    await settle()
+    replica.rests = replica.in_step = True
+    await pass_time(clock, 8, 0.5)
+    assert [round(at - begun) for at in replica.at] == [0, 1, 3, 7]
+    replica.outcome = OK
+    pulser.route_changed(replica)
+    await settle()
+    assert len(replica.at) == 5
+    pulser.route_changed(replica)
+    await settle()
+    assert len(replica.at) == 5
+
+
 async def test_the_peers_of_a_replica_at_rest_are_asked_from_time_to_time(
     clock: ManualClock, replicas: dict[str, Pulsing]
 ) -> None:

@@ -90,6 +90,7 @@ def _code_of(error: GazetteError, ended: Outcome) -> grpc.StatusCode:
 
 
 def note_head(ended: Outcome) -> None:
+    """Record the end of a commit as the journal's write head, in metrics."""
     if ended.ending is Ending.COMMITTED and ended.commit is not None and not ended.repeated:
         _head_of(ended.commit.journal).set(ended.commit.end)
 

@@ -167,8 +167,17 @@ def commit_now(
     begin, sessions = pipeline.spool.fragment.end, replica.sessions
     registers = _registers_of(leader.terms, pipeline.spool.registers, begin)
 
+    seen: set[tuple[str, int]] = set()
+
     def is_admitted(small: SmallAppend) -> bool:
-        return small.session is None or sessions.admit(small.session, at.tenure) == ADMITTED
+        session = small.session
+        if session is None:
+            return True
+        # A caller may repeat an append while its first attempt waits here: that has no commit yet.
+        attempt = session.session, session.sequence
+        admitted = attempt not in seen and sessions.admit(session, at.tenure) == ADMITTED
+        seen.add(attempt)
+        return admitted
 
     room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
     if registers is None or room < 0 or not is_admitted(leader):

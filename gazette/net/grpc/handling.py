@@ -42,7 +42,7 @@ class Handling:
         self._waiting = waiting
         self._handle = handle
         self._rest: Coroutine[Any, Any, None] | None = None
-        """What the task has to run before other requests."""
+        """The rest of a request, for the task to run before it takes other ones."""
         self._failure: BaseException | None = None
         self._woken: asyncio.Future[None] | None = None
         """Set while the task waits for requests, and leaves them to ``arrived``."""
