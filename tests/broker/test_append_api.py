@@ -916,6 +916,26 @@ async def test_late_copies_of_a_session_are_refused(ready: FixedCluster, name: s
     assert (third.begin, third.end) == (11, 16)
 
 
+async def test_a_copy_that_comes_while_the_first_waits_for_its_acknowledgement_is_not_appended(
+    ready: FixedCluster,
+) -> None:
+    """The caller has lost the first call, and repeats it. Later it gets the answer of the first."""
+    broker, ledger = ready["b"], await introduced(ready["b"])
+    await append(broker, b"before ")
+    await append(broker, b"")  # The first fragment is complete behind it: that waits for answers.
+    hold = (await pipeline_of(broker)).take_turn()  # As of one before, which no peer has answered.
+    first = asyncio.gather(of_session(broker, 1, ledger, b"once"))
+    await until(lambda: written(ready, "a") == b"before once")
+    error = await refused(broker, SessionAppend(SESSION, 1, ledger))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+    assert "waits for its acknowledgements" in str(error.details())
+    async with hold:
+        pass
+    committed = (await first)[0].commit
+    assert (await of_session(broker, 1, ledger, b"once")).commit == committed
+    assert written(ready, "a") == b"before once"
+
+
 async def test_a_new_primary_refuses_late_copies_of_what_another_has_appended(
     ready: FixedCluster,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gazette.broker.append import sessions as append_sessions
 from gazette.broker.append.sessions import ADMITTED, Admission, SessionLedger
-from gazette.errors import Invalid
+from gazette.errors import Invalid, Unavailable
 from gazette.protocol.append_session import (
     LEDGER_KEY,
     SESSION_KEY,
@@ -23,6 +23,9 @@ from gazette.protocol.fragment import Fragment
 
 ONE, TWO = "1" * 32, "2" * 32
 
+HERE: Final = object()
+"""An attempt of an append."""
+
 
 def commit_at(begin: int) -> Fragment:
     return Fragment("a/journal", begin, begin + 1, b"\1" * 20)
@@ -30,7 +33,7 @@ def commit_at(begin: int) -> Fragment:
 
 def introduced(ledger: SessionLedger, session: str, tenure: int = 7) -> str:
     """Let a session be refused; return the name of the ledger in the refusal."""
-    refusal = ledger.admit(SessionAppend(session, 1), tenure).refusal
+    refusal = ledger.admit(SessionAppend(session, 1), tenure, HERE).refusal
     assert refusal is not None
     return str(refusal.facts["ledger"])
 
@@ -38,16 +41,16 @@ def introduced(ledger: SessionLedger, session: str, tenure: int = 7) -> str:
 def test_a_session_that_is_not_known_learns_of_the_ledger_and_goes_on_with_it() -> None:
     ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
-    assert ledger.admit(SessionAppend(ONE, 1, name), 7) == ADMITTED
+    assert ledger.admit(SessionAppend(ONE, 1, name), 7, HERE) == ADMITTED
     # What is known is known, whatever ledger it names.
-    assert ledger.admit(SessionAppend(ONE, 2), 7) == ADMITTED
+    assert ledger.admit(SessionAppend(ONE, 2), 7, HERE) == ADMITTED
 
 
 def test_an_earlier_append_is_refused_and_its_refusal_names_no_ledger() -> None:
     ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
-    ledger.admit(SessionAppend(ONE, 5, name), 7)
-    refusal = ledger.admit(SessionAppend(ONE, 4, name), 7).refusal
+    ledger.admit(SessionAppend(ONE, 5, name), 7, HERE)
+    refusal = ledger.admit(SessionAppend(ONE, 4, name), 7, HERE).refusal
     assert refusal is not None
     assert "ledger" not in refusal.facts, "a client would repeat it at once"
 
@@ -55,25 +58,42 @@ def test_an_earlier_append_is_refused_and_its_refusal_names_no_ledger() -> None:
 def test_an_attempt_of_what_committed_is_answered_as_before() -> None:
     ledger = SessionLedger(1)
     append = SessionAppend(ONE, 1, introduced(ledger, ONE))
-    assert ledger.admit(append, 7) == ADMITTED
-    assert ledger.admit(append, 7) == ADMITTED, "whether it committed is not known"
-    ledger.committed(append, 7, commit_at(3))
-    assert ledger.admit(append, 7) == Admission(commit=commit_at(3))
-    assert ledger.admit(SessionAppend(ONE, 2), 7) == ADMITTED
-    ledger.committed(append, 7, commit_at(3))  # An answer that comes late is not of the new append.
-    assert ledger.admit(SessionAppend(ONE, 2), 7) == ADMITTED
+    assert ledger.admit(append, 7, HERE) == ADMITTED
+    ledger.ended(append, HERE, None)
+    again = object()
+    assert ledger.admit(append, 7, again) == ADMITTED, "whether it committed is not known"
+    ledger.ended(append, HERE, commit_at(1))  # It has ended before, and changes nothing.
+    ledger.ended(append, again, commit_at(3))
+    assert ledger.admit(append, 7, HERE) == Admission(commit=commit_at(3))
+    assert ledger.admit(SessionAppend(ONE, 2), 7, HERE) == ADMITTED
+    ledger.ended(append, again, commit_at(3))  # An answer that comes late is not of the new append.
+    assert ledger.admit(SessionAppend(ONE, 2), 7, HERE) == ADMITTED
+
+
+def test_an_attempt_is_refused_while_another_one_of_its_append_goes_on() -> None:
+    ledger = SessionLedger(1)
+    append = SessionAppend(ONE, 1, introduced(ledger, ONE))
+    other = object()
+    assert ledger.admit(append, 7, HERE) == ADMITTED
+    assert ledger.admit(append, 7, HERE) == ADMITTED, "it looks again"
+    refusal = ledger.admit(append, 7, other).refusal
+    assert isinstance(refusal, Unavailable), "clients repeat it"
+    ledger.ended(append, other, None)  # It was not admitted, and changes nothing.
+    assert ledger.admit(append, 7, other).refusal is not None
+    ledger.ended(append, HERE, commit_at(3))
+    assert ledger.admit(append, 7, other) == Admission(commit=commit_at(3))
 
 
 def test_another_tenure_begins_another_ledger_and_an_older_one_changes_nothing() -> None:
     ledger = SessionLedger(1)
     former = introduced(ledger, ONE)
-    ledger.admit(SessionAppend(ONE, 1, former), 7)
-    refusal = ledger.admit(SessionAppend(ONE, 1, former), 9).refusal
+    ledger.admit(SessionAppend(ONE, 1, former), 7, HERE)
+    refusal = ledger.admit(SessionAppend(ONE, 1, former), 9, HERE).refusal
     assert refusal is not None
     assert refusal.facts["ledger"] not in ("", former)
-    assert ledger.admit(SessionAppend(ONE, 2, refusal.facts["ledger"]), 9) == ADMITTED
-    assert ledger.admit(SessionAppend(ONE, 3, former), 7).refusal is not None
-    assert ledger.admit(SessionAppend(ONE, 3), 9) == ADMITTED
+    assert ledger.admit(SessionAppend(ONE, 2, refusal.facts["ledger"]), 9, HERE) == ADMITTED
+    assert ledger.admit(SessionAppend(ONE, 3, former), 7, HERE).refusal is not None
+    assert ledger.admit(SessionAppend(ONE, 3), 9, HERE) == ADMITTED
 
 
 @pytest.mark.parametrize("others", range(9))
@@ -83,14 +103,14 @@ def test_what_is_forgotten_must_name_the_present_ledger(
     monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
     ledger = SessionLedger(1)
     first = introduced(ledger, ONE)
-    ledger.admit(SessionAppend(ONE, 2, first), 7)
+    ledger.admit(SessionAppend(ONE, 2, first), 7, HERE)
     for other in "3456789ab"[:others]:
-        ledger.admit(SessionAppend(other * 32, 1, introduced(ledger, other * 32)), 7)
-    late = ledger.admit(SessionAppend(ONE, 1, first), 7).refusal
+        ledger.admit(SessionAppend(other * 32, 1, introduced(ledger, other * 32)), 7, HERE)
+    late = ledger.admit(SessionAppend(ONE, 1, first), 7, HERE).refusal
     assert late is not None
-    alive = ledger.admit(SessionAppend(ONE, 3, first), 7).refusal
+    alive = ledger.admit(SessionAppend(ONE, 3, first), 7, HERE).refusal
     if alive is not None:
-        assert ledger.admit(SessionAppend(ONE, 3, alive.facts["ledger"]), 7) == ADMITTED
+        assert ledger.admit(SessionAppend(ONE, 3, alive.facts["ledger"]), 7, HERE) == ADMITTED
 
 
 def test_a_ledger_is_bounded() -> None:
@@ -98,10 +118,10 @@ def test_a_ledger_is_bounded() -> None:
     name = introduced(ledger, ONE)
     for index in range(5 * append_sessions.GENERATION_SESSIONS):
         append = SessionAppend(f"{index:032x}", 1, name)
-        refusal = ledger.admit(append, 7).refusal
+        refusal = ledger.admit(append, 7, HERE).refusal
         if refusal is not None:
             name = refusal.facts["ledger"]
-            assert ledger.admit(SessionAppend(append.session, 1, name), 7) == ADMITTED
+            assert ledger.admit(SessionAppend(append.session, 1, name), 7, HERE) == ADMITTED
         assert len(ledger._newer) + len(ledger._older) <= 2 * append_sessions.GENERATION_SESSIONS
 
 
@@ -166,13 +186,14 @@ def test_no_late_copy_is_ever_appended_behind_a_later_append(
         early = ledger.refusal(append, tenure)
         if early is not None and data.draw(st.booleans()):
             return Admission(early)
-        admission = ledger.admit(append, tenure)
+        admission = ledger.admit(append, tenure, HERE)
         # Before its turn, an append learns what it learns in its turn.
         facts = facts_of(admission)
         assert (facts if "ledger" in facts else {}) == ({} if early is None else early.facts)
         if admission == ADMITTED and commits:
             journal.append((append.session, append.sequence))
-            ledger.committed(append, tenure, commit_at(len(journal)))
+        if admission == ADMITTED:
+            ledger.ended(append, HERE, commit_at(len(journal)) if commits else None)
         return admission
 
     for _ in range(data.draw(st.integers(5, 60))):

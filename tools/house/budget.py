@@ -40,7 +40,7 @@ ROOMS: Final[dict[str, int]] = {
     "allocator/": 2650,
     "backfill/": 3831,
     "blobs/": 3122,
-    "broker/": 10958,
+    "broker/": 10968,
     "client/": 5255,
     "codecs/": 806,
     "config/": 756,

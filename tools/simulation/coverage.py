@@ -20,6 +20,7 @@ from gazette.broker.append.fsm import AppendFSM
 from gazette.broker.append.sessions import Admission, SessionLedger
 from gazette.broker.append.steady import AppendGroup
 from gazette.consumer.transaction.transaction import Transaction
+from gazette.errors import Unavailable
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.net.grpc.handling import Handling
 from gazette.recoverylog.log.fsm import RecoveryFSM
@@ -184,6 +185,8 @@ class _Probes:
         kind = "goes on" if admission.commit is None else "has its commit"
         if refusal is not None:
             kind = "is unknown" if "ledger" in refusal.facts else "is late"
+            if isinstance(refusal, Unavailable):
+                kind = "is under way"
         self._branch("session", kind, "first" if args[1].sequence == 1 else "later")
         self.seen.pairs.update(f"{fault} x session {kind}" for fault in self._active())
 

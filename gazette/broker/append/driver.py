@@ -161,9 +161,9 @@ class AppendDriver:
                         break
                 effects = () if event is None else fsm.step(event)
             assert fsm.outcome is not None
-            self._note_commit(fsm.outcome)
             return fsm.outcome
         finally:
+            self._leave_session(fsm.outcome)
             if fsm.outcome is None:
                 self._drop()
 
@@ -511,15 +511,16 @@ class AppendDriver:
         if self._call.session is None:
             return ADMITTED
         self._sessions = sessions
-        return sessions.admit(self._call.session, self._at.tenure)
+        return sessions.admit(self._call.session, self._at.tenure, self)
 
-    def _note_commit(self, outcome: ev.Outcome) -> None:
-        """Record in the ledger of sessions that this append has committed."""
+    def _leave_session(self, outcome: ev.Outcome | None) -> None:
+        """Record in the ledger of sessions that this attempt has ended."""
         session = self._call.session
-        if outcome.ending is not ev.Ending.COMMITTED or session is None or self._sessions is None:
-            return
-        assert outcome.commit is not None
-        self._sessions.committed(session, self._at.tenure, outcome.commit)
+        if session is not None and self._sessions is not None:
+            commit = None
+            if outcome is not None and outcome.ending is ev.Ending.COMMITTED:
+                commit = outcome.commit
+            self._sessions.ended(session, self, commit)
 
     # Content.
 

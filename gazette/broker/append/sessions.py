@@ -4,6 +4,7 @@ A session begins an append when the one before has succeeded. So, while the ledg
 
 - a lower sequence than the session's last is a late copy: it is refused;
 - the last sequence, known as committed, is a repeated append: it gets the same answer;
+- the last sequence, of which another attempt goes on, is refused until that has ended;
 - the last sequence, not known as committed, goes on, as does a greater one.
 
 The ledger may not know a session that was here before. It was then at another primary, or is forgotten. Its
@@ -20,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gazette.errors import Conflict
+from gazette.errors import Conflict, GazetteError, Unavailable
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Revision
@@ -31,9 +32,12 @@ GENERATION_SESSIONS: Final = 1024
 
 @dataclass(slots=True)
 class _Last:
-    """The last append of a session. ``commit`` is None unless the append is known to have committed."""
+    """The last append of a session. ``attempt`` is the one that goes on; None if it has ended. ``commit`` is
+    None unless the append is known to have committed.
+    """
 
     sequence: int
+    attempt: object | None
     commit: Fragment | None = None
 
 
@@ -43,7 +47,7 @@ class Admission:
     of an earlier attempt of the same append.
     """
 
-    refusal: Conflict | None = None
+    refusal: GazetteError | None = None
     commit: Fragment | None = None
 
 
@@ -69,8 +73,11 @@ class SessionLedger:
     def name(self) -> str:
         return f"{self._tenure}.{self._generation}"
 
-    def admit(self, append: SessionAppend, tenure: Revision) -> Admission:
-        """Judge an append by the primary of ``tenure``, and remember it if it goes on."""
+    def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
+        """Judge an attempt of an append by the primary of ``tenure``, and remember it if it goes on.
+
+        Then call ``ended`` when it has. The same attempt may be judged again before.
+        """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1
             self._newer, self._older = {}, {}
@@ -88,8 +95,16 @@ class SessionLedger:
                 )
             )
         if last is not None and append.sequence == last.sequence:
-            return ADMITTED if last.commit is None else Admission(commit=last.commit)
-        self._remember(append.session, _Last(append.sequence))
+            if last.commit is not None:
+                return Admission(commit=last.commit)
+            if last.attempt is not None and last.attempt is not attempt:
+                refusal = Unavailable(
+                    "an earlier attempt of this append waits for its acknowledgements"
+                )
+                return Admission(refusal)
+            last.attempt = attempt
+            return ADMITTED
+        self._remember(append.session, _Last(append.sequence, attempt))
         return ADMITTED
 
     def refusal(self, append: SessionAppend, tenure: Revision) -> Conflict | None:
@@ -105,11 +120,11 @@ class SessionLedger:
             return None
         return self._unknown(self.name if tenure <= self._tenure else _first_name(tenure))
 
-    def committed(self, append: SessionAppend, tenure: Revision, commit: Fragment) -> None:
-        """Record that an admitted append has committed."""
+    def ended(self, append: SessionAppend, attempt: object, commit: Fragment | None) -> None:
+        """Record that an admitted attempt has ended. ``commit`` is set if it has committed for certain."""
         last = self._newer.get(append.session) or self._older.get(append.session)
-        if tenure == self._tenure and last is not None and last.sequence == append.sequence:
-            last.commit = commit
+        if last is not None and last.attempt is attempt:
+            last.attempt, last.commit = None, commit
 
     def _unknown(self, ledger: str) -> Conflict:
         return Conflict(

@@ -129,7 +129,7 @@ class AppendGroup:
             digest = hashlib.sha1(one.content, usedforsecurity=False).digest()
             commit = Fragment(self._commit.journal, begin, end, digest, self._commit.codec)
             if one.session is not None:
-                sessions.committed(one.session, self._at.tenure, commit)
+                sessions.ended(one.session, one, commit)
             one.settle(Outcome(Ending.COMMITTED, commit=commit, registers=registers))
             begin = end
         self._line.leave(self.small[0])
@@ -144,6 +144,8 @@ class AppendGroup:
         if not scope.is_stopping:
             scope.spawn(replica.reap(self._pipeline), name=f"reap pipeline {self._at.journal}")
         for one in self.small:
+            if one.session is not None:
+                replica.sessions.ended(one.session, one, None)
             one.settle(Outcome(Ending.FAILED, error=error, context="recv", uncertain=True))
         self._line.leave(self.small[0])
 
@@ -167,17 +169,9 @@ def commit_now(
     begin, sessions = pipeline.spool.fragment.end, replica.sessions
     registers = _registers_of(leader.terms, pipeline.spool.registers, begin)
 
-    seen: set[tuple[str, int]] = set()
-
     def is_admitted(small: SmallAppend) -> bool:
         session = small.session
-        if session is None:
-            return True
-        # A caller may repeat an append while its first attempt waits here: that has no commit yet.
-        attempt = session.session, session.sequence
-        admitted = attempt not in seen and sessions.admit(session, at.tenure) == ADMITTED
-        seen.add(attempt)
-        return admitted
+        return session is None or sessions.admit(session, at.tenure, small) == ADMITTED
 
     room = min(GROUP_BYTES, pipeline.local.room) - len(leader.content)
     if registers is None or room < 0 or not is_admitted(leader):
