@@ -109,7 +109,7 @@ class _Probes:
         self._around(AppendApi, "take_whole", self._took)
         self._around(AppendApi, "append", lambda *_: self._count(BY_TASKS))
         self._around(AppendApi, "_proxy", lambda *_: self._count(PROXIED))
-        self._around(AppendDriver, "_note_commit", self._committed)
+        self._around(AppendDriver, "_leave_session", self._ended)
         self._around(AppendGroup, "_committed", self._group_committed)
         self._around(AppendGroup, "_fail", self._group_failed)
         self._around(SessionLedger, "admit", self._admitted)
@@ -152,8 +152,11 @@ class _Probes:
         del api
         self._count(WHOLE, len(args[1]) - len(rest))
 
-    def _committed(self, driver: AppendDriver, args: tuple[Any, ...], _: Any) -> None:
+    def _ended(self, driver: AppendDriver, args: tuple[Any, ...], _: Any) -> None:
         outcome = args[1]
+        if outcome is None:
+            self._branch("driver", "cut short")
+            return
         certain = "uncertain" if outcome.uncertain else "certain"
         self._branch("driver", outcome.ending.name, certain)
         if outcome.commit is None or not outcome.commit.length or outcome.repeated:

@@ -70,6 +70,8 @@ def _machine(
                 effects = machine.step(driver._look())
             case _:
                 break
+    if leader.session is not None:
+        at.replica.sessions.ended(leader.session, driver, None)
     return tuple(path), machine
 
 
