@@ -53,7 +53,7 @@ from gazette.fragment.kept_files import KeptFiles
 from gazette.fragment.local_file import Disk, LocalDisk
 from gazette.fragment.persister import Persister, PersisterSettings
 from gazette.fragment.spool_memory import SpoolMemory
-from gazette.http2.transport import NETWORK, Transport
+from gazette.http2.transport import Transport
 from gazette.keyspace.key_space import KeySpace
 from gazette.net.diagnostics import diagnostic_routes
 from gazette.net.http_guard import GuardRules, HttpGuard
@@ -94,7 +94,7 @@ class BrokerService:
         peer_tls: TlsSettings | None = None,
         constructors: Mapping[str, StoreConstructor] | None = None,
         private_diagnostics: bool = False,
-        transport: Transport = NETWORK,
+        transport: Transport | None = None,
         disk: Disk | None = None,
         pools: PoolFactory = BlockingPool,
     ) -> None:
@@ -116,8 +116,7 @@ class BrokerService:
             http_endpoint=server.http_endpoint,
         )
         self._spec.validate()
-        to_peers = None if transport is NETWORK else transport
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         self._make_pool = pools
         self._pools = Pools(
             *(

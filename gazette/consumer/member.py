@@ -57,7 +57,7 @@ from gazette.consumer.shard.thread import ShardThread, WorkerFactory
 from gazette.errors import Bug, GazetteError, Invalid, Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
 from gazette.etcd.startup import connect_with_retry
-from gazette.http2.transport import NETWORK, Transport
+from gazette.http2.transport import Transport
 from gazette.keyspace.key_space import KeySpace
 from gazette.message.mapping import PartitionWatch, modulo_mapping
 from gazette.message.publisher import Publisher
@@ -122,7 +122,7 @@ class ConsumerMember:
         peer_tls: TlsSettings | None = None,
         config: Mapping[str, Any] | None = None,
         private_diagnostics: bool = False,
-        transport: Transport = NETWORK,
+        transport: Transport | None = None,
         pools: PoolFactory = BlockingPool,
         workers: WorkerFactory = ShardThread,
         producer_rng: random.Random | None = None,
@@ -167,8 +167,7 @@ class ConsumerMember:
             application=self.application_name,
         )
         self._spec.validate()
-        to_peers = None if transport is NETWORK else transport
-        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=to_peers)
+        self.peers = Channels(settings.zone, peer_tls, self._auth, clock=clock, transport=transport)
         """Channels to the other members."""
         self._transport = transport
         self._new_worker = workers

@@ -47,7 +47,7 @@ from gazette.etcd.wire import (
     txn_from_pb,
     txn_to_pb,
 )
-from gazette.http2.transport import NETWORK, Transport
+from gazette.http2.transport import Transport
 from gazette.runtime.clock import Clock
 
 __all__ = [
@@ -90,7 +90,7 @@ class Etcd:
 
     @classmethod
     async def connect(
-        cls, settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
+        cls, settings: EtcdSettings, clock: Clock, *, transport: Transport | None = None
     ) -> Self:
         """Connect, and return once a member that has a leader answered.
 

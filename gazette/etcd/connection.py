@@ -20,7 +20,7 @@ from gazette.errors import Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.etcd.failures import AUTH_NOT_ENABLED, Failure, StreamEnded, classify
 from gazette.etcd.pb import rpc_pb2, rpc_pb2_grpc
 from gazette.http2.grpc_client import Http2Transport
-from gazette.http2.transport import NETWORK, Transport
+from gazette.http2.transport import Transport
 from gazette.runtime.clock import Clock
 from gazette.runtime.mutex import Mutex
 
@@ -118,13 +118,13 @@ class Connection:
     """
 
     def __init__(
-        self, settings: EtcdSettings, clock: Clock, transport: Transport = NETWORK
+        self, settings: EtcdSettings, clock: Clock, transport: Transport | None = None
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.on_network = transport is NETWORK
+        self.on_network = transport is None
         """False if a test or a simulation replaces the network."""
-        if self.on_network:
+        if transport is None:
             transport = Http2Transport(partial(_tls_context, settings))
         self._members = [
             Member(endpoint, _channel(endpoint, settings, transport))

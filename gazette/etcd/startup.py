@@ -8,7 +8,7 @@ from typing import Final
 
 from gazette.errors import Unavailable
 from gazette.etcd.client import Etcd, EtcdSettings
-from gazette.http2.transport import NETWORK, Transport
+from gazette.http2.transport import Transport
 from gazette.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _PAUSE_S: Final = 1.0
 
 
 async def connect_with_retry(
-    settings: EtcdSettings, clock: Clock, *, transport: Transport = NETWORK
+    settings: EtcdSettings, clock: Clock, *, transport: Transport | None = None
 ) -> Etcd:
     """Connect to etcd. Until etcd answers, log that every few seconds and try again, without end.
 

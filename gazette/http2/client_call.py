@@ -44,6 +44,18 @@ class Method:
     encode: Callable[[Any], bytes] | None
     decode: Callable[[bytes], Any] | None
 
+    def content(self, request: Any) -> bytes:
+        """Return the content for the only request, or for a tuple of all requests."""
+        if not self.streams_requests:
+            return self.content_of_one(request)
+        if not isinstance(request, tuple):
+            raise grpc.aio.UsageError("Write the requests one by one: iterators are not taken.")
+        return b"".join(map(self.content_of_one, request))
+
+    def content_of_one(self, request: Any) -> bytes:
+        """Return the content for a request."""
+        return prefixed(request if self.encode is None else self.encode(request))
+
 
 class Opener(Protocol):
     """The channel of a call, as the call sees it."""
@@ -76,6 +88,7 @@ class ClientCall(StreamListener):
         "_cancelled",
         "_carrier",
         "_changed",
+        "_content",
         "_deadline",
         "_encoding",
         "_half_closed",
@@ -85,7 +98,6 @@ class ClientCall(StreamListener):
         "_opener",
         "_queue",
         "_repeats",
-        "_request",
         "_rest",
         "_room",
         "_sink",
@@ -102,7 +114,7 @@ class ClientCall(StreamListener):
         opener: Opener,
         method: Method,
         head: bytes,
-        request: bytes | None,
+        content: bytes | None,
         *,
         timeout_s: float | None,
         wait_for_ready: bool,
@@ -111,11 +123,11 @@ class ClientCall(StreamListener):
         self.head = head
         """The header block by which the call begins."""
         self.wait_for_ready = wait_for_ready
-        self._request = request
-        """The only request, encoded; None if requests are written, and once it is not needed any more."""
+        self._content = content
+        """All requests; None if they are written, and once they are not needed any more."""
         self._rest = memoryview(b"")
-        """The part of the only request, or of the one that is written, that has not been sent."""
-        self._repeats = request is not None
+        """The part of them, or of the one that is written, that has not been sent."""
+        self._repeats = content is not None
         """True if the call may be begun a second time."""
         self._opener = opener
         self._method = method
@@ -129,7 +141,7 @@ class ClientCall(StreamListener):
         """The status of a call that went well, and whose responses are not all read."""
         self._trailing: Metadata = ()
         self._cancelled = False
-        self._half_closed = request is not None
+        self._half_closed = content is not None
         self._callbacks: list[Callable[[Any], None]] = []
         self._changed = Waiters()
         """Wakes those that wait for the stream, the head of the answer, or the status."""
@@ -148,8 +160,8 @@ class ClientCall(StreamListener):
     def opened(self, stream: Http2Stream, carrier: Carrier) -> None:
         """Take the stream, whose head is sent, and the connection that has it."""
         self._stream, self._carrier = stream, carrier
-        if self._request is not None:
-            self._rest = self._send(memoryview(prefixed(self._request)), ended=True)
+        if self._content is not None:
+            self._rest = self._send(memoryview(self._content), ended=True)
         self._changed.wake()
 
     def _send(self, content: memoryview, *, ended: bool) -> memoryview:
@@ -263,7 +275,7 @@ class ClientCall(StreamListener):
         if self._status is not None:
             return
         self._status = (code, details)
-        self._request, self._rest = None, memoryview(b"")
+        self._content, self._rest = None, memoryview(b"")
         if self._deadline is not None:
             self._deadline.cancel()
         stream = self._stream
@@ -276,6 +288,20 @@ class ClientCall(StreamListener):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
+
+    # -- beside what grpc.aio offers
+
+    @property
+    def status(self) -> tuple[grpc.StatusCode, str] | None:
+        """Code and text by which the call has ended; None before."""
+        return self._status
+
+    @property
+    def error(self) -> grpc.aio.AioRpcError | None:
+        """The error by which the call has ended; None before, and if it went well."""
+        if self._status is None or self._status[0] is grpc.StatusCode.OK:
+            return None
+        return self._failure(*self._status)
 
     # -- what grpc.aio offers
 
@@ -335,8 +361,7 @@ class ClientCall(StreamListener):
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._half_closed:
             raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
-        encode = self._method.encode
-        content = memoryview(prefixed(request if encode is None else encode(request)))
+        content = memoryview(self._method.content_of_one(request))
         with self._cancelling():
             await self._until_opened()
             if self._status is None:
@@ -351,11 +376,10 @@ class ClientCall(StreamListener):
 
         The caller has no ``write`` under way.
         """
-        stream, encode = self._stream, self._method.encode
+        stream = self._stream
         if stream is None or self._status is not None or self._half_closed:
             return False
-        encoded = requests if encode is None else map(encode, requests)
-        return stream.send_whole(b"".join(map(prefixed, encoded)))
+        return stream.send_whole(b"".join(map(self._method.content_of_one, requests)))
 
     def listen(self, sink: Callable[[Any], None]) -> None:
         """Give each response to ``sink`` as it arrives. ``read`` returns none of them, but the end."""

@@ -134,7 +134,9 @@ class Http2Channel:
         return self._method(path, False, True, *args, **kwargs)
 
     def stream_unary(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
-        """Return a method of many requests, which are written, and one response."""
+        """Return a method of many requests, and one response. The requests are written, unless a call gets
+        all of them as a tuple.
+        """
         return self._method(path, True, False, *args, **kwargs)
 
     def stream_stream(self, path: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
@@ -150,9 +152,10 @@ class Http2Channel:
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = None,
     ) -> Callable[..., ClientCall]:
-        encode = request_serializer
         head = self._head_of(path)
-        method = Method(head, streams_requests, streams_responses, encode, response_deserializer)
+        method = Method(
+            head, streams_requests, streams_responses, request_serializer, response_deserializer
+        )
 
         def call(
             request: Any = None,
@@ -163,11 +166,9 @@ class Http2Channel:
         ) -> ClientCall:
             if self._closed:
                 raise grpc.aio.UsageError("Channel is closed.")
-            encoded = None
-            if not streams_requests:
-                encoded = request if encode is None else encode(request)
-            elif request is not None:
-                raise grpc.aio.UsageError("Write the requests one by one: iterators are not taken.")
+            content = None
+            if request is not None or not streams_requests:
+                content = method.content(request)
             fields = fields_of(metadata or ())
             if timeout is not None:
                 fields.append(timeout_field(timeout))
@@ -175,7 +176,7 @@ class Http2Channel:
                 self,
                 method,
                 head + encode_fields(fields),
-                encoded,
+                content,
                 timeout_s=timeout,
                 wait_for_ready=bool(wait_for_ready),
                 receive_bytes_max=self._options.receive_bytes_max,

@@ -16,6 +16,9 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 CHUNK_BYTES: Final = 1 << 17
 """Bytes of content in one message. gRPC in Python moves 5-10 times as much at this size as at 4 KiB."""
 
+WHOLE_BYTES: Final = 1 << 16
+"""Content of an append up to which the client sends all of the call at once, in bytes."""
+
 _CONTENT: Final = 0x22  # field 4, length-delimited: of AppendRequest and of ReplicateRequest alike
 _CONTENT_TAG: Final = b"\x22"
 _DELTA: Final = 0x28  # field 5 of ReplicateRequest, varint

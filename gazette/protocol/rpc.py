@@ -20,7 +20,7 @@ from gazette.protocol.ids import (
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
-from gazette.protocol.route import Route, valid_header
+from gazette.protocol.route import Header, Route, valid_header
 from gazette.protocol.status import Status
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
@@ -142,19 +142,25 @@ def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
         raise Invalid(f"unexpected Suspend ({suspend}; expected SUSPEND_RESUMED)")
 
 
-def validate_append_response(pb: broker_pb2.AppendResponse) -> None:
+def validate_append_response(
+    pb: broker_pb2.AppendResponse,
+) -> tuple[Status, Header, Fragment | None, LabelSet]:
+    """Check a response, and return status, header, commit and registers. A status OK has a commit."""
     status = _status(pb.status)
-    check_header(pb.header)
-    if status is Status.OK and not pb.HasField("commit"):
-        raise Invalid("expected Commit")
-    if status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
-        raise Invalid("expected Registers")
+    header = check_header(pb.header)
+    commit, registers = None, LabelSet.from_pb(pb.registers)
     if pb.HasField("commit"):
         with within("Commit"):
-            Fragment.from_pb(pb.commit).validate()
-    if pb.HasField("registers"):
+            commit = Fragment.from_pb(pb.commit)
+            commit.validate()
+    elif status is Status.OK:
+        raise Invalid("expected Commit")
+    if registers:
         with within("Registers"):
-            LabelSet.from_pb(pb.registers).validate()
+            registers.validate()
+    elif status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
+        raise Invalid("expected Registers")
+    return status, header, commit, registers
 
 
 def validate_replicate_request(
@@ -325,9 +331,9 @@ def check_optional_header(pb: _Routed) -> None:
         check_header(pb.header)
 
 
-def check_header(pb: broker_pb2.Header) -> None:
+def check_header(pb: broker_pb2.Header) -> Header:
     with within("Header"):
-        valid_header(pb)
+        return valid_header(pb)
 
 
 def _status(value: int) -> Status:

@@ -18,7 +18,6 @@ from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.dispatch import Health
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.http2.grpc_client import Http2Transport
-from gazette.http2.transport import GrpcTransport, Transport
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
@@ -171,9 +170,8 @@ def test_pings_keep_the_policy_of_go_servers() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("transport", [GrpcTransport(), Http2Transport()], ids=["grpcio", "http2"])
 async def test_a_server_that_refuses_pings_gets_half_as_many(
-    caplog: pytest.LogCaptureFixture, transport: Transport
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The interval of the refused channel grows. Those that are opened later know of it, too."""
     policy = [
@@ -189,7 +187,7 @@ async def test_a_server_that_refuses_pings_gets_half_as_many(
 
         def channel(self, target: str, credentials: Any, options: Any) -> Any:
             opened.append(dict(options)["grpc.keepalive_time_ms"])
-            return transport.channel(target, credentials, options)
+            return Http2Transport().channel(target, credentials, options)
 
     async with serving(stub, policy) as endpoint:
         settings = ChannelSettings(keepalive_s=0.1, keepalive_timeout_s=2.0)

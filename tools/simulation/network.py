@@ -621,9 +621,9 @@ class SimChannel:
                 tuple(metadata or ()),
                 wait_for_ready=bool(wait_for_ready),
             )
-            if streams_up:
-                assert request is None, "streams are written, not iterated"
-            made.begin(timeout, None if streams_up else request)
+            requests = request if streams_up else (request,)
+            assert requests is None or isinstance(requests, tuple), "streams are not iterated"
+            made.begin(timeout, requests)
             return made
 
         return call
@@ -659,7 +659,8 @@ class SimCall:
         self._cancelled = False
         self._half_closed = False
         self._callbacks: list[Callable[[Any], None]] = []
-        self._request: bytes | None = None
+        self._requests: list[bytes] | None = None
+        """All requests; None if they are written."""
         self._deadline: Handle | None = None
         self._attached = _Waiters(network.loop)
         self._ended = _Waiters(network.loop)
@@ -670,9 +671,10 @@ class SimCall:
             self.down.arrivals = deque()
         self.context: SimContext | None = None
 
-    def begin(self, timeout: float | None, request: Any) -> None:
-        if request is not None:
-            self._request = self._encoded(request)
+    def begin(self, timeout: float | None, requests: tuple[Any, ...] | None) -> None:
+        if requests is not None:
+            self._requests = [self._encoded(one) for one in requests]
+            self._half_closed = True
         if timeout is not None:
             self._deadline = self._network.loop.call_later(
                 max(timeout, 0.0), self._expired, context=self._node.context
@@ -691,8 +693,9 @@ class SimCall:
         self.up.send(self._node, server.accept, self.context)
         if self._network.silent_since(self._node, server.node) is not None:
             connection.suspect()
-        if self._request is not None:
-            self._put(self._request)
+        if self._requests is not None:
+            for one in self._requests:
+                self._put(one)
             self._end_writing()
         if self._network.on_call is not None:
             self._network.on_call(self._node.name, server.node.name, self.path, "begins")
@@ -760,7 +763,24 @@ class SimCall:
         for callback in callbacks:
             callback(self)
 
-    # What grpc.aio offers.
+    # What calls of our HTTP/2 offer, and grpc.aio.
+
+    @property
+    def status(self) -> tuple[grpc.StatusCode, str] | None:
+        return self._status
+
+    @property
+    def error(self) -> grpc.aio.AioRpcError | None:
+        if self._status is None or self._status[0] is _Code.OK:
+            return None
+        code, details = self._status
+        return grpc.aio.AioRpcError(
+            code,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(*self._trailing),
+            details=details,
+            debug_error_string=details,
+        )
 
     def cancel(self) -> bool:
         if self._status is not None:
@@ -811,15 +831,8 @@ class SimCall:
     def _raise_for_status(self) -> None:
         if self._cancelled:
             raise asyncio.CancelledError
-        if self._status is not None and self._status[0] is not _Code.OK:
-            code, details = self._status
-            raise grpc.aio.AioRpcError(
-                code,
-                grpc.aio.Metadata(),
-                grpc.aio.Metadata(*self._trailing),
-                details=details,
-                debug_error_string=details,
-            )
+        if self.error is not None:
+            raise self.error
 
     async def write(self, request: Any) -> None:
         if self._status is not None:

@@ -4,9 +4,10 @@ one call to `broker/api/append`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from gazette.auth import Capability
@@ -15,7 +16,13 @@ from gazette.client.rpc.errors import answered, map_errors, status_error, status
 from gazette.client.waits import RepeatedCall
 from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.protocol.append_session import SessionAppend
-from gazette.protocol.content import CHUNK_BYTES, COMMIT, BytesLike, append_content
+from gazette.protocol.content import (
+    CHUNK_BYTES,
+    COMMIT,
+    WHOLE_BYTES,
+    BytesLike,
+    append_content,
+)
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import split_journal_meta, validate_journal_name
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -187,7 +194,7 @@ class Appender:
                 await self._call.done_writing()
             response = await self._call
         self._answered = True
-        return self._checked(response)
+        return _result(self._client, self._params.journal, self._endpoint, self._bytes, response)
 
     def abort(self) -> None:
         """End the call without a commit. Has no effect after a commit."""
@@ -217,25 +224,53 @@ class Appender:
             "Append", self._client.channels, journal=self._params.journal, endpoint=self._endpoint
         )
 
-    def _checked(self, response: broker_pb2.AppendResponse) -> AppendResult:
-        journal = self._params.journal
-        with answered("Append"):
-            validate_append_response(response)
-            status = Status.from_pb(response.status)
-        header = Header.from_pb(response.header)
-        self._client.observe_route(journal, header.route)
-        if status is not Status.OK:
-            raise status_error(
-                status, response.store_health_error, journal=journal, endpoint=self._endpoint
-            )
-        APPEND_BYTES.labels(split_journal_meta(journal)[0]).inc(self._bytes)
-        return AppendResult(
-            commit=Fragment.from_pb(response.commit),
-            registers=LabelSet.from_pb(response.registers),
-            header=header,
-            total_chunks=response.total_chunks,
-            delayed_chunks=response.delayed_chunks,
-        )
+
+def _result(
+    client: BrokerAccess,
+    journal: str,
+    endpoint: str,
+    sent: int,
+    response: broker_pb2.AppendResponse,
+) -> AppendResult:
+    """Return the result of an append of ``sent`` bytes, or raise the error of its status."""
+    with answered("Append"):
+        status, header, commit, registers = validate_append_response(response)
+    client.observe_route(journal, header.route)
+    if status is not Status.OK:
+        raise status_error(status, response.store_health_error, journal=journal, endpoint=endpoint)
+    assert commit is not None
+    _appended_to(journal).inc(sent)
+    return AppendResult(commit, registers, header, response.total_chunks, response.delayed_chunks)
+
+
+@lru_cache(maxsize=1 << 10)
+def _appended_to(journal: str) -> Any:
+    """Return the counter of appended bytes of a journal. The library takes longer to find one."""
+    return APPEND_BYTES.labels(split_journal_meta(journal)[0])
+
+
+async def _append_whole(
+    client: BrokerAccess,
+    params: AppendParams,
+    content: Sequence[memoryview],
+    session: SessionAppend | None,
+) -> AppendResult:
+    """Make the call of content that is all here, and not large: all of it goes out at once."""
+    journal = params.journal
+    endpoint, path = client.byte_path(journal, primary=True)
+    with map_errors("Append", client.channels, journal=journal, endpoint=endpoint):
+        metadata = client.credentials.metadata(journal_claims(Capability.APPEND, journal))
+        if session is not None:
+            metadata += session.metadata()
+        opening = params.to_pb().SerializeToString()
+        chunks = [append_content(one) for one in content if len(one)]
+        call = path.append_whole((opening, *chunks, COMMIT), metadata=metadata)
+        try:
+            await reach("append.sent", journal, client.clock)
+            response = await call
+        finally:
+            call.cancel()  # No effect on a call that has ended.
+    return _result(client, journal, endpoint, sum(map(len, content)), response)
 
 
 async def append_once(
@@ -248,13 +283,20 @@ async def append_once(
 
     If the call itself fails, the journal's route is forgotten: the next call goes to the default address.
     """
+    params.validate()
     journal, clock = params.journal, client.clock
     try:
         await reach("append.begin", journal, clock)
+        if isinstance(content, bytes | bytearray | memoryview):
+            content = (content,)
+        if isinstance(content, tuple | list):
+            content = views = [memoryview(one).cast("B") for one in content]
+            if sum(map(len, views)) <= WHOLE_BYTES:
+                result = await _append_whole(client, params, views, session)
+                await reach("append.applied", journal, clock)
+                return result
         async with Appender(client, params, session) as appender:
-            if isinstance(content, bytes | bytearray | memoryview):
-                await appender.write(content)
-            elif isinstance(content, AsyncIterator):
+            if isinstance(content, AsyncIterator):
                 async for chunk in content:
                     await appender.write(chunk)
             else:
@@ -281,7 +323,6 @@ async def append(
     its broker is retried if its content is bytes: then this process was held up, not the source.
     Cancellation: it may have been appended.
     """
-    params.validate()
     attempt, call = 0, RepeatedCall()
     once = isinstance(content, AsyncIterator | Iterator)
     try:

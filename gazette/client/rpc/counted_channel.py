@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 
 from gazette.client.rpc.dispatch import Health
-from gazette.client.rpc.metrics import call_metrics
-from gazette.client.rpc.stream_call import StreamCall, of_ended
+from gazette.client.rpc.metrics import CallMetrics, call_metrics
+from gazette.client.rpc.stream_call import StreamCall
 from gazette.http2.grpc_client import Http2Channel
 from gazette.protocol.content import decode_read, encode_append
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
+from gazette.runtime import tracing
 from gazette.runtime.clock import Clock
 
 _PROBE: Final = "/grpc.health.v1.Health/Check"
@@ -26,18 +28,20 @@ _TOO_MANY_PINGS: Final = "too many pings"
 class BytePath:
     """The calls that carry journal bytes. Each is made once per channel, not per call.
 
-    Requests of ``append`` are messages or their encoding, those of ``replicate`` are encoded. Responses of
-    ``read`` are `wire.Content` where possible.
+    Requests of appends are messages or their encoding, those of ``replicate`` are encoded. Responses of
+    ``read`` are `wire.Content` where possible. ``append_whole`` takes all requests as a tuple, and they go
+    out at once. Those of ``append`` are written.
     """
 
-    __slots__ = ("append", "read", "replicate")
+    __slots__ = ("append", "append_whole", "read", "replicate")
 
     def __init__(self, channel: CountedChannel) -> None:
-        append = channel.stream_unary(
+        append: Callable[..., Any] = channel.stream_unary(
             "/protocol.Journal/Append",
             request_serializer=encode_append,
             response_deserializer=broker_pb2.AppendResponse.FromString,
         )
+        self.append_whole = append
         self.append: Callable[..., StreamCall] = lambda **call: StreamCall(append(**call))
         self.read: Callable[..., Any] = channel.unary_stream(
             "/protocol.Journal/Read",
@@ -121,26 +125,36 @@ class CountedChannel:
         self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
         """Return a method that counts its calls, here and for metrics."""
-        measure = call_metrics(kind, path)
-        method = make(path, *measure.serializers(args, kwargs))
+        metrics = call_metrics(kind, path)
+        method = make(path, *metrics.serializers(args, kwargs))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            started = measure.start(self._clock, method, args, kwargs, self._ended)
+            span = None
+            if tracing.active():
+                span, context = tracing.calling(path)
+                kwargs["metadata"] = (*(kwargs.get("metadata") or ()), *context)
+            started = method(*args, **kwargs)
+            began = self._clock.monotonic()
             if not self.calls:
-                self.heard_at = self._clock.monotonic()
+                self.heard_at = began
+                self._on_start()
             self.calls += 1
-            self._on_start()
+            started.add_done_callback(partial(self._ended, metrics, began, span))
+            metrics.started.inc()
             return started
 
         return call
 
-    def _ended(self, call: Any, code: grpc.StatusCode) -> None:
+    def _ended(self, metrics: CallMetrics, began: float, span: Any, call: Any) -> None:
+        now = self.heard_at = self._clock.monotonic()
         self.calls -= 1
-        self.heard_at = self._clock.monotonic()
-        if code is grpc.StatusCode.UNAVAILABLE:
-            details = of_ended(call.details()) or ""
-            if _TOO_MANY_PINGS in details.lower().replace("_", " "):
-                self._on_refused_pings()
+        code, details = call.status
+        metrics.count(code, now - began)
+        if span is not None:
+            tracing.ended(span, code.name)
+        refused = code is grpc.StatusCode.UNAVAILABLE
+        if refused and _TOO_MANY_PINGS in details.lower().replace("_", " "):
+            self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
         """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s`` seconds.

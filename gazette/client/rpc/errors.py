@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -151,12 +151,13 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
     channels of a client. Otherwise the peer fell silent or lost its lease: raise ``Unavailable``.
     """
     try:
-        with open_channel(method, **facts):
-            yield
-    except Closed as error:
-        if caller.closed:
+        yield
+    except asyncio.CancelledError:
+        if _is_cancelled():
             raise
-        raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from error
+        if caller.closed:
+            raise _closed(method, facts) from None
+        raise Unavailable(f"{method}: the peer fell silent, or lost its lease", **facts) from None
     except grpc.aio.AioRpcError as error:
         raise rpc_error(error, method, **facts) from error
     except grpc.aio.UsageError as error:
@@ -175,15 +176,24 @@ def open_channel(method: str, **facts: Any) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if _is_cancelled():
             raise
-        raise Closed(
-            f"{method}: the channel was closed: its process has lost its lease or fell "
-            "silent, or this process ends",
-            hint="No action: a repeated call goes to another process.",
-            **facts,
-        ) from None
+        raise _closed(method, facts) from None
+
+
+def _is_cancelled() -> bool:
+    """Return True if the present task was cancelled, and not only the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _closed(method: str, facts: Mapping[str, Any]) -> Closed:
+    return Closed(
+        f"{method}: the channel was closed: its process has lost its lease or fell "
+        "silent, or this process ends",
+        hint="No action: a repeated call goes to another process.",
+        **facts,
+    )
 
 
 @contextmanager

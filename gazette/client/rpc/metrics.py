@@ -1,4 +1,4 @@
-"""Metrics and spans of the calls that a client makes."""
+"""Metrics of the calls that a client makes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 
 import grpc
 
-from gazette.client.rpc.stream_call import of_ended
-from gazette.runtime import tracing
-from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import (
     GRPC_CLIENT_HANDLED,
     GRPC_CLIENT_RECEIVED,
@@ -33,9 +30,8 @@ class CallMetrics:
     def __init__(self, kind: str, path: str) -> None:
         service, _, method = path.lstrip("/").partition("/")
         labels = (kind, service, method)
-        self._path = path
         self._labels = labels
-        self._started = GRPC_CLIENT_STARTED.labels(*labels)
+        self.started = GRPC_CLIENT_STARTED.labels(*labels)
         self._sent = GRPC_CLIENT_SENT.labels(*labels)
         self._received = GRPC_CLIENT_RECEIVED.labels(*labels)
         self._seconds = GRPC_CLIENT_SECONDS.labels(*labels)
@@ -60,44 +56,12 @@ class CallMetrics:
 
         return request, response
 
-    def start(
-        self,
-        clock: Clock,
-        method: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        ended: Callable[[Any, grpc.StatusCode], None],
-    ) -> Any:
-        """Make the call. Count it once it has ended, and pass it to ``ended`` with its code."""
-        span = None
-        if tracing.active():
-            span, context = tracing.calling(self._path)
-            kwargs["metadata"] = (*(kwargs.get("metadata") or ()), *context)
-        call = method(*args, **kwargs)
-        self._started.inc()
-        begin = clock.monotonic()
-
-        def on_done(done: Any) -> None:
-            code = _code_of(done)
-            self._seconds.observe(clock.monotonic() - begin)
-            _handled(self._labels, grpc_code_name(code)).inc()
-            if span is not None:
-                tracing.ended(span, code.name)
-            ended(done, code)
-
-        call.add_done_callback(on_done)
-        return call
+    def count(self, code: grpc.StatusCode, seconds: float) -> None:
+        """Count a call that has ended."""
+        self._seconds.observe(seconds)
+        _handled(self._labels, code).inc()
 
 
 @cache
-def _handled(labels: tuple[str, str, str], code: str) -> Any:
-    return GRPC_CLIENT_HANDLED.labels(*labels, code)
-
-
-def _code_of(call: Any) -> grpc.StatusCode:
-    """Return the code of a call that has ended."""
-    try:
-        code = of_ended(call.code())
-    except BaseException:  # noqa: BLE001 - whatever it is, the call has not gone well
-        return grpc.StatusCode.CANCELLED
-    return grpc.StatusCode.UNKNOWN if code is None else code
+def _handled(labels: tuple[str, str, str], code: grpc.StatusCode) -> Any:
+    return GRPC_CLIENT_HANDLED.labels(*labels, grpc_code_name(code))
