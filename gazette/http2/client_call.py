@@ -20,7 +20,7 @@ from gazette.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields
 from gazette.http2.messages import ENCODINGS, MessageQueue, prefixed
-from gazette.http2.metadata import EOF, Metadata, is_grpc, metadata_of, status_of
+from gazette.http2.metadata import EOF, Metadata, answer_of, status_of
 from gazette.http2.waiters import Waiters
 
 _STATUS_OF_RESET: Final = {
@@ -181,30 +181,26 @@ class ClientCall(StreamListener):
         assert self._carrier is not None
         self._carrier.answered = True
         try:
-            metadata = metadata_of(_plain(fields))
+            answer = answer_of(tuple(fields))
         except ValueError as error:
             self.finish(grpc.StatusCode.INTERNAL, f"the server's answer is malformed: {error}")
             return
         if ended:
-            self._trailing = metadata
-            self._end(*status_of(fields))
+            self._trailing = answer.metadata
+            self._end(answer.code, answer.details)
             return
-        found = dict(fields)
-        http = found.get(b":status", b"")
-        if http[:1] == b"1":
+        if answer.http[:1] == b"1":
             return  # Information, before the answer.
-        kind = found.get(b"content-type", b"")
-        encoding = found.get(b"grpc-encoding", b"identity").decode("latin-1")
         if self._queue is not None:
             self.finish(grpc.StatusCode.INTERNAL, "the server sent a second head")
-        elif http != b"200" or not is_grpc(kind):
-            self.finish(*status_of([(b":status", http)]))
-        elif encoding not in ENCODINGS:
-            name = printable(encoding[:_NAME_LENGTH], one_line=True)
+        elif answer.http != b"200" or not answer.is_grpc:
+            self.finish(*status_of([(b":status", answer.http)]))
+        elif answer.encoding not in ENCODINGS:
+            name = printable(answer.encoding[:_NAME_LENGTH], one_line=True)
             self.finish(grpc.StatusCode.INTERNAL, f"messages are encoded by {name}")
         else:
-            self._queue = MessageQueue(self._max, encoding)
-            self._head = metadata
+            self._queue = MessageQueue(self._max, answer.encoding)
+            self._head = answer.metadata
             self._repeats = False
             self._changed.wake()
 
@@ -506,8 +502,3 @@ def _code_of(error: GazetteError) -> grpc.StatusCode:
     """Return the status of a call with a response that is not taken."""
     large = isinstance(error, TooLarge)
     return grpc.StatusCode.RESOURCE_EXHAUSTED if large else grpc.StatusCode.INTERNAL
-
-
-def _plain(fields: Fields) -> Fields:
-    """Return the fields without those of HTTP/2 itself."""
-    return [one for one in fields if one[0][:1] != b":"]

@@ -26,7 +26,7 @@ from gazette.http2.client_call import ClientCall, Method
 from gazette.http2.frames import ConnectionFault
 from gazette.http2.headers import encode_fields
 from gazette.http2.messages import ENCODINGS
-from gazette.http2.metadata import CONTENT_TYPE, fields_of, timeout_field
+from gazette.http2.metadata import CONTENT_TYPE, block_of, timeout_field
 from gazette.http2.resolve import HostResolver
 from gazette.http2.socket import Http2Socket
 from gazette.http2.waiters import Waiters
@@ -169,13 +169,13 @@ class Http2Channel:
             content = None
             if request is not None or not streams_requests:
                 content = method.content(request)
-            fields = fields_of(metadata or ())
+            block = head + block_of(tuple(metadata)) if metadata else head
             if timeout is not None:
-                fields.append(timeout_field(timeout))
+                block += encode_fields([timeout_field(timeout)])
             return ClientCall(
                 self,
                 method,
-                head + encode_fields(fields),
+                block,
                 content,
                 timeout_s=timeout,
                 wait_for_ready=bool(wait_for_ready),

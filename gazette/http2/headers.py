@@ -27,6 +27,7 @@ BLOCK_FRAMES_MAX: Final = 16
 _REFERENCE: Final = 0x80
 """Least byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
 _KNOWN_MAX: Final = 64
+_KNOWN_BYTES_MAX: Final = 1 << 10
 _UPDATE: Final = 0x20
 """Least byte of a change of the table's size (RFC 7541, 6.3). Bytes from its double on are of other kinds."""
 _UPDATES_MAX: Final = 2
@@ -47,19 +48,22 @@ class HeaderDecoder:
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=LIST_BYTES_MAX)
         self._known: dict[bytes, Fields] = {}
-        """Fields of blocks that only refer to the table, by block. They are valid until the table
-        changes.
-        """
+        """Fields of blocks that leave the table as it is, by block. They are valid until it changes."""
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block. Raise ``ConnectionFault``: what follows cannot be decoded."""
         fields = self._known.get(block)
         if fields is not None:
             return fields
+        table = self._decoder.header_table
+        was_empty = not table.dynamic_entries
         fields = self._checked(block)
-        if block and min(block) < _REFERENCE:
+        leaves = not block or min(block) >= _REFERENCE
+        if not leaves and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
+            leaves = not table.dynamic_entries  # It has referred to nothing, and added nothing.
+        if not leaves or len(self._known) == _KNOWN_MAX:
             self._known.clear()
-        elif len(self._known) < _KNOWN_MAX:
+        if leaves and len(block) <= _KNOWN_BYTES_MAX:
             self._known[block] = fields
         return fields
 

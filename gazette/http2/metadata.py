@@ -7,7 +7,8 @@ import binascii
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Final, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
@@ -66,6 +67,32 @@ def is_grpc(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() in _CONTENT_TYPES
 
 
+class Answer(NamedTuple):
+    """What the header list of an answer says: its head, or its trailers."""
+
+    metadata: Metadata
+    http: bytes
+    """The status of HTTP; empty without one."""
+    is_grpc: bool
+    encoding: str
+    code: grpc.StatusCode
+    """The status of the call. With ``details``, it is for trailers only."""
+    details: str
+
+
+@lru_cache(maxsize=64)
+def answer_of(fields: tuple[tuple[bytes, bytes], ...]) -> Answer:
+    """Return what a server's header list says. Raise ``ValueError`` as `metadata_of`. Most are alike."""
+    found = dict(fields)
+    return Answer(
+        metadata_of([one for one in fields if one[0][:1] != b":"]),
+        found.get(b":status", b""),
+        is_grpc(found.get(b"content-type", b"")),
+        found.get(b"grpc-encoding", b"identity").decode("latin-1"),
+        *status_of(fields),
+    )
+
+
 def metadata_of(fields: Fields) -> Metadata:
     """Return what the application sees of a call's headers, without binary values that are no base64.
 
@@ -88,6 +115,12 @@ def metadata_of(fields: Fields) -> Metadata:
             except binascii.Error:
                 continue
     return tuple(metadata)
+
+
+@lru_cache(maxsize=64)
+def block_of(metadata: Metadata) -> bytes:
+    """Return metadata as a part of a header block. Raise as `fields_of`. Calls of a caller are much alike."""
+    return encode_fields(fields_of(metadata))
 
 
 def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
@@ -133,7 +166,7 @@ def trailers(code: grpc.StatusCode, details: str, metadata: Metadata) -> Fields:
     return fields + fields_of(metadata)
 
 
-def status_of(fields: Fields) -> tuple[grpc.StatusCode, str]:
+def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, str]:
     """Return code and details of the trailers by which a server ended a call. They may hold anything."""
     found = dict(fields)
     status = found.get(b"grpc-status")

@@ -71,6 +71,7 @@ def validate_path_component(value: str, minimum: int, maximum: int) -> None:
         raise Invalid(f"cannot traverse outside its parent ({value})")
 
 
+@lru_cache(maxsize=4096)
 def split_journal_meta(name: JournalName) -> tuple[JournalName, str]:
     """Split ``journal;meta`` at the first ``;``. Without one, meta is ``""``."""
     journal, _, meta = name.partition(META_DELIMITER)

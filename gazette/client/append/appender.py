@@ -148,7 +148,7 @@ class Appender:
         """Prepare the call. ``session`` names the append of which this is an
         attempt: brokers refuse a late copy.
         """
-        params.validate()
+        self._opening = _opening_of(params)
         self._client = client
         self._params = params
         self._session = session
@@ -212,7 +212,7 @@ class Appender:
             if self._session is not None:
                 metadata += self._session.metadata()
             self._call = path.append(metadata=metadata)
-        await self._send(params.to_pb().SerializeToString())
+        await self._send(self._opening)
 
     async def _send(self, message: bytes) -> None:
         """Send a message. Stop if the broker has answered already: its response has the reason."""
@@ -243,6 +243,13 @@ def _result(
     return AppendResult(commit, registers, header, response.total_chunks, response.delayed_chunks)
 
 
+@lru_cache(maxsize=1 << 8)
+def _opening_of(params: AppendParams) -> bytes:
+    """Return the request that begins an append. Raise ``Invalid``. Most appends are like one before."""
+    params.validate()
+    return params.to_pb().SerializeToString()
+
+
 @lru_cache(maxsize=1 << 10)
 def _appended_to(journal: str) -> Any:
     """Return the counter of appended bytes of a journal. The library takes longer to find one."""
@@ -251,18 +258,17 @@ def _appended_to(journal: str) -> Any:
 
 async def _append_whole(
     client: BrokerAccess,
-    params: AppendParams,
+    journal: str,
+    opening: bytes,
     content: Sequence[memoryview],
     session: SessionAppend | None,
 ) -> AppendResult:
     """Make the call of content that is all here, and not large: all of it goes out at once."""
-    journal = params.journal
     endpoint, path = client.byte_path(journal, primary=True)
     with map_errors("Append", client.channels, journal=journal, endpoint=endpoint):
         metadata = client.credentials.metadata(journal_claims(Capability.APPEND, journal))
         if session is not None:
             metadata += session.metadata()
-        opening = params.to_pb().SerializeToString()
         chunks = [append_content(one) for one in content if len(one)]
         call = path.append_whole((opening, *chunks, COMMIT), metadata=metadata)
         try:
@@ -283,7 +289,7 @@ async def append_once(
 
     If the call itself fails, the journal's route is forgotten: the next call goes to the default address.
     """
-    params.validate()
+    opening = _opening_of(params)
     journal, clock = params.journal, client.clock
     try:
         await reach("append.begin", journal, clock)
@@ -292,7 +298,7 @@ async def append_once(
         if isinstance(content, tuple | list):
             content = views = [memoryview(one).cast("B") for one in content]
             if sum(map(len, views)) <= WHOLE_BYTES:
-                result = await _append_whole(client, params, views, session)
+                result = await _append_whole(client, journal, opening, views, session)
                 await reach("append.applied", journal, clock)
                 return result
         async with Appender(client, params, session) as appender:
@@ -336,11 +342,12 @@ async def append(
                 )
                 if once or not (held_up or _is_retried(error)):
                     raise
+                attempt += 1
                 client.waits.note(call, params.journal, error)
-            await client.clock.sleep(backoff_s(attempt))
-            attempt += 1
+            await client.clock.sleep(backoff_s(attempt - 1))
     finally:
-        client.waits.end(call)
+        if attempt:
+            client.waits.end(call)
 
 
 def _is_retried(error: GazetteError) -> bool:

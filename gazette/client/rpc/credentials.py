@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from gazette.auth import Capability, Claims, NoAuth, Signer, bearer
@@ -33,13 +34,15 @@ class Credentials:
 
     def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
         """Return metadata for a call that needs ``claims`` (their own expiry is ignored)."""
-        key = (replace(claims, expires_at=None), lifetime_s)
+        if claims.expires_at is not None:
+            claims = replace(claims, expires_at=None)
+        key = (claims, lifetime_s)
         now = self._clock.now()
         found = self._tokens.get(key)
         if found is not None and abs(now - found[0]) < lifetime_s / 2:
             self._tokens.move_to_end(key)
             return found[1]
-        metadata = bearer(self._signer.sign(key[0], lifetime_s))
+        metadata = bearer(self._signer.sign(claims, lifetime_s))
         self._tokens[key] = (now, metadata)
         self._tokens.move_to_end(key)
         while len(self._tokens) > _TOKENS_MAX:
@@ -47,6 +50,7 @@ class Credentials:
         return metadata
 
 
+@lru_cache(maxsize=1024)
 def journal_claims(capability: int, journal: str) -> Claims:
     """Return claims to one journal, without its metadata segment, which no label can hold."""
     return Claims.of_journal(capability, split_journal_meta(journal)[0])
