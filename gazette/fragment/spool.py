@@ -141,6 +141,19 @@ class SpoolState:
         rolled = (self._roll(proposal),) if self._must_roll(proposal.fragment) else ()
         return (*rolled, self._take(proposal, pending_sum, now))
 
+    def grow(self, length: int, sum: bytes, registers: LabelSet, now: float) -> Fragment:
+        """Commit ``length`` bytes that make the SHA-1 ``sum``, while nothing is pending: as ``extend``, and
+        ``propose`` of the ``next`` fragment. Return it.
+        """
+        assert length
+        assert not self.delta
+        was = self.fragment
+        self.fragment = Fragment(was.journal, was.begin, was.end + length, sum, was.codec)
+        self.registers, self._next = registers, None
+        if self.first_append_time is None:
+            self.first_append_time = now
+        return self.fragment
+
     def next(self, pending_sum: Callable[[], bytes]) -> Fragment:
         """Return the fragment that the pending bytes would make."""
         now = self.fragment

@@ -148,6 +148,16 @@ class Spool:
         self._put(content, self._state.fragment.length)
         self._state.extend(len(content))
 
+    def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
+        """Commit content for which it has ``room``, as the primary. Return the fragment that ends with it."""
+        held, length = self._held(), len(content)
+        held.put(content, self._state.fragment.length)
+        self._sum.update(content)
+        self._pending_sum = self._sum
+        fragment = self._state.grow(length, self._sum.digest(), registers, self._clock.now())
+        self._on_committed(Committed(fragment, length), primary=True)
+        return fragment
+
     def propose_now(self, proposal: Proposal, *, primary: bool) -> SpoolResult:
         """Apply a proposal as ``apply`` does, unless the spool ``is_busy``."""
         effects = self._state.propose(proposal, self._pending_digest, self._clock.now())

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gazette.broker.context import BrokerContext
     from gazette.broker.replica import Replica
     from gazette.broker.resolver import Resolution
+    from gazette.fragment.spool_file import Spool
+    from gazette.protocol.journal import JournalSpec
 
 _NOT_SUSPENDING: Final = frozenset({SuspendControl.RESUME, SuspendControl.NO_RESUME})
 """These have no effect on a journal that is not suspended."""
@@ -164,10 +166,13 @@ def commit_now(
     caller.
     """
     replica = at.replica
-    if replica is None or pipeline is None or not _is_steady(context, at, replica, pipeline):
+    if replica is None or pipeline is None:
         return None
-    begin, sessions = pipeline.spool.fragment.end, replica.sessions
-    registers = _registers_of(leader.terms, pipeline.spool.registers, begin)
+    spool = pipeline.spool
+    if not _is_steady(context, at, replica, pipeline, spool):
+        return None
+    begin, sessions = spool.fragment.end, replica.sessions
+    registers = _registers_of(leader.terms, spool.registers, begin)
 
     def is_admitted(small: SmallAppend) -> bool:
         session = small.session
@@ -214,15 +219,15 @@ def _registers_of(terms: AppendTerms, registers: LabelSet, end: Offset) -> Label
 
 
 def _is_steady(
-    context: BrokerContext, at: Resolution, replica: Replica, pipeline: Pipeline
+    context: BrokerContext, at: Resolution, replica: Replica, pipeline: Pipeline, spool: Spool
 ) -> bool:
     """Return True if the FSM would begin to stream at once: see its ``_on_resolved`` to ``_begin_stream``."""
     if not at.takes_content or context.settings.max_append_rate or not context.lease.holds:
         return False
-    route = at.header.route
-    if pipeline.route is not route and not pipeline.route.equivalent(route):
+    route, former = at.header.route, pipeline.header.route
+    if former is not route and not former.equivalent(route):
         return False
-    spec, fragment = at.spec, pipeline.spool.fragment
+    spec, fragment = at.spec, spool.fragment
     assert spec is not None
     head, index, end = replica.head, replica.index, fragment.end
     return (
@@ -234,7 +239,7 @@ def _is_steady(
         and index.first_refreshed
         and end >= max(index.end_offset, head.offset, index.unexplained_to, resume_offset(spec))
         and _is_healthy(context, at, replica)
-        and not _rolls(context, at, pipeline, end if fragment.begin == index.begin_offset else 0)
+        and not _rolls(context, spec, spool, end if fragment.begin == index.begin_offset else 0)
     )
 
 
@@ -248,17 +253,16 @@ def _is_healthy(context: BrokerContext, at: Resolution, replica: Replica) -> boo
     return store.health.error is None and not refused
 
 
-def _rolls(context: BrokerContext, at: Resolution, pipeline: Pipeline, roll_to: Offset) -> bool:
+def _rolls(context: BrokerContext, spec: JournalSpec, spool: Spool, roll_to: Offset) -> bool:
     """Return True if the spool has to roll before it gets content, as ``proposal_of`` says."""
-    assert at.spec is not None
-    spool, spec = pipeline.spool, at.spec.fragment
+    fragment, wanted = spool.fragment, spec.fragment
     proposal = proposal_of(
-        spool.fragment,
+        fragment,
         spool.first_append_time,
         roll_to=roll_to,
-        fragment_length=spec.length,
-        codec=spec.codec,
-        flush_interval_ns=spec.flush_interval_ns,
+        fragment_length=wanted.length,
+        codec=wanted.codec,
+        flush_interval_ns=wanted.flush_interval_ns,
         now=context.clock.now(),
     )
-    return proposal is not spool.fragment and proposal != spool.fragment
+    return proposal is not fragment and proposal != fragment

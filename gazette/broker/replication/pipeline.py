@@ -26,7 +26,7 @@ from gazette.broker.replication.peer_stream import PeerStream
 from gazette.broker.replication.spool_writer import SpoolWriter
 from gazette.errors import Broken, Bug, Closed, Conflict, GazetteError, Invalid, Unavailable
 from gazette.fragment.local_file import LocalFragment
-from gazette.fragment.spool import Proposal, SpoolResult
+from gazette.fragment.spool import Proposal
 from gazette.fragment.spool_file import Spool
 from gazette.protocol.content import replicate_content
 from gazette.protocol.fragment import ZERO_SUM, Fragment
@@ -363,9 +363,7 @@ class Pipeline:
             peer.send(*messages)
 
     async def _apply(self, proposal: Proposal) -> None:
-        self._require_applied(proposal, await self.local.propose(proposal))
-
-    def _require_applied(self, proposal: Proposal, result: SpoolResult) -> None:
+        result = await self.local.propose(proposal)
         if result.status is not Status.OK:
             raise Bug(
                 "the primary's own spool refused its proposal",
@@ -390,19 +388,16 @@ class Pipeline:
         )
 
     def commit_now(self, content: bytes, registers: LabelSet) -> Fragment:
-        """Propose to commit ``content`` and ``registers`` to all replicas.
+        """Commit ``content`` and ``registers`` to the local spool, and propose the same to all peers.
 
-        The pipeline is idle, and the local spool has room. Return what is proposed, and is in the spool now.
-        Take a turn to gather the answers.
+        The pipeline is idle, and the local spool has room. Return what is proposed. Take a turn to gather the
+        answers.
         """
-        spool = self.spool
-        spool.extend_now(content)
-        proposal = Proposal(spool.next(), registers)
+        fragment = self.spool.commit_now(content, registers)
         if self._peers:
-            message = _proposal(proposal.fragment, proposal.registers, acknowledge=True)
+            message = _proposal(fragment, registers, acknowledge=True)
             self._send(replicate_content(content, 0), message.SerializeToString())
-        self._require_applied(proposal, spool.propose_now(proposal, primary=True))
-        return proposal.fragment
+        return fragment
 
     # Gathering.
 
