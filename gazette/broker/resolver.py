@@ -142,10 +142,11 @@ class _Held:
     reassigned: Latch = field(default_factory=Latch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Found:
-    """A journal as the key space has it now."""
+    """A journal as the key space had it at ``seen_revision``."""
 
+    seen_revision: Revision
     item: DecodedKV
     value: JournalItem
     labels: LabelSet
@@ -297,13 +298,15 @@ class Resolver:
     def _resolved(
         self, journal: str, claims: Claims, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        found = self._find(journal)
+        found, seen = self._found.get(journal), self._ks.seen_revision
+        if found is None or found.seen_revision != seen:
+            found = self._find(journal)
         if found is None or not claims.selector.matches(found.labels):
             # One that the claims do not cover looks to the caller like a journal that does not exist.
             return self._resolution(journal, None, may_proxy, require_primary)
         key = may_proxy, require_primary
         resolution = found.resolutions.get(key)
-        if resolution is None or resolution.seen_revision != self._ks.seen_revision:
+        if resolution is None or resolution.seen_revision != seen:
             resolution = self._resolution(journal, found, may_proxy, require_primary)
             found.resolutions[key] = resolution
         return resolution
@@ -344,12 +347,13 @@ class Resolver:
         if item is None:
             return None
         assignments = self._state.assignments_of(journal)
-        found = self._found.get(journal)
+        found, seen = self._found.get(journal), self._ks.seen_revision
         if found is not None and found.item is item and found.assignments is assignments:
+            found.seen_revision = seen
             return found
         value: JournalItem = item.decoded.value
         route = self.with_endpoints(route_of(assignments))
-        found = _Found(item, value, value.labels, assignments, route)
+        found = _Found(seen, item, value, value.labels, assignments, route)
         self._found[journal] = found
         return found
 

@@ -10,7 +10,7 @@ from gazette.client.rpc.addresses import Addresses
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.counted_channel import BytePath
 from gazette.client.rpc.credentials import Credentials
-from gazette.client.rpc.route_cache import RouteCache
+from gazette.client.rpc.routes import RouteCache
 from gazette.client.waits import Waits
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.pb.broker_pb2_grpc import JournalStub

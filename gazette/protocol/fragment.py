@@ -154,8 +154,10 @@ class Fragment:
         return fragment
 
     def validate(self) -> None:
-        with within("Journal"):
+        try:
             validate_journal_name(self.journal)
+        except Invalid as error:
+            raise error.within("Journal") from error.__cause__
         if self.begin > self.end:
             raise Invalid(f"expected Begin <= End (have {self.begin}, {self.end})")
         if self.codec is Codec.INVALID:

@@ -214,12 +214,13 @@ def _header_of(data: bytes) -> Header:
 @lru_cache(maxsize=_HEADERS)
 def _valid_header_of(data: bytes) -> Header:
     header = _header_of(data)
-    header.validate()
+    with within("Header"):
+        header.validate()
     return header
 
 
 def valid_header(pb: broker_pb2.Header) -> Header:
-    """Return the checked header. Raise ``Invalid`` if it is invalid."""
+    """Return the checked header of a request or response. Raise ``Invalid`` if it is invalid."""
     return _valid_header_of(pb.SerializeToString())
 
 

@@ -147,15 +147,13 @@ def validate_append_response(
 ) -> tuple[Status, Header, Fragment | None, LabelSet]:
     """Check a response, and return status, header, commit and registers. A status OK has a commit."""
     status = _status(pb.status)
-    header = check_header(pb.header)
+    header = valid_header(pb.header)
     commit, registers = None, LabelSet.from_pb(pb.registers)
     if pb.HasField("commit"):
-        with within("Commit"):
-            commit = Fragment.from_pb(pb.commit)
-            commit.validate()
+        commit = _fragment("Commit", pb.commit)
     elif status is Status.OK:
         raise Invalid("expected Commit")
-    if registers:
+    if registers.labels:
         with within("Registers"):
             registers.validate()
     elif status in (Status.OK, Status.REGISTER_MISMATCH) and not pb.HasField("registers"):
@@ -174,14 +172,12 @@ def validate_replicate_request(
         _replicate_content(pb)
         return None
     if pb.HasField("header"):
-        check_header(pb.header)
+        valid_header(pb.header)
         if not pb.acknowledge:
             raise Invalid("expected Acknowledge with Header")
-    with within("Proposal"):
-        proposal = Fragment.from_pb(pb.proposal)
-        proposal.validate()
+    proposal = _fragment("Proposal", pb.proposal)
     registers = LabelSet.from_pb(pb.registers)
-    if registers:
+    if registers.labels:
         with within("Registers"):
             registers.validate()
     if pb.content:
@@ -246,7 +242,7 @@ def validate_list_response(pb: broker_pb2.ListResponse) -> None:
     applied them.
     """
     _status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
 
 
 def validate_list_response_journal(pb: broker_pb2.ListResponse.Journal) -> None:
@@ -275,7 +271,7 @@ def validate_apply_request(pb: broker_pb2.ApplyRequest) -> None:
 
 def validate_apply_response(pb: broker_pb2.ApplyResponse) -> None:
     _status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
 
 
 def validate_fragments_request(pb: broker_pb2.FragmentsRequest) -> None:
@@ -296,7 +292,7 @@ def validate_fragments_request(pb: broker_pb2.FragmentsRequest) -> None:
 
 def validate_fragments_response(pb: broker_pb2.FragmentsResponse) -> None:
     _status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
     for index, fragment in enumerate(pb.fragments):
         with within(f"Fragments[{index}]"):
             with within("Spec"):
@@ -323,22 +319,29 @@ def validate_health_request(pb: broker_pb2.FragmentStoreHealthRequest) -> None:
 
 def validate_health_response(pb: broker_pb2.FragmentStoreHealthResponse) -> None:
     _status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
 
 
 def check_optional_header(pb: _Routed) -> None:
     if pb.HasField("header"):
-        check_header(pb.header)
+        valid_header(pb.header)
 
 
-def check_header(pb: broker_pb2.Header) -> Header:
-    with within("Header"):
-        return valid_header(pb)
+def _fragment(path: str, pb: broker_pb2.Fragment) -> Fragment:
+    """Return the checked fragment of the field ``path``."""
+    try:
+        fragment = Fragment.from_pb(pb)
+        fragment.validate()
+    except Invalid as error:
+        raise error.within(path) from error.__cause__
+    return fragment
 
 
 def _status(value: int) -> Status:
-    with within("Status"):
-        return Status.from_pb(value)
+    try:
+        return Status(value)
+    except ValueError:
+        raise Invalid(f"invalid status ({value})", path="Status") from None
 
 
 def _journal(name: str) -> None:

@@ -11,9 +11,9 @@ from gazette.errors import Invalid
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.ids import validate_offsets, validate_shard_id
 from gazette.protocol.pb import consumer_pb2
+from gazette.protocol.route import valid_header
 from gazette.protocol.rpc import (
     check_delete_revision,
-    check_header,
     check_listed,
     check_optional_header,
     check_selector,
@@ -32,7 +32,7 @@ def validate_stat_request(pb: consumer_pb2.StatRequest) -> None:
 
 def validate_stat_response(pb: consumer_pb2.StatResponse) -> None:
     _shard_status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
     _offsets("ReadThrough", pb.read_through)
     _offsets("PublishAt", pb.publish_at)
 
@@ -43,7 +43,7 @@ def validate_shard_list_request(pb: consumer_pb2.ListRequest) -> None:
 
 def validate_shard_list_response(pb: consumer_pb2.ListResponse) -> None:
     _shard_status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
     for index, shard in enumerate(pb.shards):
         with within(f"Shards[{index}]"):
             validate_list_response_shard(shard)
@@ -89,7 +89,7 @@ def _shard_change(pb: consumer_pb2.ApplyRequest.Change) -> None:
 
 def validate_shard_apply_response(pb: consumer_pb2.ApplyResponse) -> None:
     _shard_status(pb.status)
-    check_header(pb.header)
+    valid_header(pb.header)
 
 
 def validate_get_hints_request(pb: consumer_pb2.GetHintsRequest) -> None:

@@ -1,18 +1,22 @@
-"""Objects that are closed at the end, or work on one event loop: what names them if they are not used so."""
+"""Objects that work in the process that made them, are closed at the end, or work on one event loop: what names
+them if they are not used so.
+
+Threads, event loops and connections stay behind in the process that `os.fork` copies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
 from typing import Final
 
-from gazette.errors import Invalid
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.errors import Closed, Invalid
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,51 @@ _ONE_FOR_EACH: Final = (
     "Make one for each event loop, within the coroutine that uses it, and close it there. Other threads pass"
     " calls to the first loop: asyncio.run_coroutine_threadsafe(call, loop)."
 )
+
+
+class _Forks:
+    """The number of forks between the first process of the program and this one."""
+
+    count = 0
+
+
+def _count() -> None:
+    _Forks.count += 1
+
+
+os.register_at_fork(after_in_child=_count)
+
+
+class MadeBeforeFork:
+    """Mark of an object that works only in the process that made it."""
+
+    __slots__ = ("_count", "_what")
+
+    def __init__(self, what: str) -> None:
+        """Note the process that makes an object. Errors call the object ``what``, such as ``a publisher``."""
+        self._what: Final = what
+        self._count: Final = _Forks.count
+
+    @property
+    def is_left(self) -> bool:
+        """True if this process was forked after the object was made."""
+        return self._count != _Forks.count
+
+    def require(self) -> None:
+        """Raise ``Closed`` if this process was forked after the object was made."""
+        if self._count != _Forks.count:
+            raise forked(self._what)
+
+
+def forked(what: str) -> Closed:
+    """Return the error for the use of an object in a process that was forked after it was made."""
+    return Closed(
+        f"{what} was made before this process was forked, and works in its parent only",
+        process=os.getpid(),
+        parent=os.getppid(),
+        hint="Make it after the fork, in the process that uses it. With multiprocessing, use the start"
+        " method 'spawn'; with a server that forks workers, the hook that runs in each worker.",
+    )
 
 
 class ClosedByOwner(MadeBeforeFork):

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from gazette.errors import Broken, Bug, Unavailable
 from gazette.runtime.clock import Clock
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.runtime.loop_bound import MadeBeforeFork
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -43,7 +43,8 @@ class TaskScope:
         # Not a set: they are cancelled in the order in which they were spawned.
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._on_failure = on_failure
-        self._stopping = False
+        self.is_stopping = False
+        """True if no more children are taken."""
         self._owner: asyncio.Task[Any] | None = None
         self._owner_cancelled = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -51,18 +52,13 @@ class TaskScope:
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a child that may end. Raise ``Bug`` (and closes ``coro``) once the scope stopped."""
-        if self._stopping:
+        if self.is_stopping:
             coro.close()
             raise Bug("task scope has stopped", scope=self.name, task=name)
         task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}/{name}")
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
         return task
-
-    @property
-    def is_stopping(self) -> bool:
-        """True if no more children are taken."""
-        return self._stopping
 
     def daemon(self, coro: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[None]:
         """Start a child that must run until it is cancelled: returning early fails the scope."""
@@ -121,7 +117,7 @@ class TaskScope:
         Raise ``Unavailable`` with the names of tasks that did not end in time. Failures of children are in
         ``failure`` and are not raised here, so that stopping is one straight sequence.
         """
-        self._stopping = True
+        self.is_stopping = True
         self.cancel()
         if self._tasks:
             _, pending = await asyncio.wait(set(self._tasks), timeout=timeout_s)
@@ -189,7 +185,7 @@ class TaskScope:
                 outer_cancel = True
                 self.cancel()
         self._owner = None
-        self._stopping = True
+        self.is_stopping = True
         if self._owner_cancelled and owner is not None:
             # The cancellation reached neither the body nor the wait. Take it back before it surfaces later.
             self._owner_cancelled = False

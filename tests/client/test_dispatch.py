@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette.client.rpc.dispatch import Health, pick
+from gazette.client.rpc.routes import Health, pick
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.route import EMPTY_ROUTE, Route
 

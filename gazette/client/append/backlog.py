@@ -20,7 +20,7 @@ from gazette.client.append.content import SEGMENT_BYTES, MemoryBudget, Segment
 from gazette.client.append.queue import Batch, JournalQueue
 from gazette.errors import Closed, GazetteError
 from gazette.protocol.content import BytesLike
-from gazette.runtime.forks import forked
+from gazette.runtime.loop_bound import forked
 from gazette.runtime.tasks import OpFuture
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import grpc.aio
 from gazette.auth import Signer
 from gazette.client.rpc.counted_channel import BytePath, CountedChannel
 from gazette.client.rpc.credentials import Credentials
-from gazette.client.rpc.dispatch import Health, pick
 from gazette.client.rpc.errors import map_errors
+from gazette.client.rpc.routes import Health, pick
 from gazette.errors import Closed, Invalid, Unavailable
 from gazette.http2.grpc_client import Http2Transport
 from gazette.http2.transport import Transport

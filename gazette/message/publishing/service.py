@@ -34,7 +34,7 @@ from gazette.message.uuid import ACK_TXN, build_uuid
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
-from gazette.runtime.forks import MadeBeforeFork
+from gazette.runtime.loop_bound import MadeBeforeFork
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
 
