@@ -101,11 +101,11 @@ class ClientCall(StreamListener):
         "_rest",
         "_room",
         "_sink",
-        "_status",
         "_stream",
         "_trailers",
         "_trailing",
         "head",
+        "status",
         "wait_for_ready",
     )
 
@@ -136,7 +136,8 @@ class ClientCall(StreamListener):
         self._carrier: Carrier | None = None
         self._queue: MessageQueue | None = None
         self._head: Metadata | None = None
-        self._status: tuple[grpc.StatusCode, str] | None = None
+        self.status: tuple[grpc.StatusCode, str] | None = None
+        """Code and text by which the call has ended; None before."""
         self._trailers: tuple[grpc.StatusCode, str] | None = None
         """The status of a call that went well, and whose responses are not all read."""
         self._trailing: Metadata = ()
@@ -207,7 +208,7 @@ class ClientCall(StreamListener):
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         stream, queue = self._stream, self._queue
         assert stream is not None
-        if self._status is not None:
+        if self.status is not None:
             stream.consume(len(content))
         elif queue is None:
             self.finish(grpc.StatusCode.INTERNAL, "the server sent content before its head")
@@ -268,9 +269,9 @@ class ClientCall(StreamListener):
 
     def finish(self, code: grpc.StatusCode, details: str) -> None:
         """End the call with a status, as far as this side knows. Do nothing if it has ended."""
-        if self._status is not None:
+        if self.status is not None:
             return
-        self._status = (code, details)
+        self.status = (code, details)
         self._content, self._rest = None, memoryview(b"")
         if self._deadline is not None:
             self._deadline.cancel()
@@ -288,22 +289,17 @@ class ClientCall(StreamListener):
     # -- beside what grpc.aio offers
 
     @property
-    def status(self) -> tuple[grpc.StatusCode, str] | None:
-        """Code and text by which the call has ended; None before."""
-        return self._status
-
-    @property
     def error(self) -> grpc.aio.AioRpcError | None:
         """The error by which the call has ended; None before, and if it went well."""
-        if self._status is None or self._status[0] is grpc.StatusCode.OK:
+        if self.status is None or self.status[0] is grpc.StatusCode.OK:
             return None
-        return self._failure(*self._status)
+        return self._failure(*self.status)
 
     # -- what grpc.aio offers
 
     def cancel(self) -> bool:
         """End the call. Return False if it has ended."""
-        if self._status is not None:
+        if self.status is not None:
             return False
         self._cancelled = True
         self.finish(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
@@ -311,15 +307,15 @@ class ClientCall(StreamListener):
 
     def cancelled(self) -> bool:
         """Return True if the call was cancelled, here or there."""
-        return self._status is not None and self._status[0] is grpc.StatusCode.CANCELLED
+        return self.status is not None and self.status[0] is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
         """Return True once the call has a status."""
-        return self._status is not None
+        return self.status is not None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call ``callback`` with this call once it has ended, now if it has."""
-        if self._status is not None:
+        if self.status is not None:
             callback(self)
         else:
             self._callbacks.append(callback)
@@ -334,7 +330,7 @@ class ClientCall(StreamListener):
 
     async def initial_metadata(self) -> Metadata:
         """Return the metadata that came first; none of a call that ended before."""
-        while self._head is None and self._status is None:
+        while self._head is None and self.status is None:
             await self._changed.wait()
         return self._head or ()
 
@@ -353,14 +349,14 @@ class ClientCall(StreamListener):
 
         Raise ``AioRpcError`` if the call ends meanwhile, ``InvalidStateError`` if it has ended.
         """
-        if self._status is not None:
+        if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._half_closed:
             raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
         content = memoryview(self._method.content_of_one(request))
         with self._cancelling():
             await self._until_opened()
-            if self._status is None:
+            if self.status is None:
                 self._rest = self._send(content, ended=False)
             while self._rest:
                 await self._room.wait()
@@ -373,7 +369,7 @@ class ClientCall(StreamListener):
         The caller has no ``write`` under way.
         """
         stream = self._stream
-        if stream is None or self._status is not None or self._half_closed:
+        if stream is None or self.status is not None or self._half_closed:
             return False
         return stream.send_whole(b"".join(map(self._method.content_of_one, requests)))
 
@@ -392,19 +388,19 @@ class ClientCall(StreamListener):
 
     async def done_writing(self) -> None:
         """Send the end of the requests. Do nothing if the call has ended. Raise as ``write``."""
-        if self._status is not None or self._half_closed:
+        if self.status is not None or self._half_closed:
             return
         self._half_closed = True
         with self._cancelling():
             await self._until_opened()
-            if self._status is None:
+            if self.status is None:
                 self._send(memoryview(b""), ended=True)
         self._raise_for_status()
 
     async def read(self) -> Any:
         """Return the next response, or ``grpc.aio.EOF``. Raise ``AioRpcError``."""
         with self._cancelling():
-            while not self._queue and self._trailers is None and self._status is None:
+            while not self._queue and self._trailers is None and self.status is None:
                 await self._arrived.wait()
         if self._cancelled:
             raise asyncio.CancelledError
@@ -439,7 +435,7 @@ class ClientCall(StreamListener):
         except GazetteError as error:
             self._queue.clear()
             self.finish(_code_of(error), str(error))
-            self._status = (
+            self.status = (
                 _code_of(error),
                 str(error),
             )  # The server may have said that all is well.
@@ -462,16 +458,16 @@ class ClientCall(StreamListener):
         text = printable(f"a response cannot be decoded: {error!r:.200}", one_line=True)
         code = grpc.StatusCode.INTERNAL
         self.finish(code, text)
-        self._status = (code, text)
+        self.status = (code, text)
         return self._failure(code, text)
 
     async def _ended(self) -> tuple[grpc.StatusCode, str]:
-        while self._status is None:
+        while self.status is None:
             await self._changed.wait()
-        return self._status
+        return self.status
 
     async def _until_opened(self) -> None:
-        while self._stream is None and self._status is None:
+        while self._stream is None and self.status is None:
             await self._changed.wait()
 
     @contextlib.contextmanager
@@ -485,8 +481,8 @@ class ClientCall(StreamListener):
     def _raise_for_status(self) -> None:
         if self._cancelled:
             raise asyncio.CancelledError
-        if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
-            raise self._failure(*self._status)
+        if self.status is not None and self.status[0] is not grpc.StatusCode.OK:
+            raise self._failure(*self.status)
 
     def _failure(self, code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
         return grpc.aio.AioRpcError(

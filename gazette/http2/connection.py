@@ -89,12 +89,12 @@ class Http2Stream:
     """One stream. Its owner calls ``release`` when nothing works for it any more."""
 
     __slots__ = (
-        "_connection",
         "_expected",
         "_granted",
         "_held",
         "_released",
         "_taken",
+        "connection",
         "id",
         "listener",
         "local_ended",
@@ -106,7 +106,7 @@ class Http2Stream:
         self.listener: StreamListener = _NO_LISTENER
         self.local_ended = False
         self.remote_ended = False
-        self._connection = connection
+        self.connection = connection
         self._granted = FIRST_BYTES
         """Bytes that the peer may still send."""
         self._held = 0
@@ -118,14 +118,9 @@ class Http2Stream:
         """Bytes that the peer takes beyond its initial window, less those that were sent."""
 
     @property
-    def connection(self) -> Http2Connection:
-        """Return the connection to which the stream belongs."""
-        return self._connection
-
-    @property
     def window(self) -> int:
         """Bytes that the peer takes."""
-        return self._taken + self._connection.first_window
+        return self._taken + self.connection.first_window
 
     @property
     def over(self) -> bool:
@@ -134,46 +129,127 @@ class Http2Stream:
 
     def send_fields(self, block: bytes, *, ended: bool) -> None:
         """Send a header block. Do nothing if this side has ended."""
-        self._connection.send_fields(self, block, ended=ended)
+        if self.local_ended:
+            return
+        connection, kind = self.connection, fr.HEADERS
+        flags, limit = fr.END_STREAM if ended else 0, connection._frame_bytes
+        while len(block) > limit:
+            connection._write(fr.frame(kind, flags, self.id, block[:limit]))
+            block, flags, kind = block[limit:], 0, fr.CONTINUATION
+        connection._write(fr.frame(kind, flags | fr.END_HEADERS, self.id, block))
+        if ended:
+            connection._end_local(self)
 
     def send(self, content: memoryview, *, ended: bool) -> int:
         """Send what may be sent now, and return how many bytes that is; with all of it, ``ended``.
 
         ``on_room`` follows if that is not everything. Raise ``Closed`` if this side has ended.
         """
-        return self._connection.send(self, content, ended=ended)
+        if self.local_ended:
+            raise Closed("the stream has ended")
+        connection, length, at, window = self.connection, content.nbytes, 0, self.window
+        room = max(0, min(length, window, connection._window))
+        # A write may fill the socket, which pauses this.
+        while at < room and not connection._paused:
+            end = min(at + connection._frame_bytes, room)
+            flags = fr.END_STREAM if ended and end == length else 0
+            head = fr.head(end - at, fr.DATA, flags, self.id)
+            connection._write_content(content[at:end], head)
+            at = end
+        self._taken -= at
+        connection._window -= at
+        if at < length:
+            (connection._waiting if at < window else connection._shut)[self] = None
+        elif ended:
+            if not length:
+                connection._write(fr.frame(fr.DATA, fr.END_STREAM, self.id))
+            connection._end_local(self)
+        return at
 
     def send_whole(self, content: bytes) -> bool:
         """Send all of the content now. Return False, and send nothing, if the peer or the socket has
         no room.
         """
-        return self._connection.send_whole(self, content)
+        connection = self.connection
+        length, limit = len(content), connection._frame_bytes
+        window = min(self.window, connection._window)
+        if length > window or connection._paused or self.local_ended:
+            return False
+        self._taken -= length
+        connection._window -= length
+        # A write may fill the socket, which pauses others: what was begun here is sent to its end.
+        if length <= limit:
+            connection._write_content(content, fr.head(length, fr.DATA, 0, self.id))
+            return True
+        view = memoryview(content)
+        for at in range(0, length, limit):
+            part = view[at : at + limit]
+            connection._write_content(part, fr.head(len(part), fr.DATA, 0, self.id))
+        return True
 
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
         """Send a whole answer: two header blocks, and content between them. Return False, and send nothing,
         if the content may not be sent at once.
         """
-        return self._connection.answer(self, head, content, trailers)
+        connection, length, id = self.connection, len(content), self.id
+        limit = min(connection._frame_bytes, self.window, connection._window)
+        largest = max(length, len(head), len(trailers))
+        if largest > limit or connection._paused or self.local_ended or not length:
+            return False
+        connection._write(
+            b"".join(
+                (
+                    fr.head(len(head), fr.HEADERS, fr.END_HEADERS, id),
+                    head,
+                    fr.head(length, fr.DATA, 0, id),
+                    content,
+                    fr.head(len(trailers), fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, id),
+                    trailers,
+                )
+            )
+        )
+        connection._credit.earn(length)
+        self._taken -= length
+        connection._window -= length
+        connection._end_local(self)
+        return True
 
     def charge(self, work: int) -> None:
         """Count work that the connection causes, beyond that of its frames."""
-        self._connection.work -= work
+        self.connection.work -= work
 
     def consume(self, length: int) -> None:
         """Let the peer send as many bytes more, which the listener has received and does not hold."""
-        self._connection.consume(self, length)
+        connection = self.connection
+        length = min(length, self._held)  # A released stream holds nothing.
+        connection._held -= length
+        self._held -= length
+        connection._grant()
+        if self.remote_ended:
+            return
+        room = connection.ahead_bytes - self._held - self._granted
+        if room >= connection.ahead_bytes // 4:
+            self._granted += room
+            connection._write(fr.window_update(self.id, room))
 
     def reset(self, code: FaultCode) -> None:
         """End the stream at once on both sides. Do nothing if it has ended."""
-        self._connection.reset(self, code)
+        if self.over:
+            return
+        self.local_ended = self.remote_ended = True
+        self.connection.note_reset(self, code)
 
     def release(self) -> None:
         """Give up the stream's place among those that run, and what it holds. May be repeated."""
-        if not self._released:
-            self._released = True
-            self._connection.released(self)
-            if self.over:  # No cycle keeps what has ended.
-                self.listener = _NO_LISTENER
+        if self._released:
+            return
+        self._released = True
+        connection = self.connection
+        connection.running -= 1
+        self.consume(self._held)
+        connection._changed()
+        if self.over:  # No cycle keeps what has ended.
+            self.listener = _NO_LISTENER
 
 
 class _NoListener:
@@ -313,63 +389,11 @@ class Http2Connection:
         stream.listener = listener
         self._next += 2
         self.running += 1
-        self.send_fields(stream, block, ended=ended)
+        stream.send_fields(block, ended=ended)
         if self._next > fr.WINDOW_MAX:  # All numbers of streams are used.
             self.draining = True
             self._changed()
         return stream
-
-    def send_fields(self, stream: Http2Stream, block: bytes, *, ended: bool) -> None:
-        """See ``Http2Stream.send_fields``."""
-        if stream.local_ended:
-            return
-        flags, kind = fr.END_STREAM if ended else 0, fr.HEADERS
-        limit = self._frame_bytes
-        while len(block) > limit:
-            self._write(fr.frame(kind, flags, stream.id, block[:limit]))
-            block, flags, kind = block[limit:], 0, fr.CONTINUATION
-        self._write(fr.frame(kind, flags | fr.END_HEADERS, stream.id, block))
-        if ended:
-            self._end_local(stream)
-
-    def send(self, stream: Http2Stream, content: memoryview, *, ended: bool) -> int:
-        """See ``Http2Stream.send``."""
-        if stream.local_ended:
-            raise Closed("the stream has ended")
-        length, at, window = content.nbytes, 0, stream.window
-        room = max(0, min(length, window, self._window))
-        while at < room and not self._paused:  # A write may fill the socket, which pauses this.
-            end = min(at + self._frame_bytes, room)
-            flags = fr.END_STREAM if ended and end == length else 0
-            self._write_content(content[at:end], fr.head(end - at, fr.DATA, flags, stream.id))
-            at = end
-        stream._taken -= at
-        self._window -= at
-        if at < length:
-            (self._waiting if at < window else self._shut)[stream] = None
-        elif ended:
-            if not length:
-                self._write(fr.frame(fr.DATA, fr.END_STREAM, stream.id))
-            self._end_local(stream)
-        return at
-
-    def send_whole(self, stream: Http2Stream, content: bytes) -> bool:
-        """See ``Http2Stream.send_whole``."""
-        length, limit = len(content), self._frame_bytes
-        window = min(stream._taken + self.first_window, self._window)
-        if length > window or self._paused or stream.local_ended:
-            return False
-        stream._taken -= length
-        self._window -= length
-        # A write may fill the socket, which pauses others: what was begun here is sent to its end.
-        if length <= limit:
-            self._write_content(content, fr.head(length, fr.DATA, 0, stream.id))
-            return True
-        view = memoryview(content)
-        for at in range(0, length, limit):
-            part = view[at : at + limit]
-            self._write_content(part, fr.head(len(part), fr.DATA, 0, stream.id))
-        return True
 
     def _write_content(self, content: BytesLike, head: bytes) -> None:
         if len(content) <= _JOINED_BYTES:
@@ -379,61 +403,13 @@ class Http2Connection:
             self._write(content)
         self._credit.earn(len(content))
 
-    def answer(self, stream: Http2Stream, head: bytes, content: bytes, trailers: bytes) -> bool:
-        """See ``Http2Stream.answer``."""
-        length, id = len(content), stream.id
-        window = stream._taken + self.first_window
-        limit = min(self._frame_bytes, window, self._window)
-        largest = max(length, len(head), len(trailers))
-        if largest > limit or self._paused or stream.local_ended or not length:
-            return False
-        self._write(
-            b"".join(
-                (
-                    fr.head(len(head), fr.HEADERS, fr.END_HEADERS, id),
-                    head,
-                    fr.head(length, fr.DATA, 0, id),
-                    content,
-                    fr.head(len(trailers), fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, id),
-                    trailers,
-                )
-            )
-        )
-        self._credit.earn(length)
-        stream._taken -= length
-        self._window -= length
-        self._end_local(stream)
-        return True
-
-    def consume(self, stream: Http2Stream, length: int) -> None:
-        """See ``Http2Stream.consume``."""
-        length = min(length, stream._held)  # A released stream holds nothing.
-        self._held -= length
-        stream._held -= length
-        self._grant()
-        if stream.remote_ended:
-            return
-        room = self.ahead_bytes - stream._held - stream._granted
-        if room >= self.ahead_bytes // 4:
-            stream._granted += room
-            self._write(fr.window_update(stream.id, room))
-
-    def reset(self, stream: Http2Stream, code: FaultCode) -> None:
-        """See ``Http2Stream.reset``."""
-        if stream.over:
-            return
-        stream.local_ended = stream.remote_ended = True
+    def note_reset(self, stream: Http2Stream, code: FaultCode) -> None:
+        """Tell the peer of a stream that ends at once."""
         self._write(fr.rst_stream(stream.id, code))
         self._reset[stream.id] = None
         if len(self._reset) > _RESETS_KEPT:
             del self._reset[next(iter(self._reset))]
         self._forget(stream)
-
-    def released(self, stream: Http2Stream) -> None:
-        """Count one running stream less, and release the bytes that it held."""
-        self.running -= 1
-        self.consume(stream, stream._held)
-        self._changed()
 
     def pause(self) -> None:
         """Send no more content: the socket takes no more."""
@@ -563,7 +539,7 @@ class Http2Connection:
         if stream is None:
             self._write(fr.rst_stream(fault.stream, fault.code))
             return
-        self.reset(stream, fault.code)
+        stream.reset(fault.code)
         stream.listener.on_fault(fault)
 
     # Content.
@@ -625,7 +601,7 @@ class Http2Connection:
         stream._held += padding
         self._deliver(stream, memoryview(content), ended=bool(flags & fr.END_STREAM))
         if padding:
-            self.consume(stream, padding)
+            stream.consume(padding)
 
     def _deliver(self, stream: Http2Stream, content: memoryview, *, ended: bool) -> None:
         length = content.nbytes

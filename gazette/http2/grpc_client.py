@@ -468,7 +468,8 @@ class ClientConnection(Http2Socket):
     def has_room(self) -> bool:
         """Return True if the server takes one more call now."""
         connection = self._connection
-        return self.is_live and connection.streams < connection.peer_streams_max
+        is_live = self.is_ready and not self._closing and not connection.draining
+        return is_live and connection.streams < connection.peer_streams_max
 
     @property
     def is_full(self) -> bool:

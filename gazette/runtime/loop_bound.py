@@ -1,5 +1,5 @@
-"""Objects that work in the process that made them, are closed at the end, or work on one event loop: what names
-them if they are not used so.
+"""Objects that work in the process that made them, are closed by their owner, or work on one event loop: what
+names them if they are not used so.
 
 Threads, event loops and connections stay behind in the process that `os.fork` copies.
 """
@@ -118,7 +118,7 @@ class LoopBound(ClosedByOwner):
         # Of one thread, one loop runs at a time. To ask which takes a system call before Python 3.12.
         loop = self._loop
         usual = loop is not None and get_ident() == self._thread and loop.is_running()
-        if not usual or self.is_left:
+        if not usual or self._count != _Forks.count:
             self._bind(asyncio._get_running_loop())
 
     def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -146,15 +146,12 @@ def counted(operation: str) -> Iterator[Outcome]:
     try:
         yield outcome
     finally:
-        _count_end(operation, outcome.status)
+        count(operation, outcome.status, started=False)
 
 
-def count(operation: str, status: Status | None) -> None:
-    """Count one operation that has ended. None: by an error."""
-    JOURNAL_SERVER_STARTED.inc(operation)
-    _count_end(operation, status)
-
-
-def _count_end(operation: str, status: Status | None) -> None:
+def count(operation: str, status: Status | None, *, started: bool = True) -> None:
+    """Count one operation that has ended. None: by an error. ``started``: count its begin as well."""
+    if started:
+        JOURNAL_SERVER_STARTED.inc(operation)
     name = ERROR if status is None else "ok" if status is Status.OK else status.name
     JOURNAL_SERVER_COMPLETED.inc(operation, name)

@@ -444,7 +444,9 @@ class Pipeline:
         Raise the failure of the first peer that gave no answer, and what ``agree`` raises. Unless all agree
         the pipeline is broken, because all later messages were built on that proposal.
         """
-        self._raise_own_failure()
+        # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.
+        if self._failure is not None:
+            raise self._failure
         answers = []
         for peer in self._peers:
             answers.append(_answer(peer, await peer.receive()))
@@ -465,7 +467,8 @@ class Pipeline:
         failure: GazetteError | None = None
         turn.enter()
         try:
-            self._raise_own_failure()
+            if self._failure is not None:
+                raise self._failure
             self._agree(self.gathering_to, self.gathering_registers)
         except GazetteError as error:
             failure = error
@@ -473,11 +476,6 @@ class Pipeline:
         finally:
             turn.leave(failure)
         return True
-
-    def _raise_own_failure(self) -> None:
-        # Ignore a peer's failure here: the answers that this turn waits for may have arrived before it.
-        if self._failure is not None:
-            raise self._failure
 
     # Ending.
 

@@ -4,7 +4,7 @@ one call to `broker/api/append`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -260,23 +260,34 @@ async def _append_whole(
     client: BrokerAccess,
     journal: str,
     opening: bytes,
-    content: Sequence[memoryview],
+    content: bytes,
     session: SessionAppend | None,
 ) -> AppendResult:
     """Make the call of content that is all here, and not large: all of it goes out at once."""
     endpoint, path = client.byte_path(journal, primary=True)
+    claims = journal_claims(Capability.APPEND, journal)
     with map_errors("Append", client.channels, journal=journal, endpoint=endpoint):
-        metadata = client.credentials.metadata(journal_claims(Capability.APPEND, journal))
+        metadata = client.channels.credentials.metadata(claims)
         if session is not None:
             metadata += session.metadata()
-        chunks = [append_content(one) for one in content if len(one)]
-        call = path.append_whole((opening, *chunks, COMMIT), metadata=metadata)
+        requests = (opening, append_content(content), COMMIT) if content else (opening, COMMIT)
+        call = path.append_whole(requests, metadata=metadata)
         try:
             await reach("append.sent", journal, client.clock)
             response = await call
         finally:
             call.cancel()  # No effect on a call that has ended.
-    return _result(client, journal, endpoint, sum(map(len, content)), response)
+    return _result(client, journal, endpoint, len(content), response)
+
+
+def _joined(content: Content) -> bytes | None:
+    """Return content that is all here and not large; None for any other."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        content = (content,)
+    if not isinstance(content, tuple | list):
+        return None
+    length = sum(memoryview(one).nbytes for one in content)
+    return b"".join(content) if length <= WHOLE_BYTES else None
 
 
 async def append_once(
@@ -293,14 +304,13 @@ async def append_once(
     journal, clock = params.journal, client.clock
     try:
         await reach("append.begin", journal, clock)
+        whole = content if isinstance(content, bytes) else _joined(content)
+        if whole is not None and len(whole) <= WHOLE_BYTES:
+            result = await _append_whole(client, journal, opening, whole, session)
+            await reach("append.applied", journal, clock)
+            return result
         if isinstance(content, bytes | bytearray | memoryview):
             content = (content,)
-        if isinstance(content, tuple | list):
-            content = views = [memoryview(one).cast("B") for one in content]
-            if sum(map(len, views)) <= WHOLE_BYTES:
-                result = await _append_whole(client, journal, opening, views, session)
-                await reach("append.applied", journal, clock)
-                return result
         async with Appender(client, params, session) as appender:
             if isinstance(content, AsyncIterator):
                 async for chunk in content:

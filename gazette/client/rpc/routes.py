@@ -1,4 +1,6 @@
-"""The last known routes of journals, and the choice of a member of one. Pure: time and connectivity are passed in."""
+"""The last known routes of journals, and the choice of a member of one. Pure: the caller gives time and
+connectivity.
+"""
 
 from __future__ import annotations
 

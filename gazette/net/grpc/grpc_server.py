@@ -454,7 +454,8 @@ class GrpcServer:
             except TimeoutError:
                 code, details = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
             served.finish(code, details)
-            self._count(call, code)
+            seconds = self._clock.monotonic() - call.began
+            call.method.measured.count(code, seconds, call.received)
 
         self._spawn(served, answer(), call.method)
 
@@ -464,9 +465,6 @@ class GrpcServer:
         self._gathering.pop(call, None)
         if code is grpc.StatusCode.OK:
             call.stream.connection.is_known = True
-        self._count(call, code)
-
-    def _count(self, call: WholeCall, code: grpc.StatusCode) -> None:
         seconds = self._clock.monotonic() - call.began
         call.method.measured.count(code, seconds, call.received)
 

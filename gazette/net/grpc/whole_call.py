@@ -62,10 +62,10 @@ class WholeCall:
     __slots__ = (
         "_content",
         "_length",
-        "_open",
         "_owner",
         "_timer",
         "began",
+        "is_open",
         "method",
         "on_gone",
         "received",
@@ -95,7 +95,8 @@ class WholeCall:
         self._owner = owner
         self._content: list[BytesLike | bytearray] = []
         self._length = 0
-        self._open = True
+        self.is_open = True
+        """True until the call is answered, or its caller has gone."""
         self._timer: asyncio.TimerHandle | None = None
 
     # -- what arrives
@@ -152,20 +153,20 @@ class WholeCall:
 
     def answer(self, response: bytes) -> None:
         """End the call with its response."""
-        if not self._open:
+        if not self.is_open:
             return
         stream, message = self.stream, prefixed(response)
         if stream.answer(HEAD_BLOCK, message, OK_BLOCK):
             self._end(grpc.StatusCode.OK)
             stream.release()
         else:
-            self._open = False
+            self.is_open = False
             self._stop_timer()
             self._owner.answer_by_task(self, response)
 
     def refuse(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> None:
         """End the call with a status."""
-        if not self._open:
+        if not self.is_open:
             return
         block = HEAD_BLOCK + encode_fields(trailers(code, details, trailing))
         self.stream.send_fields(block, ended=True)
@@ -174,8 +175,8 @@ class WholeCall:
 
     def hand_back(self) -> None:
         """Leave the call to a task, as if it had just arrived."""
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
             self._stop_timer()
             self._owner.serve_by_task(self)
 
@@ -186,24 +187,19 @@ class WholeCall:
         """Return True if more has arrived than a whole call may have."""
         return self._length > WHOLE_BYTES_MAX
 
-    @property
-    def is_open(self) -> bool:
-        """Return True until the call is answered, or its caller has gone."""
-        return self._open
-
     def keep(self) -> None:
         """Copy what has arrived: until then it is views of all that one reading has brought."""
         self._content = [bytearray().join(self._content)]
 
     def limit(self) -> None:
         """Begin to watch the caller's time limit, as the call was not answered at once."""
-        if self.timeout_s is not None and self._open:
+        if self.timeout_s is not None and self.is_open:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.timeout_s, self._expire)
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
         """End the call with a status before its function has."""
-        if self._open:
+        if self.is_open:
             self.stream.send_fields(
                 HEAD_BLOCK + encode_fields(trailers(code, details, ())), ended=True
             )
@@ -215,9 +211,9 @@ class WholeCall:
         self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self, code: grpc.StatusCode, *, gone: bool = False) -> None:
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         self._stop_timer()
         self._owner.answered(self, code)
         if gone and self.on_gone is not None:
