@@ -72,11 +72,12 @@ class BlobSettings:
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
     """The result of the latest check: without an error, the store is healthy.
-    ``checks`` counts the checks so far.
+    ``checks`` counts the checks so far. This one began at ``began``, of the monotonic clock.
     """
 
     error: str | None
     checks: int
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,11 @@ class ActiveStore:
         self._hung = False
         broken = isinstance(store, GazetteError)
         self._health = HealthStatus(
-            error=str(store) if broken else "first health check has not completed", checks=0
+            error=str(store) if broken else "first health check has not completed",
+            checks=0,
+            began=0.0,
         )
+        self._check_began = 0.0
         self._final = broken
         self._changed = asyncio.Event()
         self._marked = True
@@ -236,8 +240,8 @@ class ActiveStore:
         return in_progress > 0 or threads.signing.in_progress > 0
 
     def set_health(self, error: str | None, *, final: bool = False) -> None:
-        """Record the result of a check. ``final``: no other check follows."""
-        self._health = HealthStatus(error, self._health.checks + 1)
+        """Record the result of the check that was begun last. ``final``: no other check follows."""
+        self._health = HealthStatus(error, self._health.checks + 1, self._check_began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -469,6 +473,7 @@ class BlobStores:
         """Return the error of one check. A check that hangs is reported, and waited for before the next."""
         assert active._threads is not None
         if active._checking is None:
+            active._check_began = self._clock.monotonic()
             active._checking = active._threads.checks.submit(health.check, active.store)
         if not await ended(active._checking, health.CHECK_TIMEOUT_S):
             loop = asyncio.get_running_loop()

@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 _NAMED_MAX: Final = 5
 _CLOSING_ATTEMPTS_MAX: Final = 5
 _REFUSED_AFTER: Final = 2
-"""Failures of one upload after which its store counts as refusing it, by an error that may last."""
+"""Failures of one upload, each followed by a check that found its store healthy, after which the store counts
+as refusing the journal's fragments. Without such a check it may be the store that fails: appends wait for it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +335,8 @@ class Persister:
         upload.error = str(error) or repr(error)
         metrics.PERSIST_FAILURES.inc()
         expected = isinstance(error, GazetteError)
-        if upload.failures >= _REFUSED_AFTER and not isinstance(error, Retryable | Closed):
-            self._note_refusal(upload, upload.error)
+        if not isinstance(error, Retryable | Closed):
+            self._suspect(upload)
         grave = not expected or isinstance(error, Corrupt | Bug)
         log.log(
             logging.ERROR if grave else logging.WARNING,
@@ -347,6 +349,22 @@ class Persister:
             exc_info=None if expected else error,
         )
 
+    def _suspect(self, upload: Upload) -> None:
+        """Count a failure of an upload to a store that may be well. Have the store checked."""
+        active, now = (
+            self._shared.blob_stores.get(upload.first_store(upload.spec())),
+            self._clock.monotonic(),
+        )
+        status = active.health
+        if status.error is not None:
+            upload.confirmed = 0
+        elif status.began > upload.failed_at:
+            upload.confirmed += 1
+        active.failed()
+        upload.failed_at = now
+        if upload.confirmed >= _REFUSED_AFTER:
+            self._note_refusal(upload, upload.error)
+
     def _note_refusal(self, upload: Upload, reason: str) -> None:
         """Record why the first store refuses the journal's fragments; empty: it does not any more."""
         key = (upload.spool.fragment.journal, upload.life)
@@ -356,7 +374,6 @@ class Persister:
         if reason:
             active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
             active.refusals[key] = reason
-            active.failed()
             self._refused[upload] = active
 
     async def _on_unconfirmed(

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from gazette.client.append.appender import AppendParams
+from gazette.client.append.appender import AppendParams, append_once
 from gazette.client.journals import JournalChange, fragment_store_health
 from gazette.errors import GazetteError, Unavailable
 from gazette.etcd.client import Etcd
+from gazette.fragment.metrics import PERSIST_FAILURES
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
 from tests.facts import raises
+
+CONTENT: Final = bytes(2_000)
 
 
 @pytest.fixture
@@ -91,3 +96,33 @@ async def test_a_deleted_journal_leaves_no_refusal(broker: BrokerFixture) -> Non
     await broker.client.apply_journals([deletion])
     await until(lambda: not broker.service.context.persister.unpersisted)
     assert not store.refusals
+
+
+async def test_a_store_that_is_away_for_some_time_refuses_no_journal(broker: BrokerFixture) -> None:
+    """As until it is mounted again. Its checks fail, too: appends wait for it, and none is refused."""
+    stored, away = broker.file_root / "fragments", broker.file_root / "away"
+    await broker.create(journal_spec("a/journal", length=len(CONTENT) - 1))
+    params = AppendParams("a/journal")
+    await broker.client.append(params, CONTENT)
+    await until(lambda: objects(broker, "a/journal"))
+    store, failed = broker.service.context.blob_stores.get(STORE), failures()
+
+    async def append_more() -> None:
+        for _ in range(4):  # Each completes the fragment of the one before.
+            await append_once(broker.client, params, CONTENT)
+
+    stored.rename(away)
+    async with TaskScope("appends") as scope:
+        scope.spawn(append_more(), name="append")
+        await until(lambda: failures() >= failed + 9)  # Each upload fails three times.
+        assert store.health.error
+        assert not store.refusals
+        away.rename(stored)
+    await until(lambda: len(objects(broker, "a/journal")) >= 4)
+    assert not store.refusals
+    assert (await broker.client.append(params, b"end")).commit.begin == 5 * len(CONTENT)
+
+
+def failures() -> float:
+    """Return the number of uploads that have failed in this process."""
+    return sum(one.value for metric in PERSIST_FAILURES.collect() for one in metric.samples)
