@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -122,11 +123,11 @@ class ActiveStore:
             checks=0,
             began=0.0,
         )
-        self._check_began = 0.0
         self._final = broken
         self._changed = asyncio.Event()
         self._marked = True
-        self._checking: concurrent.futures.Future[None] | None = None
+        self._checking: tuple[float, concurrent.futures.Future[None]] | None = None
+        """A check that has not ended, and the monotonic time at which it began."""
         self.refusals: dict[tuple[JournalName, Revision], str] = {}
         """Reasons for which the store keeps refusing fragments, by journal and life of the journal."""
 
@@ -211,7 +212,7 @@ class ActiveStore:
         threads = self._threads
         if threads is None:
             return False
-        checking = self._checking is not None and not self._checking.done()
+        checking = self._checking is not None and not self._checking[1].done()
         return checking or threads.calls.in_progress > 0 or threads.signing.in_progress > 0
 
     def _trouble(self) -> Unavailable | None:
@@ -239,9 +240,11 @@ class ActiveStore:
         self._hung = bool(trouble)
         return in_progress > 0 or threads.signing.in_progress > 0
 
-    def set_health(self, error: str | None, *, final: bool = False) -> None:
-        """Record the result of the check that was begun last. ``final``: no other check follows."""
-        self._health = HealthStatus(error, self._health.checks + 1, self._check_began)
+    def set_health(
+        self, error: str | None, *, began: float = -math.inf, final: bool = False
+    ) -> None:
+        """Record the result of a check, which began at that monotonic time. ``final``: it is the last one."""
+        self._health = HealthStatus(error, self._health.checks + 1, began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -451,8 +454,11 @@ class BlobStores:
         failures = 0
         while self._stores.get(active.url) is active:
             active._recheck.clear()
-            error = active._trouble() or await self._check(active)
-            error = active._trouble() or error
+            began = self._clock.monotonic()
+            error: BaseException | None = active._trouble()
+            if error is None:
+                began, found = await self._check(active)
+                error = active._trouble() or found
             if self._stores.get(active.url) is not active:
                 return
             metrics.HEALTH_CHECKS.labels(active.url, "error" if error else "ok").inc()
@@ -463,31 +469,32 @@ class BlobStores:
                     "blob store %(store)s is unhealthy: %(error)s",
                     {"store": active.url, "error": reason},
                 )
-            active.set_health(reason)
+            active.set_health(reason, began=began)
             checked, next_s = self._clock.monotonic(), health.next_check_s(failures, self._rng)
             if await sleep_unless(self._clock, next_s, active._recheck):
                 due = checked + min(next_s, _CHECK_AGAIN_S)
                 await self._clock.sleep(due - self._clock.monotonic())
 
-    async def _check(self, active: ActiveStore) -> BaseException | None:
-        """Return the error of one check. A check that hangs is reported, and waited for before the next."""
+    async def _check(self, active: ActiveStore) -> tuple[float, BaseException | None]:
+        """Return begin and error of one check. One that hangs is reported, and waited for before the next."""
         assert active._threads is not None
         if active._checking is None:
-            active._check_began = self._clock.monotonic()
-            active._checking = active._threads.checks.submit(health.check, active.store)
-        if not await ended(active._checking, health.CHECK_TIMEOUT_S):
+            checking = active._threads.checks.submit(health.check, active.store)
+            active._checking = self._clock.monotonic(), checking
+        began, checking = active._checking
+        if not await ended(checking, health.CHECK_TIMEOUT_S):
             loop = asyncio.get_running_loop()
 
             def recheck(_: concurrent.futures.Future[None]) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(active._recheck.set)
 
-            active._checking.add_done_callback(recheck)
-            return Unavailable(
+            checking.add_done_callback(recheck)
+            return began, Unavailable(
                 "the health check did not end in time", timeout_s=health.CHECK_TIMEOUT_S
             )
-        checked, active._checking = active._checking, None
-        return checked.exception()
+        active._checking = None
+        return began, checking.exception()
 
 
 def _reason(error: BaseException) -> str:

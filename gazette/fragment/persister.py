@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -128,6 +129,10 @@ class Persister:
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
         self._refused: dict[Upload, ActiveStore] = {}
+        self._suspected: dict[Upload, tuple[float, int]] = {}
+        """Monotonic time of the last failure that may be a refusal, and the number of those before it that a
+        healthy check of the store has followed.
+        """
         """Uploads that their store keeps refusing."""
         self._closings: set[Closing] = set()
         """Closings that may have to be put at the end of the broker."""
@@ -256,6 +261,7 @@ class Persister:
             while not await self._attempt_in_turn(upload):
                 await self._sleep(self._backoff(upload.failures))
         self._uploads.pop(upload).set()
+        self._suspected.pop(upload, None)
         self._note_refusal(upload, "")
         metrics.UNPERSISTED.dec()
         metrics.PERSISTED.inc()
@@ -351,18 +357,15 @@ class Persister:
 
     def _suspect(self, upload: Upload) -> None:
         """Count a failure of an upload to a store that may be well. Have the store checked."""
-        active, now = (
-            self._shared.blob_stores.get(upload.first_store(upload.spec())),
-            self._clock.monotonic(),
-        )
-        status = active.health
-        if status.error is not None:
-            upload.confirmed = 0
-        elif status.began > upload.failed_at:
-            upload.confirmed += 1
+        active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
+        failed_at, confirmed = self._suspected.get(upload, (math.inf, 0))
+        if active.health.error is not None:
+            confirmed = 0
+        elif active.health.began > failed_at:
+            confirmed += 1
         active.failed()
-        upload.failed_at = now
-        if upload.confirmed >= _REFUSED_AFTER:
+        self._suspected[upload] = (self._clock.monotonic(), confirmed)
+        if confirmed >= _REFUSED_AFTER:
             self._note_refusal(upload, upload.error)
 
     def _note_refusal(self, upload: Upload, reason: str) -> None:

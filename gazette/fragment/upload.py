@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -91,10 +90,6 @@ class Upload:
     cut: Offset | None = None
     """The offset at which to cut the spool before it is uploaded."""
     failures: int = 0
-    failed_at: float = math.inf
-    """Monotonic time of the last failure that may be a refusal."""
-    confirmed: int = 0
-    """Such failures that were followed by a check which found the store healthy."""
     error: str = "not attempted yet"
     _call: concurrent.futures.Future[bool] | None = None
     """The running thread of an attempt whose time was up."""

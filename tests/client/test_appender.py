@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +14,7 @@ from gazette.auth import Capability, KeyedAuth
 from gazette.client.append.appender import Appender, AppendParams, SuspendControl, backoff_s
 from gazette.client.client import Client
 from gazette.errors import Broken, Closed, Conflict, Fenced, Invalid, NotAllowed, Unavailable
-from gazette.protocol.content import CHUNK_BYTES, TOO_SLOW
+from gazette.protocol.content import CHUNK_BYTES, TOO_SLOW, WHOLE_BYTES
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
@@ -35,6 +37,46 @@ async def test_content_arrives_in_chunks_and_is_committed(
     assert result.header.process_id == broker.id
     # The last piece may be up to twice as long; the commit is a message too.
     assert result.total_chunks == len(content) // CHUNK_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "chunks"),
+    [
+        (bytes(WHOLE_BYTES), 2),
+        (bytes(WHOLE_BYTES + 1), 2),
+        ([b"one", b"", memoryview(b"two"), bytearray(b"three")], 2),
+        ((bytes(WHOLE_BYTES), b"x"), 3),
+        (memoryview(array("i", range(7))), 2),
+        (iter([b"one", b"two"]), 3),
+        ([], 1),
+    ],
+    ids=["whole", "longer", "pieces", "long-pieces", "integers", "iterator", "nothing"],
+)
+async def test_content_in_any_form_arrives(
+    client: Client, broker: StubBroker, content: Any, chunks: int
+) -> None:
+    """Content that is all there and not long is one chunk. Each other piece is a chunk of its own."""
+    pieces = content if isinstance(content, list | tuple) else [content]
+    expected = b"onetwo" if chunks == 3 and len(pieces) == 1 else b"".join(pieces)
+    result = await client.append(JOURNAL, content)
+    assert broker.content_of("a/journal") == expected
+    assert result.commit.length == len(expected)
+    assert broker.appends[0].chunks == chunks
+
+
+async def test_an_append_that_is_cancelled_ends_its_call(
+    client: Client, broker: StubBroker
+) -> None:
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    async with TaskScope("appends") as scope:
+        appending = scope.spawn(client.append(JOURNAL, b"never"), name="append")
+        await hold.reached.wait()
+        appending.cancel()
+    await client.append(JOURNAL, b"y")
+    hold.until.set()
+    await client.append(JOURNAL, b"z")
+    assert broker.content_of("a/journal") == b"yz"
 
 
 async def test_an_empty_append_asks_for_the_head(client: Client, broker: StubBroker) -> None:

@@ -65,7 +65,7 @@ ROWS: Final = (
         "sql.committing(*/{shard})=kill@{n}",
     ),
     Row(
-        "the commit's content sent, not its end",
+        "the commit's content sent, without an answer",
         f"append.sent({LOG})=kill@{{n}}",
         "commit.enqueued({shard})=kill@{n}",
     ),

@@ -230,6 +230,21 @@ class SpoolMachine(RuleBasedStateMachine):
     def commit(self, hearers: set[int], leader: int, registers: LabelSet) -> None:
         self.propose(hearers | {leader}, Proposal(self.models[leader].next, registers), leader)
 
+    @rule(
+        leader=replicas,
+        content=st.binary(min_size=1, max_size=64),
+        registers=st.sampled_from(REGISTERS),
+    )
+    def commit_now(self, leader: int, content: bytes, registers: LabelSet) -> None:
+        """Let the leader commit in one step, if nothing is pending and it has room."""
+        spool, model = self.spools[leader], self.models[leader]
+        if spool.room < len(content):
+            return
+        model.pending += content
+        assert model.propose(Proposal(model.next, registers)) is Status.OK
+        assert spool.commit_now(content, registers) == model.fragment
+        assert spool.registers == model.registers
+
     @rule(hearers=subsets, leader=replicas)
     def synchronize(self, hearers: set[int], leader: int) -> None:
         model = self.models[leader]

@@ -215,6 +215,35 @@ def test_blocks_are_read_with_their_table_as_it_changes() -> None:
         assert decoder.decode(encoder.encode(fields)) == fields
 
 
+def test_blocks_that_are_remembered_are_read_as_by_a_decoder_that_remembers_none() -> None:
+    """Plain blocks, references, additions, evictions and changes of the table's size, in any order."""
+    rng = random.Random(2)
+    for _ in range(200):
+        ours, reference = HeaderDecoder(), hpack.Decoder(max_header_list_size=LIST_BYTES_MAX)
+        encoder, blocks = (
+            hpack.Encoder(),
+            [encode_fields(REQUEST), b"", b"\x88", b"\xbe", b"\x20\x88"],
+        )
+        for _ in range(60):
+            match rng.randrange(4):
+                case 0:
+                    fields = [(b"x-%d" % rng.randrange(9), b"v" * rng.choice((1, 90, 5_000)))]
+                    block = encoder.encode(fields)
+                case 1:
+                    block = bytes([rng.choice((0x20, 0x3F))]) + encode_fields(REQUEST[:2])
+                    block = block.replace(b"\x3f", b"\x3f\xe1\x1f", 1)
+                case _:
+                    block = rng.choice(blocks)
+            blocks.append(block)
+            try:
+                expected = [(bytes(a), bytes(b)) for a, b in reference.decode(block, raw=True)]
+            except hpack.HPACKError:
+                with pytest.raises(ConnectionFault):
+                    ours.decode(block)
+                break  # A connection ends there.
+            assert ours.decode(block) == expected
+
+
 @pytest.mark.parametrize(
     ("block", "code"),
     [
