@@ -72,7 +72,12 @@ def test_a_mistake_that_is_planted_is_found() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("plant", "first"),
-    [("unknown-session-admitted", 1), ("group-answered-ok", 101), ("steady-in-any-state", 1)],
+    [
+        ("unknown-session-admitted", 1),
+        ("group-answered-ok", 101),
+        ("steady-in-any-state", 1),
+        ("journal-refused-for-its-store", 1),
+    ],
 )
 def test_mistakes_of_sessions_and_groups_are_found(plant: str, first: int) -> None:
     """Within 150 seeds: sessions and groups have a fair share of what is simulated.

@@ -29,6 +29,8 @@ from gazette.errors import GazetteError
 from gazette.etcd.lease import Lease
 from gazette.fragment.closing import Closing, ClosingName
 from gazette.fragment.index import Index
+from gazette.fragment.persister import Persister
+from gazette.fragment.upload import Upload
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.route import Route
@@ -226,6 +228,16 @@ def group_answered_ok() -> None:
     _replace(AppendGroup, "_fail", fail)
 
 
+def journal_refused_for_its_store() -> None:
+    """Take two failures of an upload for a refusal of its journal, though the store may be what fails."""
+    _replace(Persister, "_suspect", _refuse_twice_failed)
+
+
+def _refuse_twice_failed(persister: Persister, upload: Upload) -> None:
+    if upload.failures >= 2:
+        persister._note_refusal(upload, upload.error)
+
+
 def steady_in_any_state() -> None:
     """Commit small appends at once while their replicas are in step, whatever else has to be done before."""
     _replace(steady, "_is_steady", lambda context, at, replica, pipeline: at.takes_content)
@@ -297,6 +309,7 @@ PLANTS: Final[dict[str, Plant]] = {
         unknown_session_admitted,
         group_answered_ok,
         steady_in_any_state,
+        journal_refused_for_its_store,
         closing_too_early,
         closing_of_another_tenure,
     )

@@ -43,6 +43,8 @@ _STOP_S: Final = 420.0
 _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
 """How long a broker keeps away from a store that was down."""
+_STORE_WAIT_S: Final = 55.0
+"""Less than an append waits for a store that is in trouble, before it is refused."""
 _PARTED_S: Final = 60.0
 """Longest delay of the first attempt of an append."""
 _LARGE: Final = 1_600_000
@@ -706,6 +708,8 @@ class Scenario:
         trouble.error_chance = rng.choice((0.0, 0.3, 1.0))
         trouble.lost_answer_chance = rng.choice((0.0, 0.5))
         trouble.delay_s = rng.choice((0.0, 1.0, 10.0))
+        # A source apart, so that other choices of a seed stay as they are.
+        trouble.refuses = random.Random(f"refuses {bucket.name} {seconds}").random() < 0.5
         await self.clock.sleep(seconds)
         bucket.heal()
 
@@ -952,7 +956,22 @@ class Scenario:
         append.refused = refused or (bool(status_of(error)) and not append.repeated)
         if isinstance(error, Bug):
             self.world.violated(f"append {append.number} raised {error!r}")
+        if status_of(error) == Status.FRAGMENT_STORE_UNHEALTHY.name:
+            self._require_trouble(append, error)
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
+
+    def _require_trouble(self, append: Append, error: BaseException) -> None:
+        """Violate unless a store has been in trouble for as long as brokers wait for one."""
+        now = since = self.world.loop.now
+        stores = [one for one in self.world.history.faults if "store " in one.what]
+        for fault in sorted(stores, key=lambda one: one.end, reverse=True):
+            if fault.begin <= now and fault.end >= since:
+                since = min(since, fault.begin)
+        if now - since < _STORE_WAIT_S:
+            self.world.violated(
+                f"append {append.number} was refused for a store that has been in trouble for "
+                f"{now - since:.0f} s only: {error}"
+            )
 
     def may_reset(self, journal: str) -> bool:
         """Return True if a journal's head may have to be confirmed.

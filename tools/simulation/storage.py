@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
 from gazette.blobs.blob_store import BlobInfo, validate_path, validate_prefix
-from gazette.errors import NotFound, Unavailable
+from gazette.errors import NotAllowed, NotFound, Unavailable
 from gazette.fragment.local_file import disk_error
 from tools.simulation.loop import Node, VirtualLoop
 
@@ -314,6 +314,8 @@ class StoreTrouble:
     """What is wrong about a bucket now."""
 
     error_chance: float = 0.0
+    refuses: bool = False
+    """Errors say that waiting does not help, as for credentials that have expired or a missing directory."""
     lost_answer_chance: float = 0.0
     """Of a put that is done, and answered as failed."""
     delay_s: float = 0.0
@@ -371,6 +373,8 @@ class SimStore:
         if trouble.hangs_until is not None and self._loop.now < trouble.hangs_until:
             self._threads.wait(trouble.hangs_until - self._loop.now)
         if trouble.error_chance and rng.random() < trouble.error_chance:
+            if trouble.refuses:
+                raise NotAllowed("the bucket answers 403")
             raise Unavailable("the bucket answers 503")
 
     def exists(self, path: str) -> bool:
