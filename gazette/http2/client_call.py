@@ -20,7 +20,7 @@ from gazette.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields
 from gazette.http2.messages import ENCODINGS, MessageQueue, prefixed
-from gazette.http2.metadata import EOF, Metadata, answer_of, status_of
+from gazette.http2.metadata import EOF, Metadata, reply_of, status_of
 from gazette.http2.waiters import Waiters
 
 _STATUS_OF_RESET: Final = {
@@ -182,7 +182,7 @@ class ClientCall(StreamListener):
         assert self._carrier is not None
         self._carrier.answered = True
         try:
-            answer = answer_of(tuple(fields))
+            answer = reply_of(tuple(fields))
         except ValueError as error:
             self.finish(grpc.StatusCode.INTERNAL, f"the server's answer is malformed: {error}")
             return

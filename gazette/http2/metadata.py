@@ -67,7 +67,7 @@ def is_grpc(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip().lower() in _CONTENT_TYPES
 
 
-class Answer(NamedTuple):
+class ReplyHead(NamedTuple):
     """What the header list of an answer says: its head, or its trailers."""
 
     metadata: Metadata
@@ -81,10 +81,10 @@ class Answer(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def answer_of(fields: tuple[tuple[bytes, bytes], ...]) -> Answer:
+def reply_of(fields: tuple[tuple[bytes, bytes], ...]) -> ReplyHead:
     """Return what a server's header list says. Raise ``ValueError`` as `metadata_of`. Most are alike."""
     found = dict(fields)
-    return Answer(
+    return ReplyHead(
         metadata_of([one for one in fields if one[0][:1] != b":"]),
         found.get(b":status", b""),
         is_grpc(found.get(b"content-type", b"")),

@@ -41,7 +41,7 @@ MARKS_ENV: Final = "GAZETTE_FAILPOINT_MARKS"
 
 POINTS: Final[Mapping[str, str]] = {
     "append.begin": "before an append's RPC begins; of a journal",
-    "append.sent": "its content was sent, and not the request to commit it; of a journal",
+    "append.sent": "its content was sent, and its answer was not received; of a journal",
     "append.applied": "the broker has applied an append, and not answered yet; of a journal",
     "source.read": "bytes of a source were read, and are about to be handed to its shard; of a journal",
     "transaction.begun": "before the first message of a transaction; of a shard",

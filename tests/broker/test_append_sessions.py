@@ -46,6 +46,19 @@ def test_a_session_that_is_not_known_learns_of_the_ledger_and_goes_on_with_it() 
     assert ledger.admit(SessionAppend(ONE, 2), 7, HERE) == ADMITTED
 
 
+def test_a_ledger_of_a_journal_that_was_created_again_has_another_name() -> None:
+    """Although its primary has the assignment of before."""
+    former = introduced(SessionLedger(1), ONE)
+    ledger = SessionLedger(8)
+    append = SessionAppend(ONE, 2, former)
+    early, refusal = ledger.refusal(append, 7), ledger.admit(append, 7, HERE).refusal
+    for error in (early, refusal):
+        assert error is not None
+        assert error.facts["created"] == 8
+        assert error.facts["ledger"] != former
+    assert ledger.admit(SessionAppend(ONE, 2, introduced(ledger, ONE)), 7, HERE) == ADMITTED
+
+
 def test_an_earlier_append_is_refused_and_its_refusal_names_no_ledger() -> None:
     ledger = SessionLedger(1)
     name = introduced(ledger, ONE)

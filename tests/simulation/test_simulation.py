@@ -74,7 +74,7 @@ def test_a_mistake_that_is_planted_is_found() -> None:
     ("plant", "first"),
     [
         ("unknown-session-admitted", 1),
-        ("group-answered-ok", 101),
+        ("group-answered-ok", 1),
         ("steady-in-any-state", 1),
         ("journal-refused-for-its-store", 1),
     ],

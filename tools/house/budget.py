@@ -40,7 +40,7 @@ ROOMS: Final[dict[str, int]] = {
     "allocator/": 2650,
     "backfill/": 3831,
     "blobs/": 3134,
-    "broker/": 10965,
+    "broker/": 10968,
     "client/": 5213,
     "codecs/": 806,
     "config/": 756,

@@ -961,7 +961,7 @@ class Scenario:
         self.world.say(append.client, f"append {append.number} failed", append.refused, error)
 
     def _require_trouble(self, append: Append, error: BaseException) -> None:
-        """Violate unless a store has been in trouble for as long as brokers wait for one."""
+        """Record a violation unless a store has been in trouble for as long as brokers wait for one."""
         now = since = self.world.loop.now
         stores = [one for one in self.world.history.faults if "store " in one.what]
         for fault in sorted(stores, key=lambda one: one.end, reverse=True):

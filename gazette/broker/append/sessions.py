@@ -71,7 +71,7 @@ class SessionLedger:
 
     @property
     def name(self) -> str:
-        return f"{self._tenure}.{self._generation}"
+        return self._name_of(self._tenure, self._generation)
 
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
         """Judge an attempt of an append by the primary of ``tenure``, and remember it if it goes on.
@@ -118,7 +118,7 @@ class SessionLedger:
             return None
         if tenure >= self._tenure and self._is_complete_since(append.ledger, tenure):
             return None
-        return self._unknown(self.name if tenure <= self._tenure else _first_name(tenure))
+        return self._unknown(self.name if tenure <= self._tenure else self._name_of(tenure))
 
     def ended(self, append: SessionAppend, attempt: object, commit: Fragment | None) -> None:
         """Record that an admitted attempt has ended. ``commit`` is set if it has committed for certain."""
@@ -144,10 +144,13 @@ class SessionLedger:
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
         """Return True if no session was forgotten since the ledger of ``tenure`` got the name ``ledger``."""
         if tenure > self._tenure:
-            return ledger == _first_name(tenure)  # It begins with the first append of the tenure.
-        return ledger in (self.name, f"{self._tenure}.{self._generation - 1}")
+            return ledger == self._name_of(tenure)  # It begins with the first append of the tenure.
+        return ledger in (self.name, self._name_of(self._tenure, self._generation - 1))
 
+    def _name_of(self, tenure: Revision, generation: int = 1) -> str:
+        """Return the name of the ledger of a tenure.
 
-def _first_name(tenure: Revision) -> str:
-    """Return the name that the ledger of a tenure has first."""
-    return f"{tenure}.1"
+        An assignment may outlive its journal, if that is created again before the allocator has seen that it
+        was deleted. Then the tenure is older than this life of the journal, and of the former one as well.
+        """
+        return f"{max(tenure, self._life)}.{generation}"
