@@ -4,7 +4,7 @@ A bundle shows:
 
 - of specifications: numbers, durations, enumerations, and names of journals, shards and members. Of URLs, the
   scheme and the host. Of labels, the names and values that `gazette.labels` defines;
-- of metrics: names, numbers, and labels of our own families;
+- of metrics: names, numbers, and labels of our own families. Names in labels are as in messages, see below;
 - of stacks: files, lines and functions;
 - of logs: moments, levels and loggers, and our own messages. A value in a message is cut, unless it is a
   number, or a name that the specifications show.
@@ -50,6 +50,8 @@ _SAMPLE: Final = re.compile(
 )
 _METRIC_LABEL: Final = re.compile(r'(\w{1,100})="((?:[^"\\]|\\.)*)"')
 _OWN_VALUE: Final = re.compile(rf"[A-Za-z_]{{1,40}}|\+Inf|{_NUMBER}")
+_NAMING_LABELS: Final = frozenset({"journal", "shard", "store"})
+"""Labels of our own families whose values an application or an operator has chosen."""
 _OWN_FAMILY: Final = re.compile(r"(?:gazette|grpc|process|python)_")
 
 _FRAME: Final = re.compile(
@@ -115,7 +117,8 @@ class Shown:
 
         def shown(label: re.Match[str]) -> str:
             value = label[2]
-            is_safe = value in self.names or (is_own and _OWN_VALUE.fullmatch(value))
+            is_ours = is_own and label[1] not in _NAMING_LABELS
+            is_safe = value in self.names or (is_ours and _OWN_VALUE.fullmatch(value))
             return f'{label[1]}="{value if is_safe else CUT}"'
 
         cut = ",".join(shown(one) for one in _METRIC_LABEL.finditer(found[2] or ""))

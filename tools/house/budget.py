@@ -19,7 +19,7 @@ class WalkBudget:
 
 APPEND: Final = {1: WalkBudget(64, 264), 3: WalkBudget(71, 330)}
 """By replication: one small append, from the client to the brokers."""
-TRANSACTION: Final = WalkBudget(141, 760)
+TRANSACTION: Final = WalkBudget(141, 790)
 """One message that is published, and the transaction of a shard that consumes it, in SQLite."""
 FIELDS_MAX: Final = 12
 ARGUMENTS_MAX: Final = 8
@@ -49,7 +49,7 @@ ROOMS: Final[dict[str, int]] = {
     "dev/": 1747,
     "etcd/": 2091,
     "fragment/": 3541,
-    "gazctl/": 8319,
+    "gazctl/": 8322,
     "history/": 7933,
     "http2/": 3113,
     "keyspace/": 539,
