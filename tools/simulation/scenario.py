@@ -963,7 +963,7 @@ class Scenario:
     def _require_trouble(self, append: Append, error: BaseException) -> None:
         """Record a violation unless a store has been in trouble for as long as brokers wait for one."""
         now = since = self.world.loop.now
-        stores = [one for one in self.world.history.faults if "store " in one.what]
+        stores = [one for one in self.world.history.faults if "store" in one.what]
         for fault in sorted(stores, key=lambda one: one.end, reverse=True):
             if fault.begin <= now and fault.end >= since:
                 since = min(since, fault.begin)
