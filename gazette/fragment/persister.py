@@ -129,11 +129,11 @@ class Persister:
         """One semaphore for each store."""
         self._outages: dict[str, _Outage] = {}
         self._refused: dict[Upload, ActiveStore] = {}
-        self._suspected: dict[Upload, tuple[float, int]] = {}
-        """Monotonic time of the last failure that may be a refusal, and the number of those before it that a
-        healthy check of the store has followed.
-        """
         """Uploads that their store keeps refusing."""
+        self._suspected: dict[Upload, tuple[str, float, int]] = {}
+        """A store, the monotonic time of a failure that may be its refusal, and the number of those before
+        it that a healthy check has followed.
+        """
         self._closings: set[Closing] = set()
         """Closings that may have to be put at the end of the broker."""
         self._hurry = asyncio.Event()
@@ -358,13 +358,17 @@ class Persister:
     def _suspect(self, upload: Upload) -> None:
         """Count a failure of an upload to a store that may be well. Have the store checked."""
         active = self._shared.blob_stores.get(upload.first_store(upload.spec()))
-        failed_at, confirmed = self._suspected.get(upload, (math.inf, 0))
+        store, failed_at, confirmed = self._suspected.get(upload, (active.url, math.inf, 0))
+        if store != active.url:  # The journal has got another one.
+            failed_at, confirmed = math.inf, 0
+            self._note_refusal(upload, "")
         if active.health.error is not None:
             confirmed = 0
-        elif active.health.began > failed_at:
-            confirmed += 1
+        elif active.health.began >= failed_at:
+            failed_at, confirmed = math.inf, confirmed + 1
         active.failed()
-        self._suspected[upload] = (self._clock.monotonic(), confirmed)
+        failed_at = min(failed_at, self._clock.monotonic())
+        self._suspected[upload] = (active.url, failed_at, confirmed)
         if confirmed >= _REFUSED_AFTER:
             self._note_refusal(upload, upload.error)
 

@@ -118,9 +118,16 @@ def metadata_of(fields: Fields) -> Metadata:
 
 
 @lru_cache(maxsize=64)
+def _kept_block_of(metadata: Metadata) -> bytes:
+    return encode_fields(fields_of(metadata))
+
+
 def block_of(metadata: Metadata) -> bytes:
     """Return metadata as a part of a header block. Raise as `fields_of`. Calls of a caller are much alike."""
-    return encode_fields(fields_of(metadata))
+    try:
+        return _kept_block_of(metadata)
+    except TypeError:  # Lists and arrays of bytes have no hash.
+        return encode_fields(fields_of(metadata))
 
 
 def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:

@@ -126,6 +126,23 @@ def test_what_is_forgotten_must_name_the_present_ledger(
         assert ledger.admit(SessionAppend(ONE, 3, alive.facts["ledger"]), 7, HERE) == ADMITTED
 
 
+def test_an_attempt_that_goes_on_is_known_however_many_sessions_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_sessions, "GENERATION_SESSIONS", 2)
+    ledger = SessionLedger(1)
+    append = SessionAppend(ONE, 1, introduced(ledger, ONE))
+    assert ledger.admit(append, 7, HERE) == ADMITTED
+    for other in "3456789ab":
+        one = SessionAppend(other * 32, 1, introduced(ledger, other * 32))
+        ledger.admit(one, 7, other)
+        ledger.ended(one, other, None)
+    repeated = SessionAppend(ONE, 1, ledger.name)
+    assert isinstance(ledger.admit(repeated, 7, object()).refusal, Unavailable)
+    ledger.ended(append, HERE, commit_at(3))
+    assert ledger.admit(repeated, 7, object()) == Admission(commit=commit_at(3))
+
+
 def test_a_ledger_is_bounded() -> None:
     ledger = SessionLedger(1)
     name = introduced(ledger, ONE)
@@ -135,6 +152,7 @@ def test_a_ledger_is_bounded() -> None:
         if refusal is not None:
             name = refusal.facts["ledger"]
             assert ledger.admit(SessionAppend(append.session, 1, name), 7, HERE) == ADMITTED
+        ledger.ended(append, HERE, None)
         assert len(ledger._newer) + len(ledger._older) <= 2 * append_sessions.GENERATION_SESSIONS
 
 

@@ -15,7 +15,7 @@ from gazette.client.append.appender import Appender, AppendParams, SuspendContro
 from gazette.client.client import Client
 from gazette.errors import Broken, Closed, Conflict, Fenced, Invalid, NotAllowed, Unavailable
 from gazette.protocol.content import CHUNK_BYTES, TOO_SLOW, WHOLE_BYTES
-from gazette.protocol.label_set import LabelSelector, LabelSet
+from gazette.protocol.label_set import Label, LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
@@ -62,6 +62,16 @@ async def test_content_in_any_form_arrives(
     assert broker.content_of("a/journal") == expected
     assert result.commit.length == len(expected)
     assert broker.appends[0].chunks == chunks
+
+
+async def test_labels_in_a_list_are_taken(client: Client, broker: StubBroker) -> None:
+    """They have no hash, and need none."""
+    labels = LabelSet([Label("fence", "7")])  # type: ignore[arg-type]
+    params = AppendParams(
+        "a/journal", check_registers=LabelSelector(labels), union_registers=labels
+    )
+    await client.append(params, b"content")
+    assert LabelSet.from_pb(broker.appends[0].opening.union_registers).value_of("fence") == "7"
 
 
 async def test_an_append_that_is_cancelled_ends_its_call(

@@ -6,6 +6,7 @@ import gzip
 import random
 import tracemalloc
 import zlib
+from typing import Any
 
 import grpc
 import hpack
@@ -27,7 +28,14 @@ from gazette.http2.headers import (
     encode_fields,
 )
 from gazette.http2.messages import MESSAGE_BYTES, MessageQueue, prefixed
-from gazette.http2.metadata import fields_of, metadata_of, status_of, timeout_of, trailers
+from gazette.http2.metadata import (
+    block_of,
+    fields_of,
+    metadata_of,
+    status_of,
+    timeout_of,
+    trailers,
+)
 
 REQUEST: Fields = [
     (b":method", b"POST"),
@@ -213,6 +221,11 @@ def test_blocks_are_read_with_their_table_as_it_changes() -> None:
     for _ in range(500):
         fields = [*REQUEST, (b"x-%d" % rng.randrange(60), b"%d" % rng.randrange(3))]
         assert decoder.decode(encoder.encode(fields)) == fields
+
+
+def test_metadata_that_has_no_hash_is_sent() -> None:
+    made: Any = [["key", "value"], ["key-bin", bytearray(b"\0")]]
+    assert block_of(made) == encode_fields(fields_of((("key", "value"), ("key-bin", b"\0"))))
 
 
 def test_blocks_that_are_remembered_are_read_as_by_a_decoder_that_remembers_none() -> None:

@@ -138,7 +138,9 @@ class SessionLedger:
         self._older.pop(session, None)
         self._newer[session] = last
         if len(self._newer) >= GENERATION_SESSIONS:
-            self._older, self._newer = self._newer, {}
+            # A repetition of what goes on must be known. The line of appends bounds their number.
+            going = {key: last for key, last in self._older.items() if last.attempt is not None}
+            self._older, self._newer = going | self._newer, {}
             self._generation += 1
 
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:

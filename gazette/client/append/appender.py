@@ -244,10 +244,17 @@ def _result(
 
 
 @lru_cache(maxsize=1 << 8)
-def _opening_of(params: AppendParams) -> bytes:
-    """Return the request that begins an append. Raise ``Invalid``. Most appends are like one before."""
+def _kept_opening_of(params: AppendParams) -> bytes:
     params.validate()
     return params.to_pb().SerializeToString()
+
+
+def _opening_of(params: AppendParams) -> bytes:
+    """Return the request that begins an append. Raise ``Invalid``. Most appends are like one before."""
+    try:
+        return _kept_opening_of(params)
+    except TypeError:  # Labels in a list have no hash.
+        return _kept_opening_of.__wrapped__(params)
 
 
 @lru_cache(maxsize=1 << 10)
