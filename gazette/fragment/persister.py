@@ -362,9 +362,10 @@ class Persister:
         if store != active.url:  # The journal has got another one.
             failed_at, confirmed = math.inf, 0
             self._note_refusal(upload, "")
-        if active.health.error is not None:
-            confirmed = 0
-        elif active.health.began >= failed_at:
+        if active.health.error is not None:  # It may be the store that fails.
+            self._suspected[upload] = (active.url, math.inf, 0)
+            return
+        if active.health.began >= failed_at:
             failed_at, confirmed = math.inf, confirmed + 1
         active.failed()
         failed_at = min(failed_at, self._clock.monotonic())

@@ -68,7 +68,7 @@ def is_grpc(content_type: bytes) -> bool:
 
 
 class ReplyHead(NamedTuple):
-    """What the header list of an answer says: its head, or its trailers."""
+    """The meaning of a header list of an answer, which is its head or its trailers."""
 
     metadata: Metadata
     http: bytes

@@ -187,7 +187,7 @@ class CountedChannel:
         await self._grpc.close(grace_s)
 
     def abort(self) -> None:
-        """Cut off its connections, on the loop: its owner was dropped. Channels of gRPC do that alone."""
+        """Cut off its connections, on the loop: its owner was dropped. Those of a simulation need no end."""
         if isinstance(self._grpc, Http2Channel):
             self._grpc.abort()
 
