@@ -111,13 +111,13 @@ class BrokerAccess(ClusterAccess):
         return self.channels.credentials
 
     def endpoint_of(self, journal: str, *, primary: bool = False) -> str:
-        """Return the endpoint of the next call about a journal."""
+        """Return the endpoint to call next about a journal."""
         route = self._routes.get(split_journal_meta(journal)[0], self.clock.monotonic())
         picked = None if route is None else self.channels.pick(route, primary=primary)
         return self.address if picked is None else picked
 
     def byte_path(self, journal: str, *, primary: bool = False) -> tuple[str, BytePath]:
-        """Return the endpoint at which to append to or read a journal, and its calls."""
+        """Return the endpoint at which to append to or read a journal, and the calls there."""
         endpoint = self.endpoint_of(journal, primary=primary)
         return endpoint, self.channels.byte_path(endpoint)
 
@@ -145,5 +145,5 @@ class BrokerAccess(ClusterAccess):
         self._routes.put(split_journal_meta(journal)[0], route, self.clock.monotonic())
 
     def forget_route(self, journal: str) -> None:
-        """Forget a route none of whose members could be reached."""
+        """Forget a route: none of its members could be reached."""
         self._routes.forget(split_journal_meta(journal)[0])

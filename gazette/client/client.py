@@ -25,15 +25,14 @@ class Client(BrokerAccess):
     """A client of one broker cluster. Loop-bound: created and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``). It may be several endpoints separated by commas, of which one that
-    answers is used. The broker that is reached proxies to those that serve a journal. With a route
-    cache, calls go to these directly, preferring ``zone``. Set ``route_cache_size`` to zero if this
+    ``https://…``, ``unix://…``). It may be several endpoints separated by commas, of which one that answers
+    is used. The broker that is reached forwards calls to those that serve a journal. With a route cache, the
+    client calls those directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this
     process cannot dial the endpoints that brokers advertise.
 
-    ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments
-    can be opened without a broker. By default these are fragments with signed http(s) URLs. The
-    client closes ``fragments`` when it is closed. ``channels`` may be shared with other clients,
-    and then stays open.
+    ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments can be
+    opened without a broker. By default these are fragments with signed http(s) URLs. The client closes
+    ``fragments`` when it is closed. ``channels`` may be shared with other clients, and then stays open.
     """
 
     # Bytes. For appends of many small pieces use an `AppendService`.
@@ -70,10 +69,10 @@ class Client(BrokerAccess):
     def watch_journals(
         self, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
     ) -> AsyncIterator[JournalList]:
-        """Yield the journals that match, and again after each change of a specification, without end.
+        """Yield all matching journals, now and after each change of a specification, without end.
 
-        ``resume`` is the header of a list that is known already: the first list is newer. Failures
-        of brokers are retried. Raise ``Invalid`` or ``NotAllowed``.
+        ``resume`` is the header of a list that is known already: the first list is newer. Failures of
+        brokers are retried. Raise ``Invalid`` or ``NotAllowed``.
         """
         return journals.watch_journals(self, selector, resume=resume)
 

@@ -52,9 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is the route at that time: watches do not report
-    later changes of it.
-    """
+    """A journal as a broker listed it. ``route`` is the route at that time: watches do not report later
+    changes of it."""
 
     spec: JournalSpec
     mod_revision: Revision
@@ -65,7 +64,7 @@ class ListedJournal:
 
     @property
     def life(self) -> JournalLife:
-        """The creation of the journal: another one has other offsets."""
+        """The life of the journal. Offsets of one life mean nothing in another."""
         return JournalLife(self.cluster_id, self.create_revision)
 
 
@@ -81,11 +80,11 @@ class JournalList:
 class JournalChange:
     """Put ``upsert``, or ``delete`` the journal of that name.
 
-    Happens only if its modification revision is ``expect_mod_revision``: zero for a journal that
-    must not exist, -1 for any revision.
+    The change is made only if the journal's modification revision is ``expect_mod_revision``: zero for a
+    journal that must not exist, -1 for any revision.
 
-    A put replaces the whole specification. Without ``suspend`` it resumes the journal, and forgets
-    the offset at which the journal has to resume.
+    A put replaces the whole specification. Without ``suspend`` it resumes the journal, and forgets the
+    offset at which the journal has to resume.
     """
 
     upsert: JournalSpec | None = None
@@ -104,8 +103,7 @@ class JournalChange:
 class FragmentsParams:
     """The fragments to list. Times are Unix seconds, bounds inclusive, zero for none.
 
-    With an end, fragments that are not stored yet are left out. ``signature_ttl_s``: sign URLs that
-    are valid for that long.
+    With an end, fragments that are not stored yet are left out. URLs are signed for ``signature_ttl_s``.
     """
 
     journal: str
@@ -139,12 +137,12 @@ APPLY_NOTE_KEY: Final = "gazette-apply-note"
 
 @dataclass(frozen=True, slots=True)
 class StoredFragment:
-    """A fragment of the index; ``signed_url`` is empty unless it was asked for and is stored."""
+    """A fragment of the index. ``signed_url`` is empty unless it was requested and the fragment is stored."""
 
     fragment: Fragment
     signed_url: str
     conflicts_with: tuple[str, ...] = ()
-    """Names of fragments of the same begin and end that hold other bytes, and are not read."""
+    """Names of fragments with the same begin and end but other bytes. They are not read."""
 
 
 async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:
@@ -173,11 +171,10 @@ async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHI
 async def watch_journals(
     client: BrokerAccess, selector: LabelSelector = EVERYTHING, *, resume: Header | None = None
 ) -> AsyncIterator[JournalList]:
-    """Yield the journals that match, and again after each change of one of their specifications.
+    """Yield all matching journals, now and after each change of one of their specifications, without end.
 
-    ``resume``: the header of a list that is known already; the first list is then newer. Continue
-    without end, through failures of brokers. Raise what a retry does not cure: ``Invalid`` or
-    ``NotAllowed``.
+    ``resume`` is the header of a list that is known already: the first list is then newer. Continue through
+    failures of brokers. Raise what a retry does not cure: ``Invalid`` or ``NotAllowed``.
     """
     attempt = -1
     while True:
@@ -202,7 +199,7 @@ async def watch_journals(
 async def _snapshots(
     client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[JournalList]:
-    """Yield the lists of one watch. A list is pages up to an empty one; the first has the header."""
+    """Yield the lists of one watch. An empty page ends a list; the first page of each list has its header."""
     header: Header | None = None
     journals: list[ListedJournal] = []
     async for page in _pages(client, request, selector):
@@ -392,15 +389,15 @@ async def _fragments_page(
 async def journal_problems(
     client: BrokerAccess, endpoint: str, selector: LabelSelector = EVERYTHING
 ) -> dict[str, str]:
-    """Return the problems of journals that match, as one broker has them, by the names of the journals.
+    """Return the problems of matching journals, as one broker sees them, by names of journals.
 
-    An answer names some of them, if there are many. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     return problems_in(await _asked(client, endpoint, selector))
 
 
 async def broker_count(client: BrokerAccess) -> int | None:
-    """Return the number of brokers of the cluster; None if the broker of another version does not say it.
+    """Return the number of brokers of the cluster; None if a broker of another version does not report it.
 
     Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
@@ -419,7 +416,7 @@ async def _asked(client: BrokerAccess, endpoint: str, selector: LabelSelector) -
         call: Any = stub.List(request, metadata=(*metadata, *PROBLEMS_ASKED))
         try:
             while await call.read() is not END_OF_STREAM:
-                pass  # A broker of another version lists its journals.
+                pass  # A broker of another version refuses nothing, and lists its journals.
             trailing = await call.trailing_metadata()
         finally:
             call.cancel()

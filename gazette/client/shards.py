@@ -85,7 +85,7 @@ class ShardChange:
 
 @dataclass(frozen=True, slots=True)
 class ShardStat:
-    """Progress of a shard: offsets that it read through, and at which it published."""
+    """Progress of a shard: the offsets up to which it has read, and at which it has published."""
 
     header: Header
     read_through: Mapping[JournalName, Offset]
@@ -143,7 +143,8 @@ class ShardClient(ClusterAccess):
     async def list_shards(
         self, selector: LabelSelector = EVERYTHING, *, extension: bytes = b""
     ) -> ShardList:
-        """Return all shards that match, of those that the caller may list. Raise ``NotAllowed`` …"""
+        """Return all shards that match, of those that the caller may list. Raise ``NotAllowed``,
+        ``Unavailable`` or ``Broken``."""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
         for others in reversed(range(self.addresses.attempts)):
@@ -170,9 +171,10 @@ class ShardClient(ClusterAccess):
     async def shard_problems(
         self, endpoint: str, selector: LabelSelector = EVERYTHING
     ) -> dict[ShardId, str]:
-        """Return what the shards of one member wait for, by id, of those that match.
+        """Return why shards of one member wait, by id, of those that match.
 
-        An answer names some of them, if there are many. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or
+        ``Broken``.
         """
         request = consumer_pb2.ListRequest(selector=selector.to_pb())
         metadata = self._metadata(list_claims(selector))
@@ -214,7 +216,8 @@ class ShardClient(ClusterAccess):
         return header
 
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
-        """Return the stored hints of a shard. Raise ``NotFound`` …"""
+        """Return the stored hints of a shard. Raise ``NotFound``, ``NotAllowed``, ``Unavailable`` or
+        ``Broken``."""
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
         with map_errors("GetHints", self.channels, shard=shard_id, endpoint=self.address):

@@ -20,7 +20,7 @@ _ASK_S: Final = 5.0
 
 
 async def ask_reason(client: BrokerAccess, journal: JournalName) -> str:
-    """Return why a journal cannot be written or read now, as its brokers say; empty if they name nothing.
+    """Return why a journal cannot be written or read now, as its brokers say; empty if they give no reason.
 
     For calls that wait within a broker, such as the first read of a store that cannot be listed.
     """

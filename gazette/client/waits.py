@@ -1,4 +1,4 @@
-"""The reasons for which calls of a client wait: what brokers answered to the attempts before."""
+"""Why calls of a client wait: the brokers' answers to their earlier attempts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Waits:
         self._reasons.pop(call, None)
 
     def reason(self, journal: str) -> str:
-        """Return what the last repeated call about ``journal`` was answered; empty if none waits."""
+        """Return the last answer to a repeated call about ``journal``; empty if none waits."""
         waiting = [reason for name, reason in self._reasons.values() if name == journal]
         return waiting[-1] if waiting else ""
 

@@ -96,9 +96,11 @@ class MessageCodec(ABC, Generic[M]):
         self.values: ValueEncoding[M] | None = None
         """Check of messages that `fits` doubts. None: the type checks them itself."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
-        """Encoder of a message behind a position of a buffer (-1: its end). None unless the UUID is an
-        attribute of type text, setting it runs no code of the application, and a payload has no newline. Use
-        it for messages that `fits` knows.
+        """Function that encodes a message into a buffer from a position on (-1: its end). Use it for
+        messages that `fits` knows.
+
+        None unless the UUID is an attribute of type text, setting it runs no code of the application, and no
+        payload has a newline.
         """
 
     @abstractmethod
@@ -122,9 +124,8 @@ class MessageCodec(ABC, Generic[M]):
         buffer += self.encode(message)
 
     def uuids_of(self, messages: Sequence[M]) -> bytes:
-        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise if
-        one is malformed.
-        """
+        """Return the UUIDs of messages, 16 bytes each, or nothing if the type has none. Raise if one is
+        malformed."""
         if self.form is None:
             return b""
         if self._is_attribute:
@@ -153,7 +154,7 @@ class MessageCodec(ABC, Generic[M]):
         return self.assign(message, form.mint(mint, flags))
 
     def require_free(self, value: Any) -> None:
-        """Raise `Invalid` if a publisher must not replace a value: it would be lost without a word."""
+        """Raise `Invalid` if a publisher must not replace a value: the value would be lost silently."""
         if self.form is None or self.form.is_free(value):
             return
         place = DEFAULT_PLACE if self.place is None else self.place.text
@@ -168,9 +169,7 @@ class MessageCodec(ABC, Generic[M]):
         return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        """Return the acknowledgement in a payload that is not a message. Return None if it is not
-        one.
-        """
+        """Return the acknowledgement in a payload that is not a message. Return None if it is not one."""
         return None
 
     def acknowledges(self, message: M) -> bool:
@@ -179,12 +178,11 @@ class MessageCodec(ABC, Generic[M]):
         return bool(uuid) and parse_uuid(uuid).flags == ACK_TXN
 
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
-        """Return the encoder of acknowledgements for ``journal``, for the transaction that
-        published ``message``.
+        """Return the encoder of acknowledgements for ``journal``, for the transaction that published
+        ``message``.
 
         Use ``message.new_acknowledgement(journal)`` if the type has that method. Otherwise the
-        acknowledgement is a message with its UUID and zeros. Raise `Invalid` if the type has no
-        UUID.
+        acknowledgement is a message with its UUID and zeros. Raise `Invalid` if the type has no UUID.
         """
         if self.form is None:
             raise no_uuid(self.message_type)
@@ -228,7 +226,7 @@ class MsgspecCodec(MessageCodec[M]):
         except msgspec.DecodeError:
             decode = self._decoder.decode
             found = number_literals.decoded(decode, payload) if self._holds_floats else None
-            # An acknowledgement is JSON by its standard, to readers of each type.
+            # An acknowledgement is standard JSON for readers of every type: refuse one with such a literal.
             if found is None or self.acknowledges(found):
                 raise
             return found  # type: ignore[no-any-return]
@@ -348,7 +346,7 @@ class PydanticCodec(MessageCodec[M]):
         return self._model.unreadable(message, error)
 
     def _payload(self, message: M) -> bytes:
-        # What the serializer warns of, `encode` finds: it reads the payload.
+        # `encode` reads the payload back, so it finds what the serializer would warn of.
         text: str = message.model_dump_json(by_alias=True, warnings=False)  # type: ignore[attr-defined]
         return text.encode()
 
@@ -477,7 +475,7 @@ def _sets_plainly(message_type: Any) -> bool:
 
 
 def _peek_of(place: UuidPlace[Any]) -> Callable[[bytes], Acknowledgement | None]:
-    """Return the function from a payload to the acknowledgement that it is, if it is one."""
+    """Return a function that returns the acknowledgement in a payload, or None for another payload."""
     peek = peek_decoder(place.names)
 
     def acknowledgement_of(payload: bytes) -> Acknowledgement | None:

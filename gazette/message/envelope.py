@@ -66,10 +66,11 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """Event time in UTC: that of the message, if its source declares ``time=``. Otherwise the
-        clock of the publisher when it published the message.
+        """Event time in UTC: that of the message, if its source declares ``time=``. Otherwise the clock of
+        the publisher when it published the message.
 
-        Raises ``UnusableTime`` without the declared time. If none is declared, it does without a UUID.
+        Raises ``UnusableTime`` if the declared time is missing. Without a declaration, raises it if there is
+        no UUID.
         """
         return _EPOCH + timedelta(microseconds=self.time_us)
 
@@ -82,7 +83,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def event_us(self) -> int | None:
-        """Time by which the watermark follows, in Unix microseconds. None: the message has none."""
+        """Time by which the watermark advances, in Unix microseconds. None: the message has none."""
         return clock_unix_ns(self.clock) // 1000 if self.clock else None
 
 
@@ -91,7 +92,7 @@ class TimedEnvelope(Envelope[M], frozen=True, gc=False):
 
     declared: MessageTime
     found: int | str
-    """Time of the message in Unix microseconds, or the reason for which it has none."""
+    """Time of the message in Unix microseconds, or why it has none."""
 
     @property
     def unusable(self) -> UnusableTime | None:
@@ -118,15 +119,14 @@ class EnvelopeBatch(list[Envelope[M]]):
     """Envelopes of one journal, in order, as they were decoded."""
 
     run_length = 0
-    """Number of envelopes that were decoded, if they are known to be of one producer, outside of
-    transactions, with rising clocks. 0: not known.
-    """
+    """Number of decoded envelopes if they are a run: of one producer, outside of transactions, with rising
+    clocks. 0: not known."""
     has_foreign = False
-    """True if other software made the UUIDs of some."""
+    """True if other software made some of the UUIDs."""
 
     @property
     def is_run(self) -> bool:
-        """True if it is known to be a run, and its owner has added and removed nothing."""
+        """True for a known run, if its owner has added and removed nothing."""
         return self.run_length == len(self)
 
 

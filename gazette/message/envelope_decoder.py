@@ -63,7 +63,8 @@ class EnvelopeDecoder(Generic[M]):
 
     @property
     def clock_place(self) -> str | None:
-        """Place of the UUID whose clock is the time of messages. None: it is declared, or they have none."""
+        """Place of the UUID whose clock is the time of messages. None: their time is declared, or they have
+        no UUID."""
         codec = self.framing.codec
         if self._times is not None or codec.form is None:
             return None
@@ -87,11 +88,10 @@ class EnvelopeDecoder(Generic[M]):
             self._ready = True
 
     def decode(self) -> list[Envelope[M]]:
-        """Return the next batch of envelopes, in order. An empty batch means that more bytes are
-        needed.
+        """Return the next batch of envelopes, in order. An empty batch means that more bytes are needed.
 
-        Raise `MalformedMessage` at a malformed frame, after all messages before it were returned.
-        Each further call raises the error again, until `skip` is called with it.
+        Raise `MalformedMessage` at a malformed frame, after all messages before it were returned. Each
+        further call raises the error again, until `skip` is called with it.
         """
         if not self._ready:
             return []

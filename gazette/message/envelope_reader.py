@@ -58,7 +58,7 @@ TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
 
 
 class MessageForm(NamedTuple, Generic[M]):
-    """The reading of the messages of a journal: as its labels say, unless the reader does."""
+    """How to read the messages of a journal. What the reader does not say, the labels of the journal say."""
 
     message_type: type[M]
     uuid: str
@@ -155,14 +155,13 @@ def _jump(decoder: EnvelopeDecoder[Any], offset: Offset, on_malformed: OnMalform
 
 
 class UncommittedReader(Generic[M]):
-    """Reader of every message of a journal, with duplicates and messages that are rolled back.
-    Loop-bound.
+    """Reader of every message of a journal, with duplicates and messages that are rolled back. Loop-bound.
 
-    ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head
-    of the journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame
-    ends the reading. ``uuid`` is the place of the UUID in messages; empty: as the journal's label says.
-    ``time`` is the field, function or `MessageTime` with the time of messages. None: as the label says, or
-    else the clock of their publishers.
+    ``params`` gives the offsets at which it begins and ends. Without ``block`` it ends at the head of the
+    journal. ``on_malformed`` is called with each malformed frame. Without it, such a frame ends the reading.
+    ``uuid`` is the place of the UUID in messages; empty: as the journal's label says. ``time`` is the field,
+    function or `MessageTime` with the time of messages. None: as the label says, or else the clock of their
+    publishers.
     """
 
     def __init__(
@@ -199,10 +198,9 @@ class UncommittedReader(Generic[M]):
 class CommittedReader(Generic[M]):
     """Reader of the committed messages of a journal, each once. Loop-bound.
 
-    ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader
-    begins at the offset of ``params``. Transactions of more than ``ring_size`` messages are read
-    twice. Acknowledgements are left out unless ``acknowledgements`` is set. ``uuid`` and ``time`` are as
-    of an `UncommittedReader`.
+    ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
+    offset of ``params``. Transactions of more than ``ring_size`` messages are read twice. Acknowledgements
+    are left out unless ``acknowledgements`` is set. ``uuid`` and ``time`` are as of an `UncommittedReader`.
     """
 
     def __init__(
@@ -234,9 +232,8 @@ class CommittedReader(Generic[M]):
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
 
-        Asking for the next batch marks the one before as consumed. Raise what
-        `MessageForm.resolve` and `read_batches` raise. Raise `Corrupt` if the journal has lost
-        messages of an open transaction.
+        Asking for the next batch marks the one before as consumed. Raise what `MessageForm.resolve` and
+        `read_batches` raise. Raise `Corrupt` if the journal has lost messages of an open transaction.
         """
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)
@@ -279,9 +276,7 @@ class CommittedReader(Generic[M]):
                 yield batch
 
     async def _replayed(self, wanted: ReplayRange) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Feed the range that the sequencer wants to read again. Yield the messages that become
-        ready.
-        """
+        """Feed the range that the sequencer wants to read again. Yield the messages that become ready."""
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, block=True)

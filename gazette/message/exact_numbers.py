@@ -1,6 +1,6 @@
 """Numbers of JSON that a float of Python cannot hold: they are refused, or kept as they stand. Pure.
 
-Texts of 17 digits are as good as the float that they name: other programs write floats so.
+A text of up to 17 digits may stand for its nearest float: other programs write floats like that.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final
 import msgspec
 
 _SHORT: Final = 17
-"""Digits that name each float."""
+"""Digits that are enough to name any float."""
 _NORMAL_MIN: Final = 2.2250738585072014e-308
-"""The least float that has all of its digits."""
+"""The least float with full precision."""
 
 
 class ExactDocument(dict[str, Any]):
-    """The type by which readers get a JSON object as a dict, with each digit of its numbers.
+    """Type for readers that want a JSON object as a dict, with each digit of its numbers.
 
     A number that a float cannot hold is a `msgspec.Raw`, which is written as it was read.
     """
@@ -27,7 +27,7 @@ class ExactDocument(dict[str, Any]):
 
 
 def exact_float(text: str) -> float:
-    """Return the float of a text. Raise ``ValueError`` if it is another number."""
+    """Return the float of a text. Raise ``ValueError`` if the float is not the number in the text."""
     value = float(text)
     if len(text) <= _SHORT and _NORMAL_MIN <= abs(value) < math.inf:
         return value
@@ -46,7 +46,7 @@ def _names(text: str, value: float) -> bool:
 
 
 def float_or_text(text: str) -> Any:
-    """Return the float of a text, or a `msgspec.Raw` of it if it is another number."""
+    """Return the float of a text, or a `msgspec.Raw` of it if a float cannot hold the number."""
     try:
         return exact_float(text)
     except ValueError:

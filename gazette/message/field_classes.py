@@ -1,7 +1,7 @@
-"""The check of messages by the classes of what their fields hold, as one expression. Pure.
+"""A fast check that messages read back equal, by the classes of the values in their fields. Pure.
 
-It takes 40 to 500 ns, which is less than to decode a message again. Only types with plain fields have one.
-Such a field holds a value, a container of values, or whatever JSON has.
+The check is one expression. It takes 40 to 500 ns, less than to decode a message again. Only types with
+plain fields have one. Such a field holds a value, a container of values, or any value of JSON.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gazette.message.values import STACK_RESERVE
 from gazette.message.zero_value import ObjectType, alternatives
 
 _EXACT: Final = 1 << 53
-"""Integers up to it are floats without a change."""
+"""Greatest integer that a float holds like all smaller ones."""
 _TOLD: Final = (
     *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.StrType, inspect.EnumType),
     *(inspect.BytesType, inspect.ByteArrayType, inspect.DateType, inspect.TimeDeltaType),
     *(inspect.DecimalType, inspect.UUIDType),
 )
-"""Types of which the class of a value tells that it reads back equal."""
+"""Types of fields whose values read back equal if they are of the right class."""
 _LISTS: Final = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
 _CONSTRAINTS: Final = (
     *("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "tz"),
@@ -36,13 +36,14 @@ _TEXT: Final = frozenset({str})
 
 
 class _UntoldError(Exception):
-    """The class of a value does not tell that it reads back equal."""
+    """A type of which the class of a value does not show whether it reads back equal."""
 
 
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
-    """Return a function that is True for a message that reads back equal. It doubts all others.
+    """Return a function that is True for a message that is known to read back equal. False: unknown.
 
-    It doubts each message of a type of which classes do not tell. ``without`` is a field that is not checked.
+    It is always False if classes do not show that for some field. ``without`` is a field that is not
+    checked.
     """
     fields = {one.name: one.type for part in objects for one in part.fields if one.name != without}
     names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}
@@ -64,7 +65,7 @@ def doubt(_message: Any) -> bool:
 
 
 def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
-    """Return True for a value that JSON has as it is. Doubt what is nested more deeply than ``levels``."""
+    """Return True for a value that JSON holds unchanged. Return False below ``levels`` of nesting."""
     kind = type(value)
     if kind is dict:
         if not _TEXT.issuperset(map(type, value)):
@@ -83,7 +84,7 @@ def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
 def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
     """Return the test of a field, and add what it uses to ``names``.
 
-    Raise ``_UntoldError`` if classes do not tell.
+    Raise ``_UntoldError`` if classes do not show that a value reads back equal.
     """
     parts = alternatives(info)
     if any(isinstance(part, inspect.AnyType) for part in parts):
@@ -112,7 +113,7 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
             )
         ):  # fmt: skip
             yield f"is_json({value})"
-        # Of a union, a text could be read as another key.
+        # Not for a union of key types, of which a text could be read back as another key.
         case inspect.DictType(key_type=inspect.StrType() | inspect.IntType() as key):
             yield from _tests_of_all(value, key, names)
             yield from _tests_of_all(f"{value}.values()", part.value_type, names)
@@ -135,7 +136,7 @@ def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Ite
 def _class_of(part: inspect.Type) -> type:
     kind = class_of(part)
     is_bound = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
-    # A value of a Flag may be a combination that no member is.
+    # A value of a Flag may combine members, and then be no member.
     if is_bound or issubclass(kind, Flag):
         raise _UntoldError
     return kind

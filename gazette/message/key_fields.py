@@ -234,7 +234,7 @@ def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
             return tuple_encoding([_part_of_tuple(item)], more=True)
         case inspect.CustomType(cls=cls):
             bases = (kind for base, kind in _BY_BASE if issubclass(cls, base))
-            # Other classes may be names of a type that is known, as pydantic's are.
+            # A subclass of a known type has the keys of that type, such as a class of pydantic.
             return next(bases, ANY)
     if (kind := _BY_INFO.get(type(info))) is not None:
         return kind

@@ -14,7 +14,7 @@ _FNV_PRIME: Final = 0x01000193
 _PRIME: Final = np.uint32(_FNV_PRIME)
 _NEWLINE: Final = ord("\n")
 _FEW: Final = 16
-"""Below as many keys, a loop over the bytes of each takes less time."""
+"""For fewer keys, a loop over the bytes of each is faster."""
 _HASHES_KEPT: Final = 1 << 16
 
 
@@ -26,9 +26,9 @@ def fnv32a(key: bytes, value: int = _FNV_OFFSET) -> int:
 
 
 def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
-    """Return an array of the hashes of many keys, in one step for all bytes of one place.
+    """Return an array of the hashes of many keys. Each step handles the bytes of all keys at one position.
 
-    Raise ``TypeError`` for what is no key, and ``UnicodeEncodeError``.
+    Raise ``TypeError`` for a value that is no key, and ``UnicodeEncodeError``.
     """
     if len(keys) < _FEW:
         return np.array([fnv32a(bytes_of_key(key)) for key in keys], np.uint32)
@@ -55,7 +55,7 @@ def _joined(keys: Sequence[Any]) -> bytes:
 
 
 def _of_rows(columns: Any) -> Any:
-    """Return the hashes of keys of one length, given their bytes by place."""
+    """Return the hashes of keys of one length. ``columns`` has a row of their bytes for each position."""
     hashes = np.full(columns.shape[1], _FNV_OFFSET, np.uint32)
     for column in columns:
         hashes ^= column
@@ -69,7 +69,7 @@ def _of_lengths(content: bytes, ends: Any) -> Any:
     order = _longest_first(lengths)
     begins, lengths = (ends - lengths)[order], lengths[order]
     hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
-    # Where few keys are left, a step for all of them takes longer than a loop over their bytes.
+    # For the few longest keys, a loop over their bytes is faster than a step for all.
     together = int(lengths[_FEW - 1])
     counts = np.searchsorted(-lengths, -np.arange(together), side="left")
     for at, count in enumerate(counts):

@@ -97,9 +97,9 @@ class LabelledKeys:
         self._getters: dict[type, Callable[[Any], Any]] = {}
 
     def key_of(self, message: Any, given: Any = None) -> CanonicalKey:
-        """Return the key of a message. ``given`` is the key that its publisher says, if any.
+        """Return the key of a message. ``given`` is the key that its publisher gives, if any.
 
-        Raise ``Invalid`` if the key is not known, cannot be one, or is another than the given one.
+        Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``.
         """
         encoding = self._encoding = self._encoding or encoding_named(self.rule.key_type)
         said = None if given is None else encoding.encode(given)

@@ -58,9 +58,9 @@ class KeyEncoding:
     name: str
     """Value of the label `gazette.labels.MESSAGE_KEY_TYPE`."""
     of_value: Callable[[Any], CanonicalKey] = field(compare=False, repr=False)
-    """Function from a value, which is neither an enum nor a text."""
+    """Function from a value to its key. The value is neither an enum nor a text."""
     of_text: Callable[[str], CanonicalKey] = field(compare=False, repr=False)
-    """Function from a text, as JSON or a path has it."""
+    """Function from a text of JSON or of a path to its key."""
 
     def encode(self, value: Any) -> CanonicalKey:
         """Return the key of a value, or of its text. Raise ``Invalid`` that names the value."""
@@ -80,7 +80,7 @@ def _text(value: str) -> str:
 
 
 def _text_of_value(value: Any) -> str:
-    """Return the text of its UTF-8: requests of gRPC may have bytes for it."""
+    """Return the text that UTF-8 stands for: requests of gRPC may have bytes in place of text."""
     try:
         return _bytes(value).decode()
     except UnicodeDecodeError as error:
@@ -135,7 +135,7 @@ def _integer_of_text(text: str) -> str:
 
 
 def _float(value: Any) -> str:
-    """Return the text of the nearest float, since readers decode a number as one."""
+    """Return the text of the nearest float, since readers decode each number as a float."""
     if not isinstance(value, int | float | Decimal):
         _refuse(value)
     try:
@@ -174,7 +174,7 @@ def _decimal_of_text(text: str) -> Decimal:
 
 
 def _plain(number: Decimal) -> str:
-    """Return a number without an exponent, and without zeros that say nothing."""
+    """Return a number without an exponent, and without zeros that do not change its value."""
     if not number.is_finite():
         raise no_key(number, "it equals no number")
     exponent = number.as_tuple().exponent
@@ -242,7 +242,7 @@ def _any(value: Any) -> CanonicalKey:
 
 
 def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
-    """Return a JSON array of the texts of values. Different values of one type have different ones."""
+    """Return a JSON array of the texts of values. Different values of one type have different arrays."""
     parts = []
     for value, kind in zip(values, kinds, strict=True):
         while isinstance(value, Enum):
@@ -261,7 +261,7 @@ def _quoted(text: CanonicalKey) -> str:
 
 
 ANY: Final = KeyEncoding("any", _any, _text)
-"""Keys of functions, and of fields without a type: the value says what it is. A text is itself."""
+"""Keys of functions, and of fields without a type: the class of a value decides. A text is its own key."""
 TEXT: Final = KeyEncoding("text", _text_of_value, _text)
 BYTES: Final = KeyEncoding("bytes", _bytes, _bytes_of_text)
 BOOLEAN: Final = KeyEncoding("boolean", _boolean, _boolean_of_text)
@@ -279,22 +279,23 @@ _KINDS: Final = {
 _BARE_KINDS: Final = (BOOLEAN, INTEGER, FLOAT, DECIMAL)
 _BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
     ((bytes, bytearray, memoryview), BYTES),
-    (bool, BOOLEAN),  # Before int, which it is too.
+    (bool, BOOLEAN),  # Before int: a bool is an int.
     (int, INTEGER),
     (float, FLOAT),
     (Decimal, DECIMAL),
-    (datetime, DATETIME),  # Before date, which it is too.
+    (datetime, DATETIME),  # Before date: a datetime is a date.
     (date, DATE),
     (UUID, UUID_KEY),
 )
 
 
 _decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
-"""Decoder of the text of a tuple. Each digit of a number counts, as in the text of a number alone."""
+"""Decoder of the text of a tuple. It keeps each digit of a number, as for a number alone."""
 
 
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
-    """Return the encoding of tuples of these kinds, or with ``more`` of any number of the one kind."""
+    """Return the encoding of tuples of these kinds. With ``more``, of any number of values
+    of the only kind."""
     names = [kind.name for kind in kinds]
 
     def of_value(value: Any) -> str:
@@ -314,7 +315,7 @@ def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEn
 
 
 def encoding_named(name: str) -> KeyEncoding:
-    """Return the kind that a label names. Raise ``Invalid`` for another one."""
+    """Return the encoding that a label names. Raise ``Invalid`` for an unknown name."""
     if name in _KINDS:
         return _KINDS[name]
     names = name.removeprefix(_TUPLE).split("+") if name.startswith(_TUPLE) else [name]
@@ -330,7 +331,7 @@ def encoding_named(name: str) -> KeyEncoding:
 
 
 def canonical_key(value: Any) -> CanonicalKey:
-    """Return the key of a value of any type, as keys of functions are encoded.
+    """Return the key of a value of any type, by the encoding for keys of functions.
 
     Raise ``Invalid`` that names a value that cannot be a key.
     """

@@ -1,7 +1,7 @@
-"""The time of messages as the label of their journal says it: `LabelledTime`. Pure.
+"""The time of messages by the label of their journal: `LabelledTime`. Pure.
 
 A declaration labels its journals with the field as messages hold it, its unit, and the greatest `ahead`.
-Publishers and readers that have only the journals go by the label.
+Publishers and readers that have only the journals use the label.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LabelledTime(MessageTime):
         return super()._hint
 
     def read(self, message: Any) -> int | str:
-        """Return what `MessageTime.read` returns. Messages whose time is not known have none."""
+        """Return what `MessageTime.read` returns, or why the time of such messages is not known here."""
         if self._is_of_function:
             return "is what a function of its application returns, which is not known here without time="
         if isinstance(message, bytes):
@@ -86,9 +86,9 @@ class LabelledTime(MessageTime):
 
 @lru_cache(maxsize=_KINDS_KEPT)
 def labelled_time(text: str) -> LabelledTime:
-    """Return what the label of a journal says. Raise ``Invalid`` if it is no time.
+    """Return the time in the label of a journal. Raise ``Invalid`` if it is no time.
 
-    A label names the function of an application and does not hold it. Then no message has a time.
+    If the time is a function of an application, the label has only its name. Then no message has a time.
     """
     name, unit, ahead, *more = [*text.split("/"), "", ""]
     if any(more) or not (is_digits(ahead) or not ahead):
@@ -104,7 +104,7 @@ def labelled_time(text: str) -> LabelledTime:
 def label_of_time(time: MessageTime, kinds: Iterable[Any]) -> str:
     """Return the label of journals whose messages, of these types, have that time.
 
-    Types that call the field differently have it like a function, which only the application knows.
+    If the types name the field differently, label it like a function, which only the application knows.
     """
     unit, ahead = time.unit or "", "" if time.has_default_ahead else str(time.ahead // _MICROSECOND)
     return "/".join((_label_of_field(time, kinds), unit, ahead)).rstrip("/")
@@ -114,13 +114,13 @@ def _label_of_field(time: MessageTime, kinds: Iterable[Any]) -> str:
     if isinstance(time.field, str):
         names = {dict(wire_names_of(kind)).get(time.field, time.field) for kind in kinds}
         if len(names) == 1:
-            # No field may look like a function.
+            # The name of a field must not look like that of a function.
             return quote(names.pop(), safe="").replace(FUNCTION, "%2D" * len(FUNCTION))
     return time.text_of_function
 
 
 @lru_cache(maxsize=_KINDS_KEPT)
 def _attribute_of(kind: type, name: str) -> str:
-    """Return the attribute of a type that messages hold by this name."""
+    """Return the attribute of a type whose name in messages is ``name``."""
     named = (attribute for attribute, wire_name in wire_names_of(kind) if wire_name == name)
     return next(named, name)

@@ -108,14 +108,13 @@ class Partitions:
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
-        """Return the partitions of specifications. Labels say the content type of each, and the place of
-        the UUID.
-        """
+        """Return the partitions of specifications. Labels say the content type of each, and the place of the
+        UUID."""
         ordered = sorted(specs, key=lambda spec: spec.name)
         return cls((_partition_of(spec) for spec in ordered), [spec.labels for spec in ordered])
 
     def keys(self) -> LabelledKeys | None:
-        """Return the keys of messages by the labels; None if these say nothing of keys.
+        """Return the keys of messages by the labels; None if no label names a key.
 
         Raise ``Invalid`` unless these are all partitions of one declaration.
         """
@@ -135,9 +134,7 @@ class Partitions:
         return self.all[key_hash % len(self.all)]
 
     def choose(self, key_hash: int) -> Partition:
-        """Return the partition whose name, hashed, is greatest when combined with the hash of the
-        key.
-        """
+        """Return the partition whose name, hashed, is greatest when combined with the hash of the key."""
         if self._hashes is None:
             names = [fnv32a(partition.journal.encode()) for partition in self.all]
             self._hashes = np.array(names, dtype=np.uint32)
@@ -160,8 +157,8 @@ Key: TypeAlias = Callable[[M], Any]
 class _Choices(dict[CanonicalKey, Partition]):
     """Partitions of recent keys, all of one snapshot. Any thread may use it.
 
-    It holds texts and bytes only, which are found in one step. Other values become one of these first.
-    So values that Python takes for equal, as 1 and True, are never mistaken for each other.
+    Its keys are texts and bytes, which are found in one step. Other values are encoded first. So values that
+    are equal in Python, such as 1 and True, are never mistaken for each other.
     """
 
     __slots__ = ("_choose", "_encoding", "partitions")
@@ -234,7 +231,8 @@ def fixed_mapping(
     uuid: str = "",
     time: MessageTime | str = "",
 ) -> Mapping[Any]:
-    """Map every message to one journal. ``time`` is that of its messages, or the journal's label of it."""
+    """Map every message to one journal. ``time`` is the time of its messages, or the
+    journal's label of it."""
     partition = Partition(journal, content_type, message_types, uuid, time)
     return lambda _message: partition
 
@@ -272,9 +270,8 @@ def modulo_mapping(
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Map messages with equal keys to the same partition. A new partition takes only its even share
-    of keys. See `modulo_mapping` for the values that are keys.
-    """
+    """Map messages with equal keys to the same partition. A new partition takes only its even share of keys.
+    See `modulo_mapping` for the values that are keys."""
     return _mapping_by_key(partitions, key, ANY, Partitions.choose)
 
 

@@ -1,7 +1,7 @@
-"""The time of messages that their type has a field for: `MessageTime`. Pure.
+"""The time of messages, from a field of their type: `MessageTime`. Pure.
 
-A time is read once, when its message is decoded. What cannot be used is kept as a reason, and becomes
-an error of that message once it is consumed. A message that never commits has no error.
+A time is read once, when its message is decoded. If it cannot be used, the reason is kept. It becomes an
+error when the message is consumed. So a message that never commits causes no error.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ _NO_CLOCK: Final = (
 
 
 class UnusableTime(Corrupt):
-    """A message whose declared time is missing, or cannot be used, or that has no UUID with a clock. Poison
-    policies skip it.
-    """
+    """A message without a usable time: the declared time is missing or unusable, or no UUID has a clock.
+    Poison policies skip it."""
 
     default_hint = (
         "Repair its producer, or skip the message by the application's `poison_policy`. A time that lies"
@@ -54,13 +53,13 @@ class UnusableTime(Corrupt):
 
 @dataclass(frozen=True)
 class MessageTime:
-    """The place in messages of the time at which what they tell happened: a field, or a function of them.
+    """Where messages hold the time of their event: a field, or a function of the message.
 
         Source("orders", Order, time="ordered_at")
         Source("clicks", Click, time=MessageTime("at", unit="ms"))
 
-    The value is a ``datetime`` with a zone, or a protobuf ``Timestamp``. An ``int`` or ``float`` counts
-    from 1970 in UTC, and needs a ``unit``. Times count in whole microseconds.
+    The value is a ``datetime`` with a zone, or a protobuf ``Timestamp``. An ``int`` or ``float`` counts from
+    1970 in UTC, and needs a ``unit``. Times count in whole microseconds.
     """
 
     field: str | Callable[[Any], Any]
@@ -69,8 +68,8 @@ class MessageTime:
     unit: TimeUnit | None = None
     """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None: values are no numbers."""
     ahead: timedelta = _AHEAD
-    """Most by which a time may lie after its message was published. One beyond is an error of its
-    message, since it would move the watermark there for ever."""
+    """Most by which a time may be later than the publication of its message. A later time is an error of its
+    message: it would move the watermark forward for good."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` for a field, a unit or a bound of another kind."""
@@ -92,12 +91,13 @@ class MessageTime:
             )
 
     def __hash__(self) -> int:
-        """Return a hash that takes little time: each published message needs that of its partition."""
+        """Return a cheap hash: each published message needs that of its partition."""
         return hash(self.field)
 
     @classmethod
     def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
-        """Return what an argument ``time`` declares: a field, a function, or all of it. None stays None."""
+        """Return the time that an argument ``time`` declares: a field, a function, or a `MessageTime`. None
+        stays None."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property
@@ -115,7 +115,7 @@ class MessageTime:
 
     @property
     def text_of_function(self) -> str:
-        """Name as a label has that of a function."""
+        """Name of the function, as a label has it."""
         return _clean(f"{self.name}{FUNCTION}")
 
     @property
@@ -146,7 +146,7 @@ class MessageTime:
         return f"Set {self.name} before publishing."
 
     def read_bounded(self, message: Any, published_us: int) -> int | str:
-        """Return what `read` returns, and a reason for a time too far after its publication."""
+        """Return what `read` returns, or a reason if the time is too long after the publication."""
         at_us = self.read(message)
         if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
             by = timedelta(microseconds=at_us - published_us)
@@ -158,7 +158,7 @@ class MessageTime:
         return self.ahead // _MICROSECOND
 
     def read(self, message: Any) -> int | str:
-        """Return the time of a message in Unix microseconds, or the reason for which it has none."""
+        """Return the time of a message in Unix microseconds, or why it has none."""
         try:
             value = self._value_of(message)
             at_us = self._unix_us(value)
@@ -198,8 +198,8 @@ class MessageTime:
 class TimeReader:
     """Reads the times of messages of one journal. ``now`` returns the wall time in Unix seconds.
 
-    The bound of a time follows from the clock of the message's publisher, so it is the same at each
-    reading. Only without one, it follows from ``now``.
+    The clock of a message's publisher bounds its time, so the bound is the same at each reading. Without
+    such a clock, ``now`` bounds it.
     """
 
     def __init__(self, time: MessageTime, now: Callable[[], float]) -> None:
@@ -208,7 +208,7 @@ class TimeReader:
         self._ahead_us = time.ahead // _MICROSECOND
 
     def read_all(self, messages: Sequence[Any], clocks: Sequence[int]) -> list[int | str]:
-        """Return for each message its time in Unix microseconds, or the reason for which it has none.
+        """Return for each message its time in Unix microseconds, or why it has none.
 
         ``clocks`` are those of their publishers, or 0.
         """
@@ -257,7 +257,7 @@ def unusable(
 def no_clock(
     journal: JournalName, begin: Offset, end: Offset, place: str | None = None
 ) -> UnusableTime:
-    """Return the error of a message without a UUID of a publisher, whose clock is its time.
+    """Return the error of a message without a publisher's UUID, although the clock in it is to be its time.
 
     ``place`` is the place of the UUID, if it is known.
     """

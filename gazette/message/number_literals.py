@@ -36,7 +36,7 @@ def holds_floats(info: inspect.Type) -> bool:
 
 
 def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
-    """Decode a payload with literals such as ``NaN``, of which each is a float of the message.
+    """Decode a payload with literals such as ``NaN``, each in place of a float of the message.
 
     Return None for any other payload. ``decode`` is the strict decoder of the type. Raise what it raises.
     """
@@ -60,7 +60,7 @@ class _Marks:
             lambda match: match[0] if match[1] is None else by_literal[match[1]], payload
         )
         self.left = len(literals)
-        """Literals that no float of the message stood for so far."""
+        """Literals that were not found as floats of the message so far."""
 
     def restored(self, value: Any) -> Any:
         """Return a decoded value with the floats that the literals are. Change it in place where possible."""

@@ -1,10 +1,9 @@
 """Publisher of messages. Messages enter the byte path here, before its stage 1.
 
-Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message
-behind a greater clock as a duplicate. So a message gets its clock and its place in its journal in one
-step, under one lock, whatever threads and transactions do. A committed message is enqueued in that
-step. Uncommitted messages wait in line first. Every later message of this publisher to the same
-journal goes behind them.
+Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message behind a
+greater clock as a duplicate. So a message gets its clock and its place in its journal in one step, under one
+lock, whatever threads and transactions do. A committed message is enqueued in that step. Uncommitted
+messages wait in line first. Every later message of this publisher to the same journal goes behind them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ BUFFER_BYTES_MAX: Final = 8 << 20
 OBSERVE_S: Final = 0.0005
 """Seconds by which the clock of a publisher may be behind the wall clock."""
 HELD_BYTES_MAX: Final = 32 << 20
-"""Bytes that a `Publisher.hold` without ``strict`` keeps back. Beyond, it cannot be undone any more."""
+"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, it cannot be undone."""
 
 
 class JournalAppends(Protocol):
@@ -111,10 +110,10 @@ class _Route:
         self.form = form
         self.line = line
         self.time = time
-        # What `commit` uses, since each further attribute takes time.
+        # Copies for `commit`: to find them through other objects takes time.
         self._appends = line.appends
         self._buffer = line.buffer
-        # Code of the application may do anything, which a lock of appends must not wait for.
+        # Code of the application may take any time, and the lock of appends must not be held so long.
         self._is_plain = form.framing.codec.plain_encode_into is not None
         self._length_max = publisher._frame_bytes_max
         self._lock = publisher._lock
@@ -125,9 +124,9 @@ class _Route:
     def commit(self, message: Any) -> OpFuture[AppendResult]:
         """Do what `Publisher._append_committed` does, for one message.
 
-        This is most of what publishing one by one costs. So the lock is taken without a `with`, which costs
-        half as much, and a message is encoded where it waits to be sent. `Publisher._enqueue_committed`
-        handles what is unusual.
+        This is most of the cost of publishing one by one. So the lock is taken without a `with`, at half the
+        cost, and a message is encoded into the buffer in which it waits. `Publisher._enqueue_committed`
+        handles unusual cases.
         """
         publisher, lock = self._publisher, self._lock
         future: OpFuture[AppendResult] | None = None
@@ -186,7 +185,7 @@ class Publisher:
         self._mint = UuidMint(producer, clock)
         self._now = None if wall_clock is None else wall_clock.now
         self._stale = -math.inf
-        """Wall time in seconds from which on the clock is moved again. It never goes back."""
+        """Wall time in seconds at which the clock is moved next. It never goes back."""
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
         """Lock that guards everything below, and the order of clocks. It is the innermost lock: its holder
@@ -200,12 +199,11 @@ class Publisher:
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
         self._held: dict[_Line, tuple[int, bool]] | None = None
-        """The lines that grew since the hold began, each with its former length in bytes, and with True if
-        the transaction had not published to it before. None without a hold.
-        """
+        """The lines that grew since the hold began, each with its former length in bytes. True: the
+        transaction had not published to the line before. None without a hold."""
         self._strict = True
         self._passed = ""
-        """Reason for which messages since a hold without ``strict`` cannot be undone. Empty if they can."""
+        """Why messages since a hold without ``strict`` cannot be undone. Empty if they can."""
 
     @classmethod
     def standalone(cls, appends: Appends, wall_clock: Clock, entropy: Entropy) -> Publisher:
@@ -232,9 +230,9 @@ class Publisher:
         the journal declares cannot be used. Raise ``Closed``, and what ``validate()`` of the message raises.
         After an error nothing is published.
 
-        May wait for brokers that are behind, but on the event loop.
+        May wait for brokers that are behind, but never on the event loop.
         """
-        # As `_route` does it: a call takes time, and many publish one by one.
+        # A copy of `_route`: the call would take time, and many publish one by one.
         if self._user_code_in:
             self._require_outside()
         kind = self._kinds.get(type(message)) or self._new_kind(type(message))
@@ -335,12 +333,10 @@ class Publisher:
     # Within a transaction.
 
     def publish_uncommitted(self, mapping: Mapping[M], message: M) -> None:
-        """Publish a message that is pending until the acknowledgement of `build_ack_intents` is
-        appended.
+        """Publish a message that is pending until the acknowledgement of `build_ack_intents` is appended.
 
-        Content is gathered, and appended before `build_ack_intents` returns. Raise what
-        `publish_committed` raises, and `Invalid` for a type without a UUID. After an error nothing
-        is published.
+        Content is gathered, and appended before `build_ack_intents` returns. Raise what `publish_committed`
+        raises, and `Invalid` for a type without a UUID. After an error nothing is published.
         """
         route = self._route(mapping, message)
         (framing, stamp), line = route.form, route.line
@@ -360,7 +356,8 @@ class Publisher:
                 del line.buffer[begin:]
                 raise
             self._buffered += length
-            # Only now: a message that its journal cannot hold leaves the transaction as it was.
+            # Not before the message was encoded: one that its journal cannot hold must leave the transaction
+            # as it was.
             if is_new:
                 line.acknowledgement = acknowledgement
                 self._transaction.append(line)
@@ -445,12 +442,11 @@ class Publisher:
                     self._transaction.remove(line)
 
     def build_ack_intents(self) -> dict[JournalName, bytes]:
-        """End the transaction. Return the content that commits it: by journal, in the order of
-        first use.
+        """End the transaction. Return the content that commits it: by journal, in the order of first use.
 
-        The caller makes these durable with the transaction's checkpoint, and *then* appends them.
-        When this returns, all messages published before are enqueued. So the append service's
-        ``pending_except`` covers them. Raise what `flush` raises. The call may then be repeated.
+        The caller makes these durable with the transaction's checkpoint, and *then* appends them. When this
+        returns, all messages published before are enqueued. So the append service's ``pending_except``
+        covers them. Raise what `flush` raises. The call may then be repeated.
         """
         self.flush()
         intents: dict[JournalName, bytes] = {}
@@ -503,7 +499,7 @@ class Publisher:
             )
 
     def _marked(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return a function of the application that notes in which thread it runs under the lock."""
+        """Wrap a function of the application: note the thread in which it runs under the lock."""
 
         def marked(*args: P.args, **kwargs: P.kwargs) -> T:
             self._user_code_in = threading.get_ident()

@@ -1,8 +1,8 @@
 """Fields of pydantic models that readers would not read back as they are published. Pure.
 
-A model that was validated may still hold such a value: fields of type ``Any`` take all, an assignment is
-not validated, and validators may change what they read. So a message is decoded again, unless all of its
-fields are flat and nothing of the application takes part.
+A model that was validated may still hold such a value. Fields of type ``Any`` take all values, an assignment
+is not validated, and validators may change what they read. So a message is decoded again, unless all its
+fields are flat and no code of the application runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEEP: Final = "is nested too deeply, or holds itself"
 
 
 class ReadableModel:
-    """The check of messages of one model, of which ``decode`` is that of its codec."""
+    """The check of messages of one model. ``decode`` is that of the model's codec."""
 
     def __init__(self, model: Any, decode: Callable[[bytes], Any]) -> None:
         self._decode = decode
@@ -62,7 +62,8 @@ class ReadableModel:
                 raise InvalidValue(found.reason, path=found.path(name), hint=advice)
 
     def unreadable(self, message: Any, error: BaseException) -> InvalidValue:
-        """Return the error of a message that cannot be encoded, or read back: with the path of a part."""
+        """Return the error of a message that cannot be encoded or read back, with the path of the wrong
+        part."""
         if isinstance(error, InvalidValue):
             return error
         if (name := self._named_by(error)) is not None:
@@ -95,7 +96,7 @@ class ReadableModel:
 
 
 def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
-    """Return the fields of a model of which only the class of a value counts; None if others are there."""
+    """Return the fields of a model if all are flat: only the class of a value counts. Else None."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
         return None
@@ -106,7 +107,7 @@ def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
 
 def _flat_kinds(field: Any) -> frozenset[type]:
     """Return the classes that a field may hold; none if more than the class of a value counts."""
-    # Another name for readers than for writers is a difference, too.
+    # A field with one name for readers and another one for writers does not read back.
     aliases = {field.alias, field.serialization_alias, field.validation_alias}
     if field.metadata or field.exclude or len(aliases) > 1:
         return frozenset()

@@ -65,7 +65,7 @@ _VERSION: Final = 0x1000
 _VARIANT: Final = 0b10
 _THREE_DIGITS_MASK: Final = 0xFFF << 4
 _THREE_DIGITS: Final = {number << 4: f"{number:03x}" for number in range(0x1000)}
-"""Text of the last three digits of the first group of a UUID, by what they add to a clock."""
+"""Text of the last three digits of the first group of a UUID, by the ticks that they stand for."""
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
     CONTINUE_TXN: "CONTINUE_TXN",
@@ -114,11 +114,10 @@ class UuidArrays(NamedTuple):
 
 
 class Clock:
-    """A 64-bit clock that only moves forward: units of 100 ns since 1582-10-15, then four bits of
-    sequence.
+    """A 64-bit clock that only moves forward: units of 100 ns since 1582-10-15, then four bits of sequence.
 
-    Thread-safe. Above a million messages a second, the clock runs ahead of the wall clock by a
-    microsecond per message. `update` then does nothing until the wall clock catches up.
+    Thread-safe. Above a million messages a second, the clock runs ahead of the wall clock by a microsecond
+    per message. `update` then does nothing until the wall clock catches up.
     """
 
     __slots__ = ("_value", "lock")
@@ -165,7 +164,7 @@ class UuidMint:
         self.producer = producer
         self._clock = clock
         self._base = -1 - CLOCK_MAX
-        """Clock whose three digits that change are zeros. All texts that are kept are of it."""
+        """Clock of all texts that are kept: the three digits that change are zeros in it."""
         self._head = ""
         """Digits before those three."""
         self._tails: dict[int, str] = {}
@@ -180,7 +179,7 @@ class UuidMint:
 
     def text(self, flags: int) -> str:
         clock = self._clock
-        # Clocks of which only these digits change are not beyond the last one.
+        # `_new_text` has checked the other digits: with any three digits here, the clock is still valid.
         value = clock._value + TICK
         try:
             text = f"{self._head}{_THREE_DIGITS[value - self._base]}{self._tails[flags]}"
@@ -221,9 +220,7 @@ def clock_span(nanoseconds: int) -> int:
 
 
 def new_producer_id(entropy: Entropy) -> ProducerId:
-    """Return a random producer. Its multicast bit is set, so that it cannot be a network card's
-    address.
-    """
+    """Return a random producer. Its multicast bit is set, so that it cannot be a network card's address."""
     return ((entropy.getrandbits(48)) | (1 << 40)).to_bytes(PRODUCER_BYTES, "big")
 
 

@@ -39,9 +39,8 @@ class UuidForm(ABC):
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if
-        one is malformed.
-        """
+        """Return the bytes of all values, concatenated. Empty and absent values are nil. Raise if one is
+        malformed."""
 
     @abstractmethod
     def of_bytes(self, uuid: bytes) -> Any:
@@ -126,8 +125,8 @@ class BytesForm(UuidForm):
 class PublishedTails(set[str]):
     """The ends of UUIDs that publishers wrote: flags and producer, from character 18 on. They are few.
 
-    Messages that are published again are known by them, which takes a third of the time of a look at the
-    whole text. A producer is 48 random bits, so no other text ends like that.
+    They identify messages that are published again, in a third of the time of a look at the whole text. A
+    producer is 48 random bits, so no other text ends like that.
     """
 
     def __init__(self, require_free: Callable[[Any], None]) -> None:

@@ -28,9 +28,10 @@ class Attribute(NamedTuple):
 
     name: str
     is_frozen: bool = False
-    """True if its owner is replaced by a copy instead of being changed."""
+    """True if its owner cannot be changed, and is replaced by a copy."""
     make: Callable[[], Any] | None = None
-    """Maker of the object in the attribute. None if that needs arguments, and for the UUID itself."""
+    """Function that makes the object in the attribute. None if that needs arguments, and for the UUID
+    itself."""
 
     def get(self, owner: Any) -> Any:
         return getattr(owner, self.name, None)
@@ -75,7 +76,7 @@ class UuidPlace(Generic[M]):
         return names_of(self.text)
 
     def get(self, message: M) -> Any:
-        """Return what stands there, or None. Raise `Invalid` if an object on the way is another value."""
+        """Return the value of the place, or None. Raise `Invalid` if a value on the way is no object."""
         found: Any = message
         if isinstance(found, Acknowledgement):
             return found.uuid
@@ -116,7 +117,7 @@ def names_of(place: str) -> list[str]:
 
 
 def declared_place(message_type: Any, given: str | None) -> str | None:
-    """Return the place that is given, or that of the class attribute ``gazette_uuid``; empty if neither is.
+    """Return the given place, or that of the class attribute ``gazette_uuid``; empty without either.
 
     None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if a place and
     an attribute are given, and differ.

@@ -1,7 +1,7 @@
-"""Fingerprints of values: bytes that two values share only if they are the same, types included. Pure.
+"""Fingerprints of values: two values have equal bytes only if they are the same, types included. Pure.
 
-Module ``marshal`` writes values of Python's own types in C, and tells all of them apart. Values of a declared
-type become such values here, by functions that are made once for the type.
+Module ``marshal`` writes values of Python's own types in C, and keeps all of them distinct. Values of a
+declared type are first turned into such values, by functions that are made once for the type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Flatten: TypeAlias = Callable[[Any], Any]
 """Function from a value to one of Python's own types. It raises `TypeError` for a value of another class."""
 
 _VERSION: Final = 2
-"""Newest format of `marshal` in which equal values have equal bytes: later ones refer back."""
+"""Newest format of `marshal` in which equal values have equal bytes: later formats refer back to earlier
+values."""
 _KEYS: Final[dict[type, Flatten]] = {
     date: date.isoformat,
     datetime: lambda at: (at.isoformat(), at.fold, repr(at.tzinfo)),
@@ -32,7 +33,7 @@ _KEYS: Final[dict[type, Flatten]] = {
     Decimal: str,
     UUID: str,
 }
-"""Functions that have all of a value."""
+"""Functions that lose nothing of a value, by its class."""
 
 
 class Fingerprint:
@@ -114,7 +115,7 @@ class _Flatteners:
         count = 0 if issubclass(kind, msgspec.Struct) else len(fields)
 
         def flatten(value: Any) -> Any:
-            # What else a value holds, only the slow comparison finds.
+            # Only the slow comparison finds what else a value holds.
             if len(value.__dict__) != count:
                 raise TypeError
             return flat(value)

@@ -87,7 +87,7 @@ def attributes_of(value: Any) -> Parts | None:
     own: dict[str, Any] = getattr(value, "__dict__", {})
     names = fields
     if not own.keys() <= set(fields):
-        # What a cached property has computed, it computes again.
+        # Leave out what a cached property has computed: it is computed again.
         cached = functools.cached_property
         others = [one for one in own if not isinstance(getattr(type(value), one, None), cached)]
         names = (*fields, *sorted(set(others) - set(fields)))

@@ -62,7 +62,7 @@ _EQUALS: Final[tuple[Any, ...]] = (
     *(object.__eq__, int.__eq__, str.__eq__, dict.__eq__, tuple.__eq__),
     msgspec.Struct.__eq__,
 )
-"""Methods of Python's own, which compare all of a value."""
+"""Comparisons of Python's own, which compare whole values."""
 _INT_BITS_MAX: Final = 14_000
 """Bits of a whole number that Python still writes as digits: it refuses more than 4,300 of them."""
 _FLOAT_BITS_MAX: Final = 1_023
@@ -70,7 +70,7 @@ _READ_AS: Final[dict[type, tuple[type, ...]]] = {
     float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),
     bytes: (bytearray, memoryview), bytearray: (bytes, memoryview),
 }  # fmt: skip
-"""Classes whose values may read back equal as values of others."""
+"""By class, other classes whose values may read back equal as values of it."""
 _JSON: Final = (type(None), bool, int, float, str, list, dict)
 
 

@@ -20,7 +20,7 @@ from gazette.message.value_types import all_parts, misfit, runs_code, type_text
 T = TypeVar("T")
 
 STACK_RESERVE: Final = 100
-"""Frames of Python by which a reader may stand deeper than the writer of a deeply nested value."""
+"""Frames of Python by which a reader's stack may be deeper than that of the writer of a nested value."""
 REFUSALS: Final = (
     ArithmeticError,
     AttributeError,
@@ -46,7 +46,8 @@ class ValueEncoding(Generic[T]):
     )
 
     def __init__(self, declared: Any = Any, path: str = "") -> None:
-        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as it."""
+        """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be read as the
+        type."""
         try:
             self._info = msgspec.inspect.type_info(declared)
             self._decode = msgspec.json.Decoder(declared).decode
@@ -59,7 +60,7 @@ class ValueEncoding(Generic[T]):
         self._fingerprint = Fingerprint(self._info)
         parts = {type(part) for part in all_parts(self._info)}
         self._holds_times = not parts.isdisjoint(_TIMES)
-        # What is equal to a value of the declared types means the same, but for these.
+        # For all other declared types, equal values mean the same.
         self._by_parts = runs_code(self._info) or msgspec.inspect.AnyType in parts
         self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
         # A type that holds itself has no end.
@@ -86,9 +87,10 @@ class ValueEncoding(Generic[T]):
         return data
 
     def require_equal(self, value: T, data: bytes, name: str) -> None:
-        """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON, ``data``.
+        """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON,
+        ``data``.
 
-        Unlike `encode`, take an equal part of another type, such as an int for a float. Paths begin with
+        Unlike `encode`, accept an equal part of another type, such as an int for a float. Paths begin with
         ``name``. If it is empty, they begin with a field of the value.
         """
         try:
@@ -105,7 +107,7 @@ class ValueEncoding(Generic[T]):
             raise self._unequal(value, found, name, {})
 
     def _are_equal(self, value: T, back: T, data: bytes) -> bool:
-        """Return True if two values are known to be equal, also where `==` does not tell."""
+        """Return True if two values are known to be equal. For some, `==` does not show it."""
         if self._by_parts:
             return self._fingerprint.are_same(value, back)
         try:
@@ -138,7 +140,7 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _deeper(self, data: bytes, frames: int) -> T:
-        """Decode below a number of frames: a value may not be readable at the top of a stack only."""
+        """Decode with ``frames`` more frames on the stack, since a reader's stack may be deeper than ours."""
         value: T = self._deeper(data, frames - 1) if frames else self._decode(data)
         return value
 
@@ -151,7 +153,7 @@ class ValueEncoding(Generic[T]):
         return _invalid(found, value, name, facts)
 
     def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
-        # A type explains better what is wrong with a part than the value that would come of it.
+        # The declared type explains a wrong part better than the value that was read back.
         typed = self._explained(value)
         within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
         return _invalid(typed if typed and within else found, value, name, facts)

@@ -1,8 +1,7 @@
-"""JSON without content that a type accepts: the payload of an acknowledgement beside its UUID.
-Pure.
+"""JSON without content that a type accepts: the payload of an acknowledgement beside its UUID. Pure.
 
-The original publishes the zero value of the message's type, with every field present. Types here
-may have fields without a default. So this module derives the content that readers require.
+The original publishes the zero value of the message's type, with every field present. Types here may have
+fields without a default. So this module derives the content that readers require.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
-    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for
-    other types.
-    """
+    """Return the struct or dataclass of a message type, or those of a union. Raise `Invalid` for other
+    types."""
     name = getattr(message_type, "__name__", str(message_type))
     try:
         found = alternatives(inspect.type_info(message_type))
@@ -76,9 +74,7 @@ def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
 
 
 def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
-    """Return the field ``uuid``, which all types of a union must share. Raise `Invalid` if they
-    differ.
-    """
+    """Return the field ``uuid``, which all types of a union must share. Raise `Invalid` if they differ."""
     found = [next((f for f in part.fields if f.name == "uuid"), None) for part in objects]
     shapes = {None if f is None else (f.encode_name, type(f.type)) for f in found}
     if len(shapes) > 1:

@@ -1,6 +1,5 @@
-"""Stage 2 of the byte path: takes content from `client/append/service`, gives
-one call to `broker/api/append`.
-"""
+"""Stage 2 of the byte path: takes content from `client/append/service`, gives one call to
+`broker/api/append`."""
 
 from __future__ import annotations
 
@@ -46,9 +45,8 @@ RETRIED_STATUSES: Final = frozenset(
         Status.INSUFFICIENT_JOURNAL_BROKERS.name,
     }
 )
-"""Statuses that a plain append is repeated for, beside the gRPC code UNAVAILABLE:
-the journal is being handed over.
-"""
+"""Statuses after which a plain append is repeated, as after the gRPC code UNAVAILABLE: its journal is being
+handed over."""
 
 
 class SuspendControl(IntEnum):
@@ -69,9 +67,10 @@ class SuspendControl(IntEnum):
 class AppendParams:
     """The parameters of an append, beside its content.
 
-    ``journal`` may have a metadata segment, which does not matter to an append. With ``offset`` zero the
-    append goes to the head; otherwise it is refused unless the head is there. Registers change only with
-    content, are subtracted before they are united, and are checked only if the journal has any.
+    An append ignores a metadata segment of ``journal``. With ``offset`` zero it goes to the head; with
+    another one it is refused unless the head is there. Registers change only with content:
+    ``subtract_registers`` first, then ``union_registers``. ``check_registers`` counts only if the journal
+    has registers.
     """
 
     journal: str
@@ -145,9 +144,8 @@ class Appender:
     def __init__(
         self, client: BrokerAccess, params: AppendParams, session: SessionAppend | None = None
     ) -> None:
-        """Prepare the call. ``session`` names the append of which this is an
-        attempt: brokers refuse a late copy.
-        """
+        """Prepare the call. ``session`` names the append of which this is an attempt: brokers refuse a late
+        copy."""
         self._opening = _opening_of(params)
         self._client = client
         self._params = params
@@ -164,10 +162,10 @@ class Appender:
         self.abort()
 
     async def write(self, content: BytesLike) -> None:
-        """Send content; returns when gRPC took it. Empty content is not sent: it would commit.
+        """Send content, and return when gRPC has taken it. Empty content is not sent: it would commit.
 
-        Raise ``Unavailable`` or a related error when the broker ended the call;
-        ``commit`` then raises the reason.
+        Raise ``Unavailable`` or a related error when the broker ended the call; ``commit`` then raises the
+        reason.
         """
         view = memoryview(content).cast("B")
         await self._open()
@@ -215,7 +213,7 @@ class Appender:
         await self._send(self._opening)
 
     async def _send(self, message: bytes) -> None:
-        """Send a message. Stop if the broker has answered already: its response has the reason."""
+        """Send a message. Stop if the broker has answered already: its response gives the reason."""
         if not await self._call.write(message):
             self._answered = True
 
@@ -250,7 +248,10 @@ def _kept_opening_of(params: AppendParams) -> bytes:
 
 
 def _opening_of(params: AppendParams) -> bytes:
-    """Return the request that begins an append. Raise ``Invalid``. Most appends are like one before."""
+    """Return the first request of an append, from a cache where possible. Raise ``Invalid``.
+
+    Most appends have the parameters of an earlier one.
+    """
     try:
         return _kept_opening_of(params)
     except TypeError:  # Labels in a list have no hash.
@@ -259,7 +260,7 @@ def _opening_of(params: AppendParams) -> bytes:
 
 @lru_cache(maxsize=1 << 10)
 def _appended_to(journal: str) -> Any:
-    """Return the counter of appended bytes of a journal. The library takes longer to find one."""
+    """Return the counter of a journal's appended bytes. The metrics library takes longer to find it."""
     return APPEND_BYTES.labels(split_journal_meta(journal)[0])
 
 
@@ -270,7 +271,7 @@ async def _append_whole(
     content: bytes,
     session: SessionAppend | None,
 ) -> AppendResult:
-    """Make the call of content that is all here, and not large: all of it goes out at once."""
+    """Append content that is small and all in memory. All requests of the call go out at once."""
     endpoint, path = client.byte_path(journal, primary=True)
     claims = journal_claims(Capability.APPEND, journal)
     with map_errors("Append", client.channels, journal=journal, endpoint=endpoint):
@@ -288,7 +289,7 @@ async def _append_whole(
 
 
 def _joined(content: Content) -> bytes | None:
-    """Return content that is all here and not large; None for any other."""
+    """Return content as one value if it is small and all in memory; else None."""
     if isinstance(content, bytes | bytearray | memoryview):
         content = (content,)
     if not isinstance(content, tuple | list):
@@ -340,11 +341,10 @@ async def append(
 ) -> AppendResult:
     """Append, and retry while the journal's brokers are unreachable or being replaced.
 
-    Content that can be read only once (an iterator) is not retried; pass a function that returns a
-    new one. A retry follows an attempt with an unknown outcome: the content may be in the journal
-    twice. Suspended journals and unhealthy stores are not retried. An append that was too slow for
-    its broker is retried if its content is bytes: then this process was held up, not the source.
-    Cancellation: it may have been appended.
+    An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
+    attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
+    journals and unhealthy stores are not retried. If the content came too slowly for the broker, only bytes
+    are retried: for them this process was slow, not a source. Cancellation: it may have been appended.
     """
     attempt, call = 0, RepeatedCall()
     once = isinstance(content, AsyncIterator | Iterator)

@@ -1,7 +1,7 @@
-"""Stage 1 of the byte path: appends that were released and are not made yet, within bounds.
+"""Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
-Threads put content in, the event loop takes batches out. They share only the mutex of this module. It is held
-for microseconds, and never during a wait.
+Threads put content in, the event loop takes batches out. They share only the mutex of this module. It is
+held for microseconds, and never during a wait.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 1.0
-"""Seconds between two looks of a thread that waits for the memory of other
-services, without a notification.
-"""
+"""Seconds between two checks of a thread that waits for memory of other services. They do not notify it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class AppendServiceSettings:
     """Bounds of one service, in bytes.
 
     Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an unlinked
-    file. The file is in ``spill_directory`` (None: the directory of temporary files). Before that, the
-    producer waits for the broker as long as the broker makes progress. Producers wait without limit while
+    file. The file is in ``spill_directory`` (None: the directory of temporary files). Before content goes
+    there, its producer waits as long as the broker makes progress. Producers wait without limit while
     ``backlog_max`` bytes are waiting.
     """
 
@@ -55,7 +53,7 @@ class AppendServiceSettings:
 
 
 class _LeftMutex:
-    """Stands for the mutex of a backlog in a process that was forked since: all that appends takes it."""
+    """The mutex of a backlog in a forked child: every append takes it, and gets ``Closed``."""
 
     def acquire(self) -> bool:
         raise forked("an append service")
@@ -74,7 +72,8 @@ _backlogs: Final[WeakSet[Backlog]] = WeakSet()
 
 
 def _leave_backlogs() -> None:
-    # Another thread may have had a lock at the fork. It does not exist here, and would never give it back.
+    # Another thread may have held the mutex at the fork. It does not run in the child, so it would never
+    # release it.
     for backlog in list(_backlogs):
         backlog.queues = {}
         backlog.mutex = cast("threading.Lock", _LeftMutex())
@@ -85,12 +84,12 @@ os.register_at_fork(after_in_child=_leave_backlogs)
 
 
 class Backlog:
-    """The queues of one append service. Thread-safe; made on the event loop's thread.
+    """The queues of one append service. Thread-safe; created on the event loop's thread.
 
-    In a process that was forked since, everything that appends raises ``Closed``.
+    In a forked child, every append raises ``Closed``.
 
-    ``on_work`` is called, under the mutex and from any thread, when a queue that is not served got a
-    batch. That is the only time at which a batch crosses to the loop.
+    ``on_work`` is called, under the mutex and from any thread, when a batch joins a queue that is not being
+    served. Batches cross to the loop only by this call.
     """
 
     def __init__(
@@ -158,9 +157,9 @@ class Backlog:
     ) -> tuple[OpFuture[AppendResult], Segment | None]:
         """Add an append after all others of its journal.
 
-        Return the future of its batch, and the segment that it completed: ``make_room`` for that one.
-        ``hold`` or ``account`` has accounted for the memory of ``segments``. Beside them, ``content`` is
-        shorter than a segment.
+        Return the future of its batch, and the segment that it completed: call ``make_room`` for that one.
+        ``hold`` or ``account`` has accounted for the memory of ``segments``. ``content`` comes after them,
+        and is shorter than a segment.
         """
         with self.mutex:
             batch = queue.tail
@@ -174,7 +173,7 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # This one is not full, but nothing is added to it any more: it may go to the file, too.
+                # This segment is not full, but nothing joins it any more: it may go to the file, too.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
             length = len(content)
@@ -217,9 +216,8 @@ class Backlog:
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch, or None. At None the caller stops serving the queue: ``on_work``
-        will be called when there is a batch.
-        """
+        """Return the oldest batch, or None. At None the caller stops serving the queue: ``on_work`` will be
+        called when there is a batch."""
         with self.mutex:
             if queue.batches:
                 return queue.batches[0]
@@ -228,7 +226,7 @@ class Backlog:
             return None
 
     def seal(self, queue: JournalQueue, batch: Batch) -> list[Segment]:
-        """Take no more into a batch; return its content."""
+        """Let no more appends join a batch, and return its content."""
         with self.mutex:
             queue.flowing = True
             return queue.seal(batch)
@@ -304,7 +302,8 @@ class Backlog:
                 return
             with self._room:
                 # Neither memory nor disk has room: brokers must catch up, or an operator must free space. If
-                # nothing is enqueued, this open append fills the memory: let it.
+                # nothing is enqueued, only this open append fills the memory: waiting would not end, so let
+                # it pass.
                 if not queue.batches:
                     return
                 self._room.wait(_POLL_S)

@@ -12,9 +12,7 @@ from gazette.protocol.content import CHUNK_BYTES, BytesLike
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""Size of a spill file, in bytes, from which on it takes no more content. It is deleted when all of
-its content was appended.
-"""
+"""Bytes after which a spill file takes no more content. It is deleted when all its content was appended."""
 
 
 class MemoryBudget:
@@ -37,8 +35,7 @@ class MemoryBudget:
 
 class SpillFile:
     """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and read
-    without it. It is closed when it is retired and holds no segment any more.
-    """
+    without it. It is closed when it is retired and holds no segment any more."""
 
     __slots__ = ("_descriptor", "_end", "_live", "_retired")
 
@@ -79,9 +76,8 @@ class SpillFile:
             self._descriptor = -1
 
     def write(self, offset: int, data: BytesLike) -> None:
-        """Write ``data`` at ``offset``. Raise ``OSError``, such as for a full disk; the
-        span may then be written again.
-        """
+        """Write ``data`` at ``offset``. Raise ``OSError``, such as for a full disk; the span may then be
+        written again."""
         view = memoryview(data)
         while view.nbytes:
             written = os.pwrite(self._descriptor, view, offset)
@@ -135,7 +131,7 @@ class Segment:
 
 
 def segments_of(content: BytesLike) -> list[Segment]:
-    """Return content in segments, which are copies of it: the caller may change it afterwards."""
+    """Copy content into segments. The caller may change ``content`` afterwards."""
     view = memoryview(content).cast("B")
     return [
         Segment(bytes(view[begin : begin + SEGMENT_BYTES]))

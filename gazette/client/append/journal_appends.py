@@ -21,10 +21,10 @@ _NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 
 
 class JournalAppends:
-    """Enqueues appends to one journal, and never waits while it does. Any thread may use it.
+    """Enqueues appends to one journal. Any thread may use it; `enqueue` never waits.
 
-    Content whose order matters is made and enqueued under one lock of the caller. Waiting for brokers that
-    are behind is a step of its own, without that lock.
+    If the order of content matters, make and enqueue it under one lock of the caller. To wait for slow
+    brokers is a step of its own, `await_room`, without that lock.
     """
 
     __slots__ = ("_backlog", "_backlog_max", "_batch", "_filled", "_params", "_queue", "must_wait")
@@ -35,17 +35,17 @@ class JournalAppends:
         self._params = params
         self._backlog_max = backlog.settings.backlog_max
         self._batch: Batch | None = None
-        """The batch that these appends have joined last."""
+        """The batch that the last append joined."""
         self._filled: deque[Segment] = deque()
-        """Segments that were enqueued, and that memory may not have room for."""
+        """Enqueued segments for which memory may have no room."""
         self.must_wait = False
-        """True if a caller of `enqueue` is now to call `await_room`."""
+        """True if the caller of `enqueue` must call `await_room` now."""
 
     def enqueue(self, content: BytesLike) -> OpFuture[AppendResult]:
-        """Enqueue an append of ``content``, which is copied, after all others of the journal.
+        """Enqueue a copy of ``content`` as an append after all others of the journal.
 
-        Return its future, which it shares with others of the same RPC. After the journal failed, the future
-        has failed already; that is not raised. Raise ``Closed`` if the service's event loop has ended.
+        Return its future, which all appends of the same RPC share. If the journal has failed, so has the
+        future; that is not raised. Raise ``Closed`` if the service's event loop has ended.
         """
         backlog, queue = self._backlog, self._queue
         # A fast path: content that joins the batch of the last call and completes no segment. Publishers come
@@ -117,7 +117,7 @@ class JournalAppends:
             if size >= SEGMENT_BYTES:
                 self._filled.append(self._queue.cut(batch))
                 self.must_wait = True
-                # Ask again, before the next item, if the batch takes more.
+                # Before the next item, check again if the batch takes more.
                 self._batch = None
             backlog.bytes = waiting = backlog.bytes + length
             if waiting > self._backlog_max:
@@ -133,11 +133,11 @@ class JournalAppends:
         return accepts
 
     def await_room(self) -> None:
-        """Wait until brokers or a disk have taken what is too much for memory.
+        """Wait until brokers or a disk have taken what exceeds the memory budget.
 
         On the event loop, write to the disk and do not wait.
         """
-        # First: what another thread enqueues from here on sets it again.
+        # Reset it before the wait: an append of another thread may set it again meanwhile.
         self.must_wait = False
         with suppress(IndexError):
             while True:

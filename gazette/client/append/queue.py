@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from gazette.client.append.appender import AppendParams, AppendResult
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes after which no append joins a batch any more. What is made in place may exceed it by a segment."""
+"""Bytes after which no append joins a batch any more. `JournalAppends.in_place` may exceed them by a
+segment."""
 
 
 class Batch:
     """Appends that become one RPC. They share its future.
 
-    Invariant: no append in it depends on anything outside ``dependencies``, and these were known when the
-    batch was made. So dependencies point to older batches only, and never in a circle.
+    Invariant: the appends depend only on ``dependencies``, which exist when the batch is made. So
+    dependencies point to older batches only, and form no circle.
     """
 
     __slots__ = ("buffer", "dependencies", "future", "params", "segments", "segments_bytes")
@@ -61,7 +62,7 @@ class JournalQueue:
     """One journal's batches, and the lock of the transaction that adds to them.
 
     ``lock`` is held by the one open transaction. ``tail`` is the batch that may still be joined: the last of
-    ``batches``, until its RPC begins. ``failure`` is for good.
+    ``batches``, until its RPC begins. ``failure`` is permanent.
     """
 
     __slots__ = (
@@ -90,7 +91,7 @@ class JournalQueue:
         self._budget = budget
         self.session = secrets.token_hex(16)
         self.sequence = 0
-        """Sequence of the batch that was begun last: see ``protocol/append_session``."""
+        """Sequence number of the last batch that was begun: see ``protocol/append_session``."""
         self.ledger = ""
         """The ledger of sessions that the journal's primary has named; empty before."""
         self.created: Revision = 0
@@ -102,8 +103,9 @@ class JournalQueue:
         self.tail: Batch | None = None
         self.serving = False
         self.flowing = False
-        """True while the first batch is being sent, and not waited for or retried. Then a producer that is
-        ahead should wait a little, instead of writing to a disk.
+        """True while the first batch is being sent. False while it waits for dependencies or a retry.
+
+        If it is True, a producer that is ahead waits a little before it writes to a disk.
         """
         self.memory = 0
         """Bytes of segments in memory."""
@@ -121,9 +123,8 @@ class JournalQueue:
         return batch
 
     def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
-        """Append segments, whose memory is accounted already, to a batch without a buffer. Return their
-        bytes.
-        """
+        """Append segments to a batch without a buffer. Return their bytes, which are
+        accounted for already."""
         batch.segments.extend(segments)
         length = sum(segment.length for segment in segments)
         batch.segments_bytes += length

@@ -70,12 +70,14 @@ _TERMINAL: Final = frozenset(
 _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
-"""With ``check_registers`` the journal has an owner, and no other process can go on in its place. Only a
-proof that the owner lost the journal, or that the journal is gone, ends its appends.
+"""Statuses that end appends with ``check_registers``. Such a journal has one owner, and no other process
+replaces it.
+
+So its appends go on, unless the owner has lost the journal, or the journal is gone.
 """
 
 _QUIET_ATTEMPTS: Final = 4
-"""Attempts up to this number may fail quietly: that is part of each hand-over of a journal."""
+"""Number of first attempts that may fail without a warning. Each hand-over of a journal makes some fail."""
 
 
 def _nothing() -> None:
@@ -85,10 +87,10 @@ def _nothing() -> None:
 def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bool:
     """Return True if retrying cannot help. ``checked``: the append has ``check_registers``.
 
-    A refusal of rights is final, but for an attempt whose token may have expired meanwhile: it
-    lasted ``lasted_s``. Unreachable brokers, a journal between owners, too few brokers and suspension are
-    retried. So is a journal whose head an operator has to confirm. So is any other failure of gRPC: a broker
-    that stops may refuse with any of them.
+    A refusal of rights is final, unless the attempt lasted so long (``lasted_s``) that its token may have
+    expired. Retry after these: unreachable brokers, a journal between owners, too few brokers, suspension, a
+    head that an operator must confirm. Retry after any other failure of gRPC as well: a broker that stops
+    may refuse with any of them.
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
@@ -100,14 +102,14 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
 class AppendService:
     """Appends of threads and of the loop, batched per journal; the module states the guarantees.
 
-    Made on the event loop that ``client`` belongs to. ``start_append``, ``append``, ``journal`` and
+    Create it on the event loop of ``client``. ``start_append``, ``append``, ``journal`` and
     ``pending_except`` may be called from any thread; the rest belongs to the loop.
 
-    In a process that was forked since, all that appends raises ``Closed``, and ``close`` changes nothing.
-    A future from before the fork is never done there.
+    In a forked child, every append raises ``Closed``, and ``close`` changes nothing. A future from before
+    the fork is never done there.
 
-    A thread may have to wait until the brokers catch up. Do not enqueue gigabytes after a dependency on the
-    very thread that must complete that dependency.
+    A thread may have to wait until the brokers catch up. So a thread that must complete a dependency must
+    not enqueue gigabytes behind it.
     """
 
     def __init__(
@@ -140,9 +142,10 @@ class AppendService:
     ) -> AppendTxn:
         """Begin an append that takes place after all ``dependencies`` have succeeded.
 
-        Waits while another thread has an append to the same journal open, and while too much is waiting to be
-        sent. On the event loop it waits for neither, and raises ``Bug`` when the journal is taken.
-        (``append`` and ``journal`` need not wait for it.) Raise ``Invalid`` for wrong parameters, ``Closed``.
+        Waits while another thread has an append to the same journal open, and while too much is waiting to
+        be sent. On the event loop it waits for neither, and raises ``Bug`` if an append to the journal is
+        open. (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong
+        parameters, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -161,10 +164,10 @@ class AppendService:
         content: BytesLike = b"",
         dependencies: Collection[OpFuture[Any]] = (),
     ) -> OpFuture[AppendResult]:
-        """Enqueue an append at once, beside an open transaction, and without taking a turn.
+        """Enqueue an append at once, even while a transaction of the journal is open.
 
-        No substitute for ``start_append`` if content must be made in the order in which it is enqueued.
-        Raise ``Invalid``, ``Closed``.
+        If content must be made in the order in which it is enqueued, use ``start_append``. Raise
+        ``Invalid``, ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queue(params)
@@ -176,7 +179,7 @@ class AppendService:
         return backlog.enqueue(queue, params, _unmet(dependencies), content, segments)
 
     def journal(self, params: AppendParams) -> JournalAppends:
-        """Return appends to one journal that are enqueued beside an open transaction, without a wait.
+        """Return a journal's `JournalAppends`. They are enqueued without a wait for an open transaction.
 
         Raise ``Invalid`` for wrong parameters, ``Closed``.
         """
@@ -196,9 +199,8 @@ class AppendService:
         return self._backlog.bytes
 
     def waiting(self) -> dict[str, str]:
-        """Return the journals with appends that were released and not yet made, each with the error of the
-        last attempt. The error is empty without a failed attempt. On the loop.
-        """
+        """Return the journals whose released appends are not all made, each with the error of its last
+        attempt (empty if it did not fail). On the loop."""
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }
@@ -222,9 +224,9 @@ class AppendService:
     # On the loop.
 
     async def run(self) -> None:
-        """Watch the service: never return, and raise an error that no task of it should have raised.
+        """Watch the service without end. Raise the error of a task that must not fail.
 
-        Appends are served also without this call. Cancellation: nothing changes.
+        Appends are served also without this call. Cancellation changes nothing.
         """
         self._bound.require()
         await asyncio.shield(self._defect)
@@ -239,8 +241,10 @@ class AppendService:
             await await_future(future)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Refuse new appends and give up those that wait: their futures fail with ``Closed``. Threads that
-        wait for room go on. An append that is being sent may take place or not; ``flush`` first.
+        """Refuse new appends, and give up those that wait: their futures fail with ``Closed``.
+
+        Threads that wait for room go on. An append that is being sent may take place or not: call ``flush``
+        first.
         """
         if self._bound.is_left:
             return
@@ -259,13 +263,13 @@ class AppendService:
             self._defect.exception()
 
     def abandon(self) -> None:
-        """Do what `close` does, without a wait for the append that is being sent."""
+        """Do what `close` does, but do not wait for the append that is being sent."""
         self._closed = True
         self._backlog.close(Closed("the append service was closed"))
         self._scope.cancel()
 
     def __del__(self) -> None:
-        # What it still has to append keeps it alive. So only its threads are left, which end with it.
+        # Pending appends keep the service alive. So only its threads are left to end.
         if not getattr(self, "_closed", True):
             self._bound.dropped(_nothing, "Await its close(), before its client is closed.")
 
@@ -327,8 +331,8 @@ class AppendService:
                 if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
                     raise
                 queue.flowing = False
-                # Retry at once if only the introduction to a new primary of the journal failed. That is no
-                # reason to wait: what the next attempt waits for is.
+                # If a new primary only asked for the session's introduction, retry at once: its answer has
+                # all that the next attempt needs.
                 introduced = _is_introduced(queue, error)
                 queue.trouble = "" if introduced else reason_of(error)
                 delay_s = backoff_s(attempt - 1 if introduced else attempt)
@@ -351,9 +355,8 @@ class AppendService:
 
 
 def _is_introduced(queue: JournalQueue, error: Exception) -> bool:
-    """Return True if the journal's primary did not know the session, and named
-    another ledger. Adopt that ledger. Raise ``Corrupt`` if the journal was created again since.
-    """
+    """Return True if the journal's primary did not know the session, and named another ledger. Adopt that
+    ledger. Raise ``Corrupt`` if the journal was created again since."""
     facts = error.facts if isinstance(error, GazetteError) else {}
     ledger = facts.get("ledger", "")
     is_other = bool(ledger) and ledger != queue.ledger

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class AppendTxn:
-    """One append, made by `AppendService.start_append`.
+    """One append, begun by `AppendService.start_append`.
 
-    Until it is released or rolled back, no other append to the same journal can begin, so be
-    brief. Used by one thread at a time. As a context manager it is released at the end of the
-    block, or rolled back by an exception.
+    Until it is released or rolled back, no other append to the same journal can begin, so be brief. Used by
+    one thread at a time. As a context manager it is released at the end of the block, or rolled back by an
+    exception.
     """
 
     __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
@@ -71,9 +71,9 @@ class AppendTxn:
         self._backlog.hold(self._queue, segment)
 
     def release(self) -> OpFuture[AppendResult]:
-        """Enqueue the append. Return its future, which it shares with others of the same RPC.
+        """Enqueue the append. Return its future, which all appends of the same RPC share.
 
-        After the journal failed, the future has failed already; that is not raised. May wait like ``write``.
+        If the journal has failed, so has the future; that is not raised. May wait like ``write``.
         """
         staging = self._staging
         if staging is None:

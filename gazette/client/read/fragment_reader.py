@@ -46,10 +46,9 @@ The memory of one stream is twice this, and as much again while another thread c
 class FragmentAccess:
     """The fragment URLs that this process can open, and how.
 
-    ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative
-    to it. Without it those fragments are read through brokers. ``http=False`` does the same to
-    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds.
-    Loop-bound.
+    ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative to it.
+    Without it those fragments are read through brokers. With ``http=False``, so are fragments with signed
+    ``http(s)`` URLs. ``timeout_s`` bounds every single wait for a store, in seconds. Loop-bound.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class FragmentAccess:
             raise
 
     def close(self) -> None:
-        """Refuse new work. Threads that wait for a store end later without a join."""
+        """Refuse new work. Do not join threads that wait for a store: they end later."""
         self._pool.close()
         self._sums.close()
 
@@ -199,7 +198,8 @@ class FragmentStream:
             blocks.append(block)
             room -= len(block)
         if self._file.offset == self.fragment.end:
-            # Only the end is left, where all remaining faults of the file show.
+            # Content is complete. Reading once more checks the end of the file, and shows its remaining
+            # faults.
             rest = self._file.read(1)
             assert not rest
         return blocks

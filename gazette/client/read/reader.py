@@ -1,6 +1,5 @@
 """Stage 10 of the byte path: takes bytes from `broker/api/read` or blob stores, gives them to
-`message/framing/framing`.
-"""
+`message/framing/framing`."""
 
 from __future__ import annotations
 
@@ -119,11 +118,11 @@ class Reader:
         self.life: JournalLife | None = None
         """The life of the journal, once it is known."""
         self.lost: tuple[tuple[Offset, Offset], ...] = ()
-        """Offsets that are lost, as an operator has confirmed. Brokers of the original do not say it."""
+        """Offsets that are lost, as an operator has confirmed. Brokers of the original do not report them."""
         self.direct: FragmentStream | None = None
         """Set while the fragment is read at its store."""
         self.direct_failed = False
-        """True if the direct read is what failed, and not the broker."""
+        """True if the read at the store failed, and not the broker."""
         self._client = client
         self._may_open = direct
         self._endpoint = ""
@@ -168,7 +167,7 @@ class Reader:
             )
         message = await self._receive()
         if message is None:
-            # So a broker ends a read whose replica it gives up.
+            # A broker ends a read like this when it gives up the replica.
             self._client.forget_route(params.journal)
             raise Unavailable(
                 "the broker ended the read before it answered",
@@ -342,7 +341,8 @@ class Reader:
             self.fragment_url = message.fragment_url
 
     def _note_life(self, life: JournalLife) -> None:
-        """Raise ``Corrupt`` for another life of the journal. The original does not tell the life."""
+        """Raise ``Corrupt`` for another life of the journal. Brokers of the original do not
+        report the life."""
         if not life.created:
             return
         known = self.params.life

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX: Final = 3
-"""Attempts before an absent or refused journal is believed: routes and tokens lag."""
+"""Attempts before ``NotFound`` or ``NotAllowed`` is final: routes and tokens may be out of date."""
 _DIRECT_FAILURES_MAX: Final = 3
-"""Failures to open fragments at their store before they are only read through brokers."""
+"""Failures to open fragments at their store before all are read through brokers."""
 _AHEAD_BYTES: Final = 16 << 20
 """Bytes before the end of a stored fragment at which the next one is opened."""
 
@@ -65,7 +65,7 @@ class RetryReader:
         """
         params.validate()
         self.params = params
-        """Parameters as given, with the present ``block``. ``offset`` has the present position."""
+        """The given parameters, but with the present ``block``. ``offset`` has the present position."""
         self.offset = params.offset
         """Offset of the next byte."""
         self.write_head = 0
@@ -83,7 +83,7 @@ class RetryReader:
         self._attempt = -1
         self._direct_failures = 0
         self._proxied = False
-        """True if a broker reads the present fragment for us, since it could not be opened."""
+        """True if a broker reads the present fragment, because this process could not open it."""
         self._looked_at = -1
         """Begin of the last fragment that was opened ahead."""
         self._closed = False
@@ -222,7 +222,7 @@ class RetryReader:
             self._on_interrupted()
         progress = reader.offset != reader.params.offset
         stuck = not progress and reader.params.do_not_proxy and reader.fragment_url != ""
-        # The broker left the fragment to us, and we cannot open it: ask for its bytes.
+        # The broker expects us to open the fragment, and we cannot: ask for its bytes.
         self._proxied = stuck
         self._forget(reader)
         if progress or stuck:
@@ -232,7 +232,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     async def _on_error(self, reader: Reader, error: GazetteError) -> None:
-        """Return to try again, or raise."""
+        """Return if the read is to be tried again, else raise."""
         interrupted = self._reader is not reader
         self._note(reader)
         self._forget(reader)

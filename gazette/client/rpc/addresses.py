@@ -32,20 +32,20 @@ class Addresses:
 
     @property
     def wait_for_ready(self) -> bool:
-        """True if a call is to wait for the connection of its endpoint: there is no other one.
+        """True if a call is to wait for its endpoint's connection, because there is only one endpoint.
 
-        Of several endpoints, ``connected`` returns a connected one. Its process may go just then. A call that
-        waited would wait for ever, while others answer.
+        Of several, ``connected`` returns a connected one. If its process ends just then, a call that waited
+        would wait for ever, while other endpoints answer.
         """
         return len(self._endpoints) == 1
 
     @property
     def attempts(self) -> int:
-        """Number of times to begin a call that only reads. So every endpoint has a chance to answer."""
+        """Number of times to begin a call that only reads, so that every endpoint has a chance to answer."""
         return 1 if self.wait_for_ready else len(self._endpoints) + 1
 
     async def connected(self) -> str:
-        """Return the endpoint to call now, with ``wait_for_ready`` as said above.
+        """Return the endpoint to call now. Pass ``wait_for_ready`` to that call.
 
         Of several, return a connected one. Wait while none can be reached. Cancellation has no effect.
         """

@@ -50,7 +50,7 @@ class TlsSettings:
 
     @classmethod
     def of(cls, ca_file: str, cert_file: str, key_file: str) -> TlsSettings | None:
-        """Return the settings of paths, each empty if there is no such file; None without any path."""
+        """Return the settings for these paths, of which an empty one means no file; None without any path."""
         files = [Path(one) if one else None for one in (ca_file, cert_file, key_file)]
         return cls(*files) if any(files) else None
 
@@ -100,9 +100,9 @@ class ChannelSettings:
     It also limits how long content may go without an acknowledgement by the peer's machine.
     """
     silence_s: float = 20.0
-    """Seconds without the end of a call of a channel, after which the peer is probed. 0: never."""
+    """Seconds without the end of any call of a channel, after which its peer is probed. 0: never."""
     silence_timeout_s: float = 20.0
-    """Seconds that a peer may leave the probe unanswered. Then it has fallen silent: its calls end."""
+    """Seconds to wait for the answer to a probe. A peer that gives none is silent: its calls end."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 5.0
     connect_timeout_s: float = 5.0
@@ -125,7 +125,7 @@ class ChannelSettings:
             ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
             # We retry ourselves: retries of gRPC would keep a copy of what is streamed.
             ("grpc.enable_retries", 0),
-            # Connections of one object are its own, so closing the object closes them.
+            # Without this option, objects share connections, and closing one object would not close its own.
             ("grpc.use_local_subchannel_pool", 1),
         ]
 
@@ -133,10 +133,10 @@ class ChannelSettings:
 class Channels:
     """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound.
 
-    They speak HTTP/2 of our own, unless there is another ``transport``.
+    They speak our own HTTP/2, unless ``transport`` is given.
 
-    Stubs count the calls made through them, so no channel is closed during a call. Do not keep a
-    stub of ``journal`` or ``shard``: get it again for every use.
+    Stubs count the calls made through them, so no channel is closed during a call. Do not keep a stub of
+    ``journal`` or ``shard``: get it again for every use.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class Channels:
         transport: Transport | None = None,
         owner: str = "Channels",
     ) -> None:
-        """Make them, without a connection. Errors and the log name ``owner``: the class of their client."""
+        """Create channels without a connection. Errors and the log name ``owner``: the class of their
+        client."""
         self.zone = zone
         self._tls = TlsSettings() if tls is None else tls
         self._transport = Http2Transport(self._tls.context) if transport is None else transport
@@ -216,7 +217,7 @@ class Channels:
     def pick(
         self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
     ) -> str | None:
-        """Return ``dispatch.pick`` by the state of our channels and our zone."""
+        """Return the member that `routes.pick` chooses, by the state of our channels and by our zone."""
         return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
 
     def member(self, route: Route, process_id: ProcessId) -> JournalStub:
@@ -266,9 +267,8 @@ class Channels:
         return self._transport.channel(target, credentials, options)
 
     def _on_refused_pings(self, keepalive_s: float) -> None:
-        """Raise the interval of pings for later channels. gRPC raises it for the channel whose
-        pings were refused.
-        """
+        """Raise the interval of pings for later channels. gRPC raises it for the channel whose pings were
+        refused."""
         raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
         if raised_s > self._settings.keepalive_s:
             self._settings = replace(self._settings, keepalive_s=raised_s)
@@ -317,7 +317,7 @@ class Channels:
             self._bound.require()
         self._closed = True
         if self._bound.is_left:
-            # The connections are the parent's: send nothing on them.
+            # In a forked child the connections are the parent's: send nothing on them.
             self._channels.clear()
             return
         while self._channels:
@@ -326,7 +326,7 @@ class Channels:
         await self._scope.stop(_GRACE_S)
 
     def __del__(self) -> None:
-        # Their transports belong to the loop, which keeps them open for good.
+        # The loop owns their transports, and would keep them open for good.
         channels = getattr(self, "_channels", None)
         if channels:
             scope = self._scope
@@ -334,7 +334,7 @@ class Channels:
 
 
 class _SilenceWatch:
-    """Probes of peers as long as calls run. It does not keep its `Channels` alive. ``silence_s`` 0: none."""
+    """Probes peers as long as calls run. Does not keep its `Channels` alive. ``silence_s`` 0: no probes."""
 
     def __init__(self, channels: Channels, scope: TaskScope, silence_s: float) -> None:
         self._channels = weakref.ref(channels)
@@ -344,7 +344,7 @@ class _SilenceWatch:
         self._is_on = not silence_s
 
     def begin(self) -> None:
-        """Begin to probe, unless that has begun: there is a call."""
+        """Begin to probe, because a call began. Do nothing if that has begun."""
         if not self._is_on:
             self._is_on = True
             self._scope.spawn(self._run(), name="watch for silence")
@@ -369,7 +369,7 @@ def _abort(channels: Iterable[CountedChannel], scope: TaskScope) -> None:
 
 
 def _weakly(method: Callable[[float], None], argument: float) -> Callable[[], None]:
-    """Return a function that calls a method with an argument, as long as its object lives."""
+    """Return a function that calls a method with an argument. It does nothing once the object is gone."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

@@ -35,9 +35,9 @@ _TOO_MANY_PINGS: Final = "too many pings"
 class BytePath:
     """The calls that carry journal bytes. Each is made once per channel, not per call.
 
-    Requests of appends are messages or their encoding, those of ``replicate`` are encoded. Responses of
-    ``read`` are `wire.Content` where possible. ``append_whole`` takes all requests as a tuple, and they go
-    out at once. Those of ``append`` are written.
+    ``append`` takes requests one by one: messages, or their encoding. ``append_whole`` takes a tuple of all
+    of them, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `wire.Content`
+    where possible.
     """
 
     __slots__ = ("append", "append_whole", "read", "replicate")
@@ -84,8 +84,7 @@ class CountedChannel:
         self.calls = 0
         self.used_at = 0.0
         self.heard_at = 0.0
-        """Time at which the first of the present calls began, a call last
-        ended, or the peer last answered.
+        """Time at which the first of the present calls began, a call last ended, or the peer last answered.
         """
         self.journal = JournalStub(cast("grpc.aio.Channel", self))
         self.shard = ShardStub(cast("grpc.aio.Channel", self))
@@ -187,7 +186,7 @@ class CountedChannel:
         await self._grpc.close(grace_s)
 
     def abort(self) -> None:
-        """Cut off its connections, on the loop: its owner was dropped. Those of a simulation need no end."""
+        """Cut off its connections, on the loop, because its owner was dropped. In a simulation do nothing."""
         if isinstance(self._grpc, Http2Channel):
             self._grpc.abort()
 

@@ -15,11 +15,12 @@ from gazette.runtime.clock import Clock
 Metadata = tuple[tuple[str, str], ...]
 
 LONG_LIFETIME_S: Final = 3600.0
-"""Seconds of life of tokens for reads, appends and lists: a stream ends when its token does."""
+"""Lifetime of tokens for reads, appends and lists, in seconds. A stream ends when its token does."""
 FRESH_S: Final = LONG_LIFETIME_S / 2
-"""Seconds for which a call may last without its token of a long life expiring meanwhile."""
+"""Seconds for which a call is sure to keep a valid token of `LONG_LIFETIME_S`."""
 SHORT_LIFETIME_S: Final = 60.0
-"""Seconds of life of tokens that change something at once (Apply), and of all calls to consumers."""
+"""Lifetime of tokens for a change that is made at once (Apply), and for all calls to consumers, in seconds.
+"""
 
 _TOKENS_MAX: Final = 4096
 
@@ -52,7 +53,7 @@ class Credentials:
 
 @lru_cache(maxsize=1024)
 def journal_claims(capability: int, journal: str) -> Claims:
-    """Return claims to one journal, without its metadata segment, which no label can hold."""
+    """Return claims to one journal. They lack its metadata segment, which no label can hold."""
     return Claims.of_journal(capability, split_journal_meta(journal)[0])
 
 

@@ -110,7 +110,7 @@ def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
 
 
 def status_of(error: BaseException | None) -> str:
-    """Return the name of the status that an error was made of; empty if there was none."""
+    """Return the name of the status behind an error; empty if there was no status."""
     return str(error.facts.get("status", "")) if isinstance(error, GazetteError) else ""
 
 
@@ -124,7 +124,7 @@ def is_refusal_of_rights(error: BaseException) -> bool:
 
 
 def was_too_slow(error: GazetteError) -> bool:
-    """Return True if a broker gave up an append because its content did not come fast enough."""
+    """Return True if a broker gave up an append because its content came too slowly."""
     return error.facts.get("code") == grpc.StatusCode.UNKNOWN.name and TOO_SLOW in error.message
 
 
@@ -168,10 +168,9 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 def open_channel(method: str, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
 
-    A channel is closed with its client, or when the process behind it loses its lease or falls
-    silent. gRPC cancels its calls then. Awaiting such a call raises ``CancelledError``, although
-    this task was not cancelled. If that error went on from here, the caller of this task would get
-    no answer.
+    A channel is closed with its client, or when the process behind it loses its lease or falls silent. gRPC
+    cancels its calls then. Awaiting such a call raises ``CancelledError``, although this task was not
+    cancelled. If that error went on from here, the caller of this task would get no answer.
     """
     try:
         yield

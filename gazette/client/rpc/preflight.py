@@ -21,17 +21,17 @@ _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXC
 _PROBE: Final = "/gazctl.Probe/Probe"
 """A method that no server has. Even its refusal proves that the call has arrived."""
 _METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
-"""A method that only these servers have, and that costs nothing when it is called in vain."""
+"""A method that only such a server has. An empty request to it has no effect."""
 _OTHER: Final = {"broker": "consumer", "consumer": "broker"}
 
 
 async def require_reachable(
     client: Client | ShardClient, what: str, *, connect_s: float, wait_s: float = 0, hint: str
 ) -> None:
-    """Connect to one of the client's addresses, waiting for each at most ``connect_s`` seconds.
+    """Connect to one of the client's addresses. Wait for each at most ``connect_s`` seconds.
 
-    ``wait_s``: seconds to wait for a server that refuses connections now to return. Raise
-    ``Unavailable`` that gives the reason for each address, and ``hint``.
+    ``wait_s``: seconds to wait for a server that refuses connections now to return. Raise ``Unavailable``
+    with the reason for each address, and ``hint``.
     """
     reasons: dict[str, str] = {}
     while (address := client.address) not in reasons:

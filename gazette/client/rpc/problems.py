@@ -1,7 +1,7 @@
-"""Problems of the journals or shards of a server, which it tells beside a list of them.
+"""Problems of a server's journals or shards, beside a list of them.
 
-Messages of the protocol have no field for it, so it is in the trailing metadata of a List call that asks
-for it.
+Messages of the protocol have no field for problems. They are in the trailing metadata of a List call that
+asks for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROBLEMS_ASKED: Final = (("gazette-problems", "1"),)
 _PROBLEM_KEY: Final = "gazette-journal-problem"
 """Trailing metadata of its answer: a name and its problem, percent-encoded."""
 _PROBLEMS_MAX: Final = 16
-"""Problems that one answer names: peers bound the size of metadata."""
+"""Most problems in one answer: peers bound the size of metadata."""
 _TEXT_MAX: Final = 400
 _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 

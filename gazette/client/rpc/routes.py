@@ -1,6 +1,5 @@
 """The last known routes of journals, and the choice of a member of one. Pure: the caller gives time and
-connectivity.
-"""
+connectivity."""
 
 from __future__ import annotations
 

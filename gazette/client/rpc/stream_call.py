@@ -1,6 +1,6 @@
 """Calls whose requests are written one by one.
 
-A server may end such a call at any time: a write then says so. Its reason comes with the response.
+A server may end such a call at any time. Then a write reports it, and the response gives the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 
 _ENDED: Final = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
-"""Errors that a call raises for what is sent once it has ended."""
+"""Errors that a call raises when it has ended and a request is sent."""
 
 
 class StreamCall:
@@ -42,7 +42,7 @@ class StreamCall:
         self._call.listen(sink)
 
     def on_end(self, callback: Callable[[grpc.aio.AioRpcError | None], None]) -> None:
-        """Call ``callback`` with the error once the call has ended, now if it has. None: it went well."""
+        """Call ``callback`` once the call has ended, or now if it has, with its error or None."""
         self._call.add_done_callback(lambda call: callback(call.error))
 
     async def done_writing(self) -> None:

@@ -44,9 +44,7 @@ _NEEDS_QUOTES = re.compile(r'[,"\r\n]|^\s|^\\\.$')
 
 
 class Record(NamedTuple):
-    """A record, and the position in the buffer at which it ends. ``error`` says why it is
-    malformed.
-    """
+    """A record, and the position in the buffer at which it ends. ``error`` says why it is malformed."""
 
     fields: list[str]
     end: int
@@ -54,9 +52,7 @@ class Record(NamedTuple):
 
 
 def parse_record(buffer: bytes, begin: int) -> Record | None:
-    """Return the record at ``begin``, with the blank lines before it. Return None if it is
-    incomplete.
-    """
+    """Return the record at ``begin``, with the blank lines before it. Return None if it is incomplete."""
     blank = _BLANK_LINES.match(buffer, begin)
     assert blank is not None
     at = blank.end()
@@ -150,7 +146,7 @@ class CSVCodec(MessageCodec[M]):
 
 
 def _encoded(text: str) -> bytes:
-    """Return the bytes of a text that read back as it. Raise ``ValueError`` if none do."""
+    """Return a text as UTF-8. Raise ``ValueError`` if it would not read back equal."""
     if "\r\n" in text:
         raise ValueError("has a line break of two characters, which would read back as one")
     try:
@@ -198,9 +194,8 @@ class CSVFraming(Framing[M]):
         return frames
 
     def _decode_plain(self, lines: bytes, base_offset: Offset) -> Frames[M] | None:
-        """Decode all lines in one batch. Return None if a record has quotes, carriage returns or
-        another width.
-        """
+        """Decode all lines in one batch. Return None if a record has quotes, carriage returns or another
+        width."""
         codec = self.codec
         if not isinstance(codec, CSVCodec) or b'"' in lines or b"\r" in lines:
             return None

@@ -1,11 +1,10 @@
-"""The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it
-raises.
+"""The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it raises.
 
-Stage 11 of the byte path. Pure. A `Framing` belongs to one reader or publisher, one content type
-and one type of message.
+Stage 11 of the byte path. Pure. A `Framing` belongs to one reader or publisher, one content type and one
+type of message.
 
-A malformed frame never hides the frames around it. Decoding first returns the messages before it.
-Then it raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
+A malformed frame never hides the frames around it. Decoding first returns the messages before it. Then it
+raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
 """
 
 from __future__ import annotations
@@ -96,9 +95,7 @@ class TruncatedFrame(Corrupt):
 
 @dataclass(slots=True)
 class Frames(Generic[M]):
-    """Messages that were decoded from a buffer, in order. ``begins`` and ``ends`` are journal
-    offsets.
-    """
+    """Messages that were decoded from a buffer, in order. ``begins`` and ``ends`` are journal offsets."""
 
     begins: list[Offset] = field(default_factory=list)
     ends: list[Offset] = field(default_factory=list)
@@ -152,8 +149,7 @@ class Framing(ABC, Generic[M]):
     def encode_into(self, message: M, buffer: bytearray) -> None:
         """Append the frame of a message.
 
-        Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the
-        buffer.
+        Raise `Invalid` if it cannot be encoded. The caller then removes what was appended to the buffer.
         """
 
     def stamper(self, mint: UuidMint) -> Stamper[M]:
@@ -178,9 +174,8 @@ class Framing(ABC, Generic[M]):
         return bytes(buffer)
 
     def finish(self, rest: bytes, offset: Offset) -> None:
-        """Check the bytes that are left at ``offset`` when no more follow. Raise `TruncatedFrame`
-        if they cut a message.
-        """
+        """Check the bytes that are left at ``offset`` when no more follow. Raise `TruncatedFrame` if they
+        cut a message."""
         if rest:
             raise TruncatedFrame(
                 "the bytes end inside of a message",
@@ -190,9 +185,8 @@ class Framing(ABC, Generic[M]):
             )
 
     def resume(self, data: bytes) -> int | None:
-        """Return the position in ``data`` at which a frame that was too long ends. Return None if
-        it continues.
-        """
+        """Return the position in ``data`` at which a frame that was too long ends. Return None if it
+        continues."""
         at = data.find(_NEWLINE)
         return None if at < 0 else at + 1
 

@@ -47,7 +47,7 @@ FIXED_HEADER_BYTES: Final = 8
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _NEWLINE: Final = 0x0A
 _EACH_BYTES: Final = 1 << 10
-"""Lines of so few bytes are decoded one by one, if they cannot be decoded in one step."""
+"""Parts of at most this many bytes are decoded line by line, if they cannot be decoded in one step."""
 _CLOSING: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 
 
@@ -66,7 +66,7 @@ class JSONLinesFraming(Framing[M]):
     def _decode_parts(self, lines: bytes, base_offset: Offset) -> Frames[M]:
         """Decode lines of which some are not messages of the type, such as acknowledgements of a UUID alone.
 
-        Halve what cannot be decoded in one step. So a few such lines do not slow down the others.
+        Halve each part that cannot be decoded in one step. So a few such lines do not slow down the others.
         """
         if type(self.codec).decode_lines is MessageCodec.decode_lines:
             return self._decode_each(lines, base_offset)
@@ -182,7 +182,7 @@ class JSONLinesFraming(Framing[M]):
             try:
                 if former and former[18:] not in known:
                     known.check(former)
-            except (TypeError, KeyError):  # It is no text, whatever the type says.
+            except (TypeError, KeyError):  # The value is no text, whatever the type says.
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:

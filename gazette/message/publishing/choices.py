@@ -1,4 +1,4 @@
-"""Choices of a partition for a message: by labels of journals, by a declaration, or as the caller says."""
+"""Choices of a partition for a message: by labels of journals, by a declaration, or by the caller's key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 MappingName: TypeAlias = Literal["modulo", "rendezvous"]
 
 Choice: TypeAlias = Callable[[Any, Any], Partition]
-"""Function from a message, and the key that its publisher says or None, to a partition."""
+"""Function from a message and its publisher's key, or None, to a partition."""
 
 
 @runtime_checkable
@@ -47,9 +47,7 @@ class DeclaredOutput(Protocol):
 def choice_by_labels(
     partitions: PartitionsFunc, mapping: MappingName, rng: random.Random
 ) -> Choice:
-    """Return the choice by the key that labels name. Without such labels: by the key that is said, or at
-    random.
-    """
+    """Return the choice by the key that labels name. Without such labels: by the given key, or at random."""
     by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
     said: Mapping[Any] = by_key(partitions, lambda key: key)
     at_random: Mapping[Any] = random_mapping(partitions, rng)
@@ -82,7 +80,7 @@ def choice_of_named(partition: Partition, labels: LabelSet) -> Choice:
 
 
 def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:
-    """Return the choice of the partition of that number, for messages whose key belongs to it."""
+    """Return the choice of the partition with that number, for messages whose key belongs to it."""
     keys = LabelledKeys(rule)
 
     def choose(message: Any, key: Any) -> Partition:

@@ -37,14 +37,14 @@ _USE_ASYNC_WITH: Final = "Use it as `async with ClientPublisher(client)`, or awa
 class ClientPublisher:
     """A publisher on an event loop. Use it as ``async with ClientPublisher(client) as publisher``.
 
-    Its tasks publish one after the other: while a transaction is open, others wait, at most ``timeout_s``.
-    A publisher that raised `CommitFailed` is of no more use: make another one.
+    Its tasks publish one after the other: while a transaction is open, others wait, at most ``timeout_s``. A
+    publisher that raised `CommitFailed` cannot be used any more: make another one.
 
-    ``mapping`` says how keys choose among journals, as the application does that publishes to the
-    same ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory
-    of this publisher alone. With it, a transaction over several journals is all or nothing even if
-    the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of
-    the UUID in messages, where neither a label of the journal nor the type of the message says it.
+    ``mapping`` says how keys choose among journals. Take that of the application which publishes to the same
+    ones. ``timeout_s`` bounds each publish and commit, in seconds. ``commits`` is a directory of this
+    publisher alone. With it, a transaction over several journals is all or nothing even if the process dies:
+    the next publisher with the same directory completes it. ``uuid`` is the place of the UUID in messages,
+    where neither a label of the journal nor the type of the message says it.
 
     Raises ``Invalid`` for settings that cannot be right.
     """
@@ -141,7 +141,7 @@ class ClientTransaction:
         self._service = publisher._service
         self._pending: PendingTransaction | None = None
         self.offsets: Mapping[JournalName, int] = {}
-        """Once it is committed: by journal, the offset behind it. A query with these as
+        """After the commit: by journal, the offset behind the transaction. A query with these as
         ``gazette-read-through`` reflects it."""
 
     async def __aenter__(self) -> Self:
@@ -157,7 +157,7 @@ class ClientTransaction:
     async def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, which becomes visible with the others. See `ClientPublisher.publish`.
 
-        After an error the message is not part of the transaction, and others may be.
+        After an error the message is not part of the transaction. Others may still be published.
         """
         pending = self._require_open()
         known = self._service.known(output) or await self._service.find(output)
@@ -317,7 +317,7 @@ class SyncTransaction:
         self._publisher = publisher
         self._pending: PendingTransaction | None = None
         self.offsets: Mapping[JournalName, int] = {}
-        """Once it is committed: by journal, the offset behind it."""
+        """After the commit: by journal, the offset behind the transaction."""
 
     def __enter__(self) -> Self:
         service = self._publisher._usable()

@@ -31,7 +31,7 @@ class CommitRecords:
     """The record of the last commit in a directory, and the lock of that. For one thread at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the directory, and create it if it is absent.
+        """Lock the directory, and create it if it is absent.
 
         Raise ``Invalid`` if another publisher has it. Raise ``Unavailable`` if it cannot be written.
         """
@@ -96,7 +96,7 @@ class CommitRecords:
             partial.replace(self.path)
             self._sync()
         except OSError as error:
-            # Which of both names outlives a crash now is not known, whatever is removed here.
+            # It is not known which of the two names a crash would leave, whatever is removed here.
             raise Broken(
                 f"a commit may have been recorded in {self.path}: {error.strerror}"
             ) from error

@@ -25,9 +25,8 @@ from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
 
 Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable[[], Partitions]
-"""Journals to publish to: the name of one, a selector of several, a `gazette.Source` or `gazette.Output`,
-or partitions that the caller keeps.
-"""
+"""Journals to publish to: the name of one, a selector of several, a `gazette.Source` or `gazette.Output`, or
+partitions that the caller keeps."""
 
 _UNTYPED: Final = (bytes, dict, CSVRecord)
 """Types of messages whose name says nothing about what they hold."""
@@ -64,7 +63,7 @@ class KnownOutput:
         try:
             found = self._choose(message, key)
         except Invalid:
-            # A message of another type has no such key: say that, and not which field it lacks.
+            # A message of another type may lack the field of the key: report the type, not the field.
             for partition in self.partitions().all[:1]:
                 self._check_type(partition, type(message))
             raise

@@ -1,12 +1,12 @@
 """Transactions of a program that is no shard: `PublishingService`, behind publishers of both kinds.
 
-A transaction's messages are pending until their acknowledgement is in the same journal. Within one
-journal that is all or nothing. Over several, the acknowledgements are appended once all messages are in
-place, one for each journal. A process that dies between two of them leaves a part visible, unless it has
-a directory for `CommitRecords`.
+A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
+that is all or nothing. Over several, the acknowledgements are appended once all messages are in place, one
+for each journal. A process that dies between two of them leaves a part visible, unless it has a directory
+for `CommitRecords`.
 
-An append that was enqueued cannot be withdrawn. So a publisher whose commit has failed, or whose wait
-was given up, is of no more use. Its messages stay pending for ever, which no reader sees.
+An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed
+commit, or after a wait that was given up. Its messages stay pending for ever, and no reader sees them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CommitFailed(Broken):
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """A transaction in progress. ``begin_clock`` is below the clocks of all of its messages."""
+    """A transaction in progress. ``begin_clock`` is less than the clocks of all its messages."""
 
     begin_clock: int
     samples: dict[Partition, Any] = field(default_factory=dict)
@@ -132,7 +132,8 @@ class PublishingService:
             self._records.close()
 
     async def close(self) -> None:
-        """End the publisher, in at most some `CLOSE_S` seconds. Appends that wait are given up."""
+        """End the publisher, within twice `CLOSE_S` seconds or little more. Appends that
+        wait are given up."""
         self._closed = True
         if self._process.is_left:
             if self._records is not None:
@@ -246,9 +247,9 @@ class PublishingService:
         return await self._acknowledge(intents, deadline)
 
     def undo(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
-        """End a transaction that is to leave nothing visible. Return what rolls it back, by journal.
+        """End a transaction that must leave nothing visible. Return what rolls it back, by journal.
 
-        The thread of the transaction calls this. Without a content, nothing was appended.
+        The thread of the transaction calls this. The result is empty if nothing was appended.
         """
         try:
             self._publisher.roll_back()
@@ -270,7 +271,7 @@ class PublishingService:
                 await self._appends.flush()
 
     def _rollbacks(self, transaction: PendingTransaction) -> dict[JournalName, bytes]:
-        """Return an acknowledgement for each journal whose clock is below those of all messages."""
+        """Return, for each journal, an acknowledgement with a clock below those of all messages."""
         uuid = build_uuid(self._publisher.producer, transaction.begin_clock, ACK_TXN)
         found = {}
         for partition, message in transaction.samples.items():
@@ -294,7 +295,7 @@ class PublishingService:
                     try:
                         await await_future(future)
                     except GazetteError:
-                        continue  # Raised below, together with what became of the others.
+                        continue  # Raised below, together with the outcome of the other journals.
                     await reach("publish.acknowledged", journal, self._client.clock)
         except Unavailable as error:
             first = error
@@ -360,7 +361,7 @@ class PublishingService:
         )
 
     def _deadline(self) -> float:
-        """Return when what begins now has to have ended, as a time of the event loop."""
+        """Return the deadline of an operation that begins now, as a time of the event loop."""
         return asyncio.get_running_loop().time() + self._timeout_s
 
     async def _flush(self, deadline: float) -> None:
@@ -383,7 +384,8 @@ class PublishingService:
             ) from error
 
     async def _reasons(self) -> str:
-        """Return what appends wait for. Ask for the first that had no answer: others have that reason too."""
+        """Return why appends wait. Ask brokers only for the first journal without an answer: it stands for
+        the others."""
         waits = sorted(self._appends.waiting().items())
         silent = next((name for name, reason in waits if not reason), "")
         asked = await ask_reason(self._client, silent) if silent else ""

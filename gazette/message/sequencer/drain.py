@@ -1,8 +1,7 @@
 """Drains of a sequencer: hand out committed messages, one by one or in batches. Pure.
 
-A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The
-state for a checkpoint advances with each consumed message. So a shard that stops in the middle
-resumes exactly there.
+A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The state for
+a checkpoint advances with each consumed message. So a shard that stops in the middle resumes exactly there.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class Drain(ABC, Generic[M]):
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The others
-        come again.
-        """
+        """Mark the first ``count`` (None: all) of the messages handed out as consumed. The others come
+        again."""
         count = self._taken if count is None else count
         if not 0 <= count <= self._taken:
             raise Bug("cannot consume more than was dequeued", consumed=count, dequeued=self._taken)
@@ -115,8 +113,7 @@ class RunDrain(Drain[M]):
 
 
 class SpanDrain(Drain[M]):
-    """Drain of the messages that one message committed: its producer's span, if any, then the
-    message.
+    """Drain of the messages that one message committed: its producer's span, if any, then the message.
 
     The replay comes first, if one is needed, then the messages that the ring has kept.
     """
@@ -214,12 +211,11 @@ class SpanDrain(Drain[M]):
         self._ready.extend(self._committed([e for e in envelopes if e.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
-        """Yield messages without duplicates, and without those beyond the clock of the
-        acknowledgement.
+        """Yield messages without duplicates, and without those beyond the clock of the acknowledgement.
 
-        A message whose clock is not above all clocks before it is a duplicate. It was one when it
-        was queued, even if the acknowledgement does not cover the greater clock. The same holds for
-        a clock of zero, whose messages took effect when they were first read.
+        A message is a duplicate if its clock is not above all clocks before it, as when it was queued. That
+        holds even if the acknowledgement does not cover the greater clock. It also holds for a clock of
+        zero, whose messages took effect when they were first read.
         """
         newest, seen, given = self._partial.max_clock, self._seen, self._given
         for envelope in envelopes:

@@ -82,9 +82,8 @@ class Ring:
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
-        """Drop the oldest message if all slots are taken. Call this for every queued message, added
-        or not.
-        """
+        """Drop the oldest message if all slots are taken. Call this for every queued
+        message, added or not."""
         if self._size == self.capacity:
             self._drop(1)
 

@@ -37,9 +37,7 @@ M = TypeVar("M")
 
 
 class QueueOutcome(IntEnum):
-    """Outcome of queueing a message. After an outcome that `commits`, dequeue until nothing is
-    left.
-    """
+    """Outcome of queueing a message. After an outcome that `commits`, dequeue until nothing is left."""
 
     OUTSIDE_ALREADY_ACKED = 0
     """A duplicate of a message outside of transactions. It is dropped."""
@@ -124,9 +122,7 @@ class Sequencer(Generic[M]):
 
     @property
     def offsets(self) -> Mapping[JournalName, Offset]:
-        """By journal, the offset up to which messages are queued and, if they committed,
-        consumed.
-        """
+        """By journal, the offset up to which messages are queued and, if they committed, consumed."""
         return self._offsets
 
     @property
@@ -258,9 +254,7 @@ class Sequencer(Generic[M]):
         return index
 
     def _queue_span(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Queue pending messages of one producer that are in order. Return the index at which they
-        end.
-        """
+        """Queue pending messages of one producer that are in order. Return the index at which they end."""
         first = envelopes[start]
         journal, producer = first.journal, first.producer
         if not first.clock:
@@ -393,9 +387,8 @@ class Sequencer(Generic[M]):
     def dequeue(self, limit: int) -> list[Envelope[M]]:
         """Return at most ``limit`` committed messages, or none if there are no more.
 
-        The messages dequeued before become `consumed`. Acknowledgements are among the messages.
-        Raise `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not
-        been started.
+        The messages dequeued before become `consumed`. Acknowledgements are among the messages. Raise
+        `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not been started.
         """
         self.consumed()
         if self._drain is None:
